@@ -1,0 +1,40 @@
+"""`python -m analysis COMMAND …`: read a file, print a table, or one JSON object with `--json`.
+
+A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
+failed, 2 the input or the request is wrong (one line on stderr, no traceback).
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# command: (module that holds configure() and run(), one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "topology": ("analysis.command_topology", "link classes between GPUs and NICs; --svg draws the machine"),
+    "subsets": ("analysis.command_subsets", "classes of GPU subsets with equal wiring"),
+    "place": ("analysis.command_place", "which GPUs to take and in which ring order"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; never raises for wrong input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    modules = {}
+    for name, (module, text) in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        if arguments[:1] == [name]:  # only the command asked for is imported: numpy and networkx take a second
+            modules[name] = importlib.import_module(module)
+            modules[name].configure(sub)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(modules[parsed.command].run(parsed))
+    except (ValueError, OSError) as error:
+        print(f"python -m analysis {parsed.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

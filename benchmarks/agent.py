@@ -1,0 +1,81 @@
+"""The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which failed first.
+
+    python -m benchmarks.agent CELL_DIR RANKS
+
+torchrun's own rendezvous listens on every interface; this one binds a free port of the loopback interface itself and
+hands the socket to torch's store, so that nothing outside reaches it and two cells never want the same port.
+"""
+
+import datetime
+import json
+import socket
+import sys
+from pathlib import Path
+
+from torch.distributed import PrefixStore, TCPStore, run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from benchmarks import processes
+
+LOOPBACK = "127.0.0.1"
+TIMEOUT_SECONDS = 600
+BACKEND = "loopback"
+
+
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """torch's static rendezvous of one node, on a socket that we bound."""
+
+    def get_backend(self) -> str:
+        """The name that torchrun is asked for."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The store of the ranks, made once."""
+        if self._store is None:
+            listening = socket.socket()
+            listening.bind((LOOPBACK, 0))
+            listening.listen()
+            self.master_port = listening.getsockname()[1]
+            self._store = TCPStore(
+                LOOPBACK,
+                self.master_port,
+                1,
+                True,
+                datetime.timedelta(seconds=TIMEOUT_SECONDS),
+                multi_tenant=True,
+                master_listen_fd=listening.detach(),
+            )
+        store = PrefixStore(self.run_id, self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self.master_port))
+
+
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT_SECONDS)
+
+
+def main(folder: Path, ranks: int) -> int:
+    """Run the ranks to their end. Exit status 0, or 1 with `failures.json` in the folder: {rank: exit status}."""
+    processes.die_with_parent()
+    rendezvous_handler_registry.register(BACKEND, _handler)
+    try:
+        run.main([
+            "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.1",
+            f"--rdzv-backend={BACKEND}", f"--rdzv-id={folder.name}", "--module", "benchmarks.worker", str(folder),
+        ])  # fmt: skip
+    except ChildFailedError as error:
+        failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        (folder / "failures.json").write_text(json.dumps(failures))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,90 @@
+"""Statistics of iteration times: median, 95th percentile, bootstrap intervals, and whether a warm-up has ended.
+
+Bootstrap intervals are percentile intervals of scipy.stats.bootstrap (Efron and Tibshirani 1993), seeded, so that equal
+samples give equal intervals.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import bootstrap
+
+RESAMPLES = 2000
+LEVEL = 0.95
+# Neighbouring iterations are correlated (clocks, allocator, neighbours on the machine). Means over groups of them are
+# resampled instead once the correlation of neighbours exceeds this.
+CORRELATION_LIMIT = 0.2
+FEWEST_GROUPS = 10
+
+
+def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., Any]) -> tuple[float, float]:
+    """95 % bootstrap interval of a statistic of one or more independent samples; (nan, nan) below two values."""
+    if min(len(sample) for sample in samples) < 2:
+        return float("nan"), float("nan")
+    data = tuple(np.asarray(sample) for sample in samples)
+    if all(np.ptp(sample) == 0 for sample in data):  # scipy warns and returns nan
+        value = float(statistic(*data, axis=-1))
+        return value, value
+    result = bootstrap(
+        data, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, method="percentile", vectorized=True, random_state=0
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def median_interval(ms: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the median."""
+    return interval([ms], np.median)
+
+
+def mean_interval(ms: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean; correlated neighbours are first joined into groups (batch means)."""
+    return interval([joined(ms)], np.mean)
+
+
+def difference_interval(longer: Sequence[float], shorter: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of median(longer) − median(shorter), resampled independently."""
+
+    def difference(a: Any, b: Any, axis: int) -> Any:
+        return np.median(a, axis=axis) - np.median(b, axis=axis)
+
+    return interval([longer, shorter], difference)
+
+
+def joined(ms: Sequence[float]) -> list[float]:
+    """Means over groups of 1, 2, 4, … neighbours: the shortest groups whose neighbours are nearly independent."""
+    values = np.asarray(ms, dtype=float)
+    while len(values) >= 2 * FEWEST_GROUPS and _correlation(values) > CORRELATION_LIMIT:
+        values = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1)
+    return [float(value) for value in values]
+
+
+def _correlation(values: np.ndarray[Any, Any]) -> float:
+    """Correlation of neighbours; 0 for constants."""
+    if np.ptp(values) == 0:
+        return 0.0
+    centred = values - values.mean()
+    return float((centred[1:] * centred[:-1]).sum() / (centred**2).sum())
+
+
+def median(ms: Sequence[float]) -> float:
+    """Median."""
+    return float(np.median(ms))
+
+
+def percentile_95(ms: Sequence[float]) -> float:
+    """95th percentile, linear between neighbours."""
+    return float(np.percentile(ms, 95))
+
+
+def flat(ms: Sequence[float], least: int) -> bool:
+    """Whether the step time has stopped falling: of at least `least` (and four) samples, the medians of the third and the
+    last quarter differ by less than 2 %, or by less than the scatter of the samples lets one see.
+    """
+    if len(ms) < max(least, 4):
+        return False
+    quarter = max(len(ms) // 4, 2)
+    before, after = np.asarray(ms[-2 * quarter : -quarter]), np.asarray(ms[-quarter:])
+    scatter = np.median(np.abs(np.concatenate([before - np.median(before), after - np.median(after)])))
+    tolerance = max(0.02 * float(np.median(after)), 2 * 1.4826 * float(scatter) / quarter**0.5)
+    return bool(np.median(before) - np.median(after) < tolerance)

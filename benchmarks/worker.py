@@ -1,0 +1,87 @@
+"""One rank of a cell: `python -m benchmarks.worker CELL_DIR`, started by benchmarks.agent. Reads `cell.json`, measures, and
+writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them.
+"""
+
+import datetime
+import importlib
+import os
+import platform
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from benchmarks import processes
+
+
+def main(folder: Path) -> int:
+    """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1."""
+    processes.die_with_parent()
+    rank = int(os.environ["RANK"])
+    log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    from benchmarks.reporter import Reporter  # after the redirection: what an import prints is in the log
+
+    reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
+    try:
+        _measure(folder, rank, reporter)
+    except BaseException as error:
+        traceback.print_exc()
+        reporter.line("error", type=type(error).__name__, message=str(error)[:2000])
+        sys.stderr.flush()
+        # Not the ordinary exit: the destructors of a broken process group can wait forever.
+        os._exit(1)
+    reporter.line("done")
+    return 0
+
+
+def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+    import dataclasses
+    import json
+
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.ranks import Ranks
+    from conf.cell import Cell
+
+    cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if cell.device == "cuda" else torch.device("cpu")
+    if cell.device == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    reporter.line("start", rank=rank, host=socket.gethostname(), pid=os.getpid(), **_identity(device))
+    # Our own deadlines end a hang; this one is only there so that no rank waits for ever if we are gone.
+    timeout = datetime.timedelta(hours=2)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo", timeout=timeout)
+    benchmark = importlib.import_module(f"benchmarks.{cell.benchmark['name']}")
+    result = benchmark.run(cell, Ranks(rank, dist.get_world_size(), device), reporter)
+    if rank == 0:
+        reporter.line("result", **dataclasses.asdict(result))
+    dist.destroy_process_group()
+
+
+def _identity(device: "torch.device") -> dict[str, object]:  # type: ignore[name-defined] # noqa: F821
+    """Which device this rank really has, and the versions that it really loaded."""
+    import torch
+    import torchvision
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__}
+    facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        versions |= {
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        facts |= {"uuid": f"GPU-{properties.uuid}", "bus_id": bus, "name": properties.name, "memory_bytes": properties.total_memory}
+    return facts
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

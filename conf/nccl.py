@@ -1,0 +1,226 @@
+"""The NCCL variables that a study sweeps, with the values each accepts, and how they become an environment.
+
+`nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it. NCCL ignores a word
+it does not know without a line in its log (seen: `NCCL_P2P_LEVEL=loc`), so values are checked here, before any process
+starts. Source: NVIDIA's "Environment Variables" page of the NCCL user guide and NCCL's sources up to 2.30.
+Variables that load libraries, write files or redirect traffic to another host have no field and are refused.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conf.knobs import Refused, check, closest, knob
+
+LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+# NCCL's legacy integers (paths.cc): 4 and above all mean SYS.
+LEGACY_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
+FUNCTIONS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
+
+
+def switch(help: str) -> int | None:
+    """A variable that is 0 or 1."""
+    return knob(None, help, least=0, most=1)  # type: ignore[no-any-return]
+
+
+def number(help: str, least: int, most: int) -> int | None:
+    """A variable that is an integer between two bounds."""
+    return knob(None, help, least=least, most=most)  # type: ignore[no-any-return]
+
+
+def level(help: str) -> str | None:
+    """A variable that is a distance between two devices."""
+    return knob(None, help, words=LEVELS)  # type: ignore[no-any-return]
+
+
+def word(help: str, *words: str) -> str | None:
+    """A variable that is one of some words, or free text where none are given."""
+    return knob(None, help, words=words)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Nccl:
+    """What is asked of NCCL. Every field is `null` (untouched) unless a study sets it."""
+
+    # peer to peer and shared memory
+    p2p_disable: int | None = switch("1: no direct access between GPUs")
+    p2p_level: str | None = level("maximum distance between two GPUs for direct access; LOC: never")
+    p2p_direct_disable: int | None = switch("1: no direct access within one process")
+    p2p_use_cuda_memcpy: int | None = switch("1: peer copies by the copy engine")
+    p2p_nvl_chunksize: int | None = number("bytes of a send/recv chunk over NVLink", 1, 1 << 30)
+    p2p_pci_chunksize: int | None = number("bytes of a send/recv chunk over PCIe", 1, 1 << 30)
+    p2p_net_chunksize: int | None = number("bytes of a send/recv chunk over the network", 1, 1 << 30)
+    shm_disable: int | None = switch("1: no shared-memory transport")
+    shm_use_cuda_memcpy: int | None = switch("1: copy engine for shared memory")
+    shm_memcpy_mode: int | None = number("1 sender, 2 receiver, 3 both", 1, 3)
+    shm_locality: int | None = number("1 sender's node, 2 receiver's node", 1, 2)
+    nvb_disable: int | None = switch("1: no NVLink path through another GPU")
+    # how
+    algo: str | None = word("algorithms, e.g. Ring, or per function: allreduce:tree")
+    proto: str | None = word("protocols, e.g. LL,Simple or ^LL128, or per function: allreduce:ll128")
+    min_nchannels: int | None = number("fewest channels", 1, 64)
+    max_nchannels: int | None = number("most channels", 1, 64)
+    min_ctas: int | None = number("fewest thread blocks", 1, 64)
+    max_ctas: int | None = number("most thread blocks", 1, 64)
+    min_p2p_nchannels: int | None = number("fewest channels of send/recv", 1, 64)
+    max_p2p_nchannels: int | None = number("most channels of send/recv", 1, 64)
+    nchannels_per_net_peer: int | None = number("channels of send/recv to each remote peer", 1, 64)
+    nthreads: int | None = knob(None, "threads of a block: 64, 128, 256 or 512", words=("64", "128", "256", "512"))
+    buffsize: int | None = number("bytes of the buffer between two GPUs", 1024, 1 << 30)
+    ll_buffsize: int | None = number("bytes of the LL buffer", 1024, 1 << 30)
+    ll128_buffsize: int | None = number("bytes of the LL128 buffer", 1024, 1 << 30)
+    cga_cluster_size: int | None = number("thread blocks of a cluster", 0, 8)
+    launch_mode: str | None = word("how kernels of one process are launched", "PARALLEL", "GROUP")
+    runtime_connect: int | None = switch("1: connect at the first call that needs it")
+    pat_enable: int | None = switch("1: the PAT algorithm may be chosen")
+    graph_mixing_support: int | None = switch("0: CUDA graph and plain launches are not mixed")
+    graph_register: int | None = switch("1: register buffers captured in CUDA graphs")
+    local_register: int | None = switch("1: register user buffers")
+    cumem_enable: int | None = number("CUDA virtual memory for buffers; -2: NCCL decides", -2, 1)
+    cumem_host_enable: int | None = number("the same for host memory", -1, 1)
+    ignore_cpu_affinity: int | None = switch("1: ignore the job's CPU affinity")
+    # NVLink multicast and in-network reduction
+    nvls_enable: int | None = number("NVLink SHARP (multicast); 2: when it can", 0, 2)
+    nvls_nchannels: int | None = number("channels of NVLink SHARP", 1, 64)
+    collnet_enable: int | None = switch("1: in-network reduction (SHARP) through a plugin")
+    collnet_node_threshold: int | None = number("fewest nodes for in-network reduction", 1, 1 << 20)
+    plugin_p2p: str | None = word("point-to-point layer of the SHARP plugin", "ib", "ucx", "ucx_rma")
+    sharp_max_comms: int | None = number("communicators that may use SHARP", 0, 2)
+    # network
+    net: str | None = word("network", "IB", "Socket")
+    net_gdr_level: str | None = level("maximum distance between NIC and GPU for GPUDirect RDMA")
+    net_gdr_read: int | None = switch("1: GPUDirect RDMA for sends too")
+    net_shared_buffers: int | None = switch("0: a buffer for each pair")
+    net_shared_comms: int | None = switch("0: a connection for each channel")
+    cross_nic: int | None = number("rings over different NICs: 0 never, 1 yes, 2 prefer not", 0, 2)
+    pxn_disable: int | None = switch("1: no relay through another GPU of the node")
+    p2p_pxn_level: int | None = number("when send/recv is relayed: 0 never, 1 when needed, 2 always", 0, 2)
+    mnnvl_enable: int | None = number("NVLink between nodes; 2: when it can", 0, 2)
+    dmabuf_enable: int | None = switch("0: no DMA-BUF for GPUDirect RDMA")
+    ib_disable: int | None = switch("1: no InfiniBand or RoCE")
+    ib_hca: str | None = word("adapters, e.g. mlx5_0,mlx5_1 or ^mlx5_2 or =mlx5_0:1")
+    ib_gid_index: int | None = number("GID of RoCE", 0, 255)
+    ib_qps_per_connection: int | None = number("queue pairs of a connection", 1, 128)
+    ib_split_data_on_qps: int | None = switch("1: a message is split over the queue pairs")
+    ib_merge_nics: int | None = switch("1: ports of one adapter are one device")
+    ib_adaptive_routing: int | None = switch("1: use adaptive routing")
+    ib_ar_threshold: int | None = number("bytes from which adaptive routing is used", 0, 1 << 40)
+    ib_pci_relaxed_ordering: int | None = number("PCIe relaxed ordering; 2: when it can", 0, 2)
+    ib_sl: int | None = number("service level", 0, 15)
+    ib_tc: int | None = number("traffic class", 0, 255)
+    ib_timeout: int | None = number("timeout exponent", 0, 31)
+    ib_retry_cnt: int | None = number("retries", 0, 7)
+    socket_ifname: str | None = word("interfaces by prefix, e.g. eth,^docker")
+    socket_family: str | None = word("address family", "AF_INET", "AF_INET6")
+    socket_nthreads: int | None = number("helper threads of a connection", 1, 16)
+    nsocks_perthread: int | None = number("sockets of a helper thread", 1, 16)
+    env: dict[str, str] = knob({}, "further variables of the list FURTHER, as NCCL_NAME: value")
+
+
+# Harmless variables that are rarely swept: allowed through nccl.env, not checked for their values.
+FURTHER = (
+    "NCCL_CHECKS_DISABLE", "NCCL_COMM_BLOCKING", "NCCL_CREATE_THREAD_CONTEXT", "NCCL_DEBUG_SUBSYS", "NCCL_GDRCOPY_ENABLE",
+    "NCCL_GDR_FLUSH_DISABLE", "NCCL_IB_CUDA_SUPPORT", "NCCL_IB_ECE_ENABLE", "NCCL_IB_FIFO_TC", "NCCL_IB_RETURN_ASYNC_EVENTS",
+    "NCCL_IB_USE_INLINE", "NCCL_LL128_C2C", "NCCL_MAX_RINGS", "NCCL_MIN_RINGS", "NCCL_NVLSTREE_MAX_CHUNKSIZE",
+    "NCCL_NVLS_CHUNKSIZE", "NCCL_OOB_NET_ENABLE", "NCCL_P2P_READ_ENABLE", "NCCL_PROGRESS_APPENDOP_FREQ", "NCCL_PROTO_OVERRIDE",
+    "NCCL_SET_STACK_SIZE", "NCCL_SINGLE_RING_THRESHOLD", "NCCL_SOCKET_POLL_TIMEOUT_MSEC", "NCCL_TREE_THRESHOLD",
+    "NCCL_WORK_FIFO_BYTES", "SHARP_COLL_ENABLE_SAT",
+)  # fmt: skip
+
+FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "env"}
+
+
+def _per_function(name: str, text: str, accepted: tuple[str, ...]) -> dict[str, list[str]]:
+    """Read NCCL's selection grammar, `[function:][^]word,word[;function:…]`, words in any case. Raises Refused.
+
+    Returns {function or '': words left}: what NCCL may still choose for it.
+    """
+    known = {word.lower(): word for word in accepted}
+    left: dict[str, list[str]] = {}
+    for part in text.split(";"):
+        function, _, words = part.rpartition(":")
+        if function.lower() not in ("", *FUNCTIONS):
+            raise Refused(f"nccl.{name}={text}: {function!r} is no collective; accepted are {', '.join(FUNCTIONS)}")
+        exclude = words.startswith("^")
+        named = words.removeprefix("^").split(",")
+        unknown = [word for word in named if word.lower() not in known]
+        if unknown:
+            example = f"{accepted[1]}, or for one collective allreduce:{accepted[0].lower()}"
+            raise Refused(
+                f"nccl.{name}={text}: {unknown[0]!r} is not one of {', '.join(accepted)}; write for instance {example}"
+            )
+        chosen = [known[word.lower()] for word in named]
+        left[function.lower()] = [word for word in accepted if (word in chosen) != exclude]
+    return left
+
+
+def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
+    """Check every value and translate legacy integers; returns the settings and a notice for each translation.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
+    changes: dict[str, str] = {}
+    notices = []
+    for name, field in FIELDS.items():
+        value = getattr(nccl, name)
+        if value is None:
+            continue
+        if field.metadata["words"] == LEVELS and str(value) in LEGACY_LEVELS:
+            changes[name] = LEGACY_LEVELS[str(value)]
+            notices.append(f"nccl.{name}={value} is NCCL's legacy number for {changes[name]}; {changes[name]} is used")
+            continue
+        if isinstance(value, str) and (not value or not value.isascii() or not value.isprintable() or len(value) > 500):
+            raise Refused(f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters")
+        check(f"nccl.{name}", value, field.metadata)
+    if nccl.algo is not None:
+        left = _per_function("algo", nccl.algo, ALGORITHMS)
+        if "" in left and "Ring" not in left[""]:
+            named = nccl.algo.split(";")[0].lower()
+            raise Refused(
+                f"nccl.algo={nccl.algo}: leaves all-gather and broadcast, which DDP needs to start, without an algorithm; "
+                f"name the collective (nccl.algo=allreduce:{named}) or keep Ring in the list"
+            )
+    if nccl.proto is not None:
+        _per_function("proto", nccl.proto, PROTOCOLS)
+    for low, high in (("min_nchannels", "max_nchannels"), ("min_ctas", "max_ctas"), ("min_p2p_nchannels", "max_p2p_nchannels")):
+        least, most = getattr(nccl, low), getattr(nccl, high)
+        if least is not None and most is not None and least > most:
+            raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")
+    for name, value in nccl.env.items():
+        if name not in FURTHER:
+            own = name.removeprefix("NCCL_").lower()
+            hint = f"; it has a field: nccl.{own}={value}" if own in FIELDS else closest(name, FURTHER)
+            raise Refused(f"nccl.env.{name}={value}: accepted are {', '.join(FURTHER)}{hint}")
+        if not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
+            raise Refused(f"nccl.env.{name}={value!r}: accepted is printable ASCII text of 1 to 200 characters")
+    return dataclasses.replace(nccl, **changes), notices  # type: ignore[arg-type]
+
+
+def environment(nccl: Nccl) -> dict[str, str]:
+    """The environment variables that the settings ask for; what is `null` is not in it."""
+    asked = {f"NCCL_{name.upper()}": str(getattr(nccl, name)) for name in FIELDS if getattr(nccl, name) is not None}
+    return asked | {name: str(value) for name, value in nccl.env.items()}
+
+
+def against_surroundings(nccl: Nccl, surrounding: Mapping[str, str]) -> None:
+    """Refuse NVLink multicast where the surrounding environment forbids it (it can put shared GPUs out of service).
+
+    Raises:
+        Refused: names the variable of the environment that forbids it.
+    """
+    if not nccl.nvls_enable:
+        return
+    for name, forbids in (
+        ("NCCL_NVLS_ENABLE", "0"),
+        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+        ("NVSHMEM_DISABLE_NVLS", "1"),
+    ):
+        if surrounding.get(name) == forbids:
+            raise Refused(
+                f"nccl.nvls_enable={nccl.nvls_enable}: the environment forbids NVLink multicast ({name}={forbids}); "
+                "accepted here are null and 0"
+            )

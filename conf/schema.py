@@ -1,0 +1,121 @@
+"""The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
+
+Options of a strategy or a benchmark live in that strategy's or benchmark's own YAML (`conf/strategy/NAME.yaml`), so
+that a new one is one file and one YAML; conf.checks holds them to the types and the `accepts` of that YAML.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from conf.knobs import knob
+from conf.nccl import Nccl
+
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
+
+
+@dataclass
+class Sizes:
+    """What `auto` means for a model on one kind of device."""
+
+    image_size: int = knob(MISSING, "pixels of a side", least=8, most=4096)
+    batch_size: int = knob(MISSING, "images per rank and step", least=1, most=1 << 20)
+
+
+@dataclass
+class Model:
+    """The network that is trained: `library` and `builder` say who builds it."""
+
+    name: str = MISSING
+    library: str = knob(MISSING, "who builds it", words=("torchvision", "timm", "ringside"))
+    builder: str = knob(MISSING, "its name in that library")
+    channels: int = knob(3, "channels of an image", least=1, most=64)
+    classes: int = knob(1000, "classes of the last layer", least=2, most=1 << 20)
+    auxiliary_weight: float = knob(0.0, "weight in the loss of each auxiliary head", least=0, most=1)
+    gpu: Sizes = field(default_factory=Sizes)
+    cpu: Sizes = field(default_factory=Sizes)
+    options: dict[str, Any] = knob({}, "further arguments of the builder")
+
+
+@dataclass
+class Optimizer:
+    """SGD with momentum, the optimizer of the published ResNet and Inception recipes."""
+
+    learning_rate: float = knob(0.01, "step size", least=0, most=100)
+    momentum: float = knob(0.9, "momentum", least=0, most=1)
+    weight_decay: float = knob(5e-5, "L2 penalty", least=0, most=1)
+
+
+@dataclass
+class Profiler:
+    """A profiler, in a separate, untimed pass."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Tracking:
+    """Where records are projected to."""
+
+    enabled: bool = True
+    uri: str | None = knob(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
+    experiment: str | None = knob(None, "MLflow experiment; null: ringside/<study>")
+
+
+@dataclass
+class Engine:
+    """How ranks are started and how long they may take."""
+
+    name: str = knob("local", "where ranks run", words=("local",))
+    start_timeout_s: float = knob(300.0, "seconds until every rank has reported", least=1)
+    silence_timeout_s: float = knob(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)
+    cell_timeout_s: float = knob(1800.0, "seconds that a whole cell may take", least=1)
+    stop_grace_s: float = knob(5.0, "seconds between asking a rank to stop and killing it", least=0)
+
+
+@dataclass
+class Validity:
+    """Limits of the validity checks."""
+
+    noise_limit: float = knob(0.05, "half-width of the 95 % interval, as a share, above which a rate is noisy", least=0)
+    clock_limit: float = knob(0.01, "share by which the two clocks may differ", least=0)
+    idle_limit: float = knob(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
+    strict: bool = False  # an invalid cell is a failed one
+
+
+@dataclass
+class Config:
+    """One cell before its GPU subset is resolved, and how the sweep around it runs."""
+
+    model: Model = field(default_factory=Model)
+    strategy: Any = MISSING
+    benchmark: Any = MISSING
+    nccl: Nccl = field(default_factory=Nccl)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    profiler: Profiler = field(default_factory=Profiler)
+    tracking: Tracking = field(default_factory=Tracking)
+    engine: Engine = field(default_factory=Engine)
+    validity: Validity = field(default_factory=Validity)
+
+    gpus: list[str] = knob(["all"], "an ordered subset, or a word that names several")
+    device: str = knob("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
+    batch_size: Any = knob("auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True)
+    global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1)
+    image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True)
+    precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
+    optimize: str = knob("auto", "auto is eager", words=("auto", "eager", "compile"))
+    channels_last: Any = knob("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
+    seed: int = knob(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
+
+    study: str = "default"
+    output_dir: str = "outputs"
+    repeats: int = knob(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
+    resume: bool = True
+    dry_run: bool = False
+
+
+def register() -> None:
+    """Make the schema known to Hydra under the name that conf/config.yaml starts from."""
+    ConfigStore.instance().store(name="schema", node=Config)

@@ -1,0 +1,1 @@
+"""What is measured: models, synthetic batches, the training step and the strategies that synchronise gradients."""

@@ -1,0 +1,90 @@
+"""The networks, built by the library that is known for them, and the loss with their auxiliary heads."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conf.cell import Network
+
+
+def build(network: Network) -> nn.Module:
+    """Build a network with random weights on the current default device, in training mode.
+
+    Raises:
+        ValueError: the library is not installed or has no such builder.
+    """
+    arguments = {"num_classes": network.classes, **network.options}
+    if network.library == "ringside":
+        builders = {"resnet200": _resnet200, "fmnist_cnn": _fmnist_cnn}
+        if network.builder not in builders:
+            raise ValueError(f"model.builder={network.builder}: ringside builds {', '.join(builders)}")
+        return builders[network.builder](**arguments)
+    if network.library == "timm":
+        import timm
+
+        model = timm.create_model(network.builder, pretrained=False, in_chans=network.channels, **arguments)
+    else:
+        import torchvision
+
+        model = torchvision.models.get_model(network.builder, weights=None, **arguments)
+    assert isinstance(model, nn.Module)
+    return model.train()
+
+
+def _resnet200(num_classes: int) -> nn.Module:
+    """ResNet-200, bottleneck 3-24-36-3 (MXNet's tools/bandwidth; torchvision has none)."""
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return ResNet(Bottleneck, [3, 24, 36, 3], num_classes=num_classes)
+
+
+def _fmnist_cnn(num_classes: int) -> nn.Module:
+    """The gpubootcamp notebook's Keras network: 28 × 28 × 1, 1,199,882 parameters."""
+    return nn.Sequential(
+        OrderedDict(
+            convolution_1=nn.Conv2d(1, 32, 3),
+            relu_1=nn.ReLU(),
+            convolution_2=nn.Conv2d(32, 64, 3),
+            relu_2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            dropout_1=nn.Dropout(0.25),
+            flatten=nn.Flatten(),
+            dense_1=nn.Linear(64 * 12 * 12, 128),
+            relu_3=nn.ReLU(),
+            dropout_2=nn.Dropout(0.5),
+            dense_2=nn.Linear(128, num_classes),
+        )
+    )
+
+
+def loss(outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_weight: float) -> Tensor:
+    """Cross-entropy of the main head plus `auxiliary_weight` times that of each auxiliary head; a scalar.
+
+    `outputs` is (batch, classes), or a tuple of such whose first is the main head (torchvision's Inception, GoogLeNet).
+    """
+    if isinstance(outputs, Tensor):
+        return functional.cross_entropy(outputs, labels)
+    main, *auxiliary = [functional.cross_entropy(head, labels) for head in outputs if head is not None]
+    return main + auxiliary_weight * torch.stack(auxiliary).sum() if auxiliary else main
+
+
+def bf16_weights(model: nn.Module) -> nn.Module:
+    """Weights and gradients in bfloat16, batch norm in float32: its small sums need the digits, and it has few bytes."""
+    for module in model.modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+def sizes(parameters: Iterable[nn.Parameter]) -> dict[str, float]:
+    """`parameters` (elements), `arrays` (tensors) and `gradient_bytes` of what is trained."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return {
+        "parameters": sum(parameter.numel() for parameter in trained),
+        "arrays": len(trained),
+        "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in trained),
+    }

@@ -1,0 +1,80 @@
+"""The training step: forward, backward, exchange, update. The same for every strategy and every benchmark."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from conf.cell import Cell
+from trainers import models
+from trainers.batches import synthetic
+from trainers.strategies import Strategy, load
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Training:
+    """A model, its batches, optimizer and strategy on one rank, ready to step."""
+
+    def __init__(self, cell: Cell, device: torch.device, rank: int) -> None:
+        """Build everything a cell asks for. Called by all ranks; the process group exists."""
+        self.cell = cell
+        self.device = device
+        _arithmetic(cell.precision)
+        torch.manual_seed(cell.seed)  # the same weights on every rank; batches have their own generator
+        with device:
+            model = models.build(cell.model)
+        if cell.precision == "bf16_weights":
+            model = models.bf16_weights(model)
+        if cell.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
+        self.strategy: Strategy = load(cell.strategy)
+        self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model)
+        if cell.optimize == "compile":
+            # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
+            self.model = torch.compile(self.model)
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=cell.optimizer.learning_rate,
+            momentum=cell.optimizer.momentum,
+            weight_decay=cell.optimizer.weight_decay,
+            fused=True,
+        )
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
+        self.batches = synthetic(cell, device, rank)
+        self.images = 0  # counted, never computed
+        self.loss: Tensor | None = None  # of the last step, on the device
+
+    def backward(self, batch: tuple[Tensor, Tensor] | None = None) -> None:
+        """Forward and backward on the next batch (or the one given), with the exchange; gradients are left in place."""
+        images, labels = batch or next(self.batches)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._autocast():
+            loss = models.loss(self.model(images), labels, self.cell.model.auxiliary_weight)
+        self.scaler.scale(loss).backward()
+        self.strategy.exchange()
+        self.loss = loss.detach()
+        self.images += len(images)
+
+    def step(self) -> None:
+        """One training step."""
+        self.backward()
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
+            self.scaler.update()
+        else:
+            self.strategy.update(self.optimizer)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        dtype = AUTOCAST.get(self.cell.precision)
+        context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
+        return context
+
+
+def _arithmetic(precision: str) -> None:
+    """Choose the arithmetic of float32 operations, and cuDNN's fastest kernels for shapes that do not change."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -1,0 +1,28 @@
+"""No exchange: every rank trains alone. The control that communication is measured against."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from trainers.strategies import Strategy
+
+
+class NoExchange(Strategy):
+    """Independent replicas: N times the work of one rank, with whatever they contend for."""
+
+    synchronous = False
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model as it is."""
+        return model
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """Nothing changes."""
+        return nullcontext()
+
+    def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
+        """Nothing moves."""
+        return 0.0
+
+
+STRATEGY = NoExchange
