@@ -67,6 +67,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; METHOD.md defines each
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
     effective: dict[str, Any] = field(default_factory=dict)  # what was really used: settings, transport, link_class, …
+    checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity judges
     ranks: list[dict[str, Any]] = field(default_factory=list)  # rank, host, pid, device of each that reported
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION

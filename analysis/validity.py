@@ -1,0 +1,160 @@
+"""Whether a record's numbers can be believed: each check is a code, a sentence, and a judgement of facts in the record.
+
+`invalid` numbers never enter a baseline or a plot unmarked; `suspect` ones are shown as such; a check that could not run is
+`unchecked` with the reason, never passed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.record import Record, Validity
+from conf.schema import Validity as Limits
+
+
+@dataclass(frozen=True)
+class Found:
+    """A check's answer where it is not 'fine': `detail` goes into the sentence."""
+
+    detail: str
+    checked: bool = True
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way in which a number can be wrong."""
+
+    code: str
+    severity: str  # invalid or suspect
+    sentence: str  # with {} for the detail
+    judge: Callable[[Record, Limits], Found | None]
+
+
+def unchecked(why: str) -> Found:
+    """The check could not run."""
+    return Found(why, checked=False)
+
+
+def _missing_rank(record: Record, _: Limits) -> Found | None:
+    expected = set(range(len(record.cell["gpus"])))
+    missing = expected - {rank["rank"] for rank in record.ranks if rank.get("done")}
+    return Found(", ".join(map(str, sorted(missing)))) if missing else None
+
+
+def _wrong_gpu(record: Record, _: Limits) -> Found | None:
+    planned = record.environment.get("planned_uuids")
+    if not planned:
+        return unchecked("CPU workers have no identity")
+    reported = {rank["rank"]: rank.get("uuid", "unknown") for rank in record.ranks}
+    wrong = [
+        f"rank {number} has {reported[number]}, asked was {uuid}"
+        for number, uuid in enumerate(planned)
+        if number in reported and reported[number] != uuid
+    ]
+    return Found("; ".join(wrong)) if wrong else None
+
+
+def _replicas_differ(record: Record, _: Limits) -> Found | None:
+    if "replicas_equal" not in record.checks:
+        return unchecked(_why_not_compared(record))
+    return None if record.checks["replicas_equal"] else Found("")
+
+
+def _gradient_not_mean(record: Record, _: Limits) -> Found | None:
+    facts = record.checks
+    if "gradient_error" not in facts:
+        return unchecked(_why_not_compared(record))
+    error, spread, tolerance = (float(facts[f"gradient_{name}"]) for name in ("error", "spread", "tolerance"))
+    if not error <= tolerance:  # also NaN
+        return Found(f"relative error {error:.2g}, tolerated {tolerance:.2g}")
+    if not spread > 2 * max(error, tolerance):
+        return unchecked("the gradients of the ranks are too alike to tell a mean from a local one")
+    return None
+
+
+def _why_not_compared(record: Record) -> str:
+    if len(record.cell["gpus"]) == 1:
+        return "one rank has nothing to agree with"
+    return f"strategy {record.cell['strategy']['name']} does not keep replicas equal, or compresses with loss"
+
+
+def _loss_not_finite(record: Record, _: Limits) -> Found | None:
+    losses = record.checks.get("losses")
+    if not losses:
+        return unchecked("no loss was reported")
+    bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(float(loss))]
+    return Found(", ".join(bad)) if bad else None
+
+
+def _clocks_disagree(record: Record, limits: Limits) -> Found | None:
+    value = record.checks.get("clock_disagreement")
+    if value is None:
+        return unchecked("no window was timed")
+    return Found(f"{float(value):.1%}, tolerated {limits.clock_limit:.1%}") if not value <= limits.clock_limit else None
+
+
+def _noisy(record: Record, limits: Limits) -> Found | None:
+    value = record.checks.get("half_width")
+    if value is None or not math.isfinite(float(value)):
+        return unchecked("too few iterations for an interval")
+    return Found(f"±{float(value):.1%}, tolerated ±{limits.noise_limit:.1%}") if value > limits.noise_limit else None
+
+
+def _cpu_bound(record: Record, limits: Limits) -> Found | None:
+    share = record.metrics.get("gpu/idle_share")
+    if share is None:
+        return unchecked("no GPU that could idle")
+    return Found(f"{share:.0%} of a step, tolerated {limits.idle_limit:.0%}") if share > limits.idle_limit else None
+
+
+def _too_few(record: Record, _: Limits) -> Found | None:
+    done, wanted = record.checks.get("iterations"), record.cell["benchmark"].get("min_iterations")
+    if done is None or wanted is None:
+        return unchecked("this benchmark counts no iterations")
+    return Found(f"{done}, asked were at least {wanted}") if done < wanted else None
+
+
+def _warmup(record: Record, _: Limits) -> Found | None:
+    if "warmup_flat" not in record.checks:
+        return unchecked("no warm-up was measured")
+    return None if record.checks["warmup_flat"] else Found("")
+
+
+CHECKS = (
+    Check("missing_rank", "invalid", "rank {} left no complete samples", _missing_rank),
+    Check("wrong_gpu", "invalid", "ranks ran on other GPUs than asked: {}", _wrong_gpu),
+    Check("replicas_differ", "invalid", "the weights of the ranks differ after synchronous steps", _replicas_differ),
+    Check("gradient_not_mean", "invalid", "the exchanged gradient is not the mean of the local ones: {}", _gradient_not_mean),
+    Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
+    Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),
+    Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", _noisy),
+    Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", _cpu_bound),
+    Check("too_few_iterations", "suspect", "few iterations were measured: {}", _too_few),
+    Check("warmup_not_flat", "suspect", "the step time was still falling when the warm-up ran out of time", _warmup),
+)
+CODES: Mapping[str, Check] = {check.code: check for check in CHECKS}
+
+
+def judge(record: Record, limits: Limits) -> Validity:
+    """Every check on one record. An unfinished cell has no numbers to judge."""
+    if record.state != "finished":
+        return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS})
+    codes: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    verdict = "valid"
+    for check in CHECKS:
+        found = check.judge(record, limits)
+        if found is None:
+            continue
+        if not found.checked:
+            skipped[check.code] = found.detail
+            continue
+        codes[check.code] = check.sentence.format(found.detail)
+        verdict = "invalid" if "invalid" in (verdict, check.severity) else "suspect"
+    return Validity(verdict, codes, skipped)
+
+
+def judged(record: Record, limits: Limits) -> Record:
+    """The record with its validity."""
+    return dataclasses.replace(record, validity=judge(record, limits))

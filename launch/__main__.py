@@ -1,0 +1,36 @@
+"""`python -m launch sync STUDY_DIR`: project the records of a study to MLflow. Exit 0 done, 1 it failed, 2 wrong input."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from conf.schema import Tracking
+from launch.tracking import sync
+from launch.tracking_store import TrackingUnavailable, WrongUri
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line and run it; returns the exit status. A wrong option exits with 2 through argparse."""
+    parser = argparse.ArgumentParser(prog="python -m launch", description="What is done with records after a sweep.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("sync", help="project the records of a study that MLflow does not have yet")
+    command.add_argument("study_dir", type=Path, help="<output_dir>/<study>")
+    command.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
+    command.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
+    given = parser.parse_args(arguments)
+    try:
+        report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
+    except (ValueError, WrongUri) as error:
+        print(f"python -m launch sync: {error}", file=sys.stderr)
+        return 2
+    except TrackingUnavailable as error:
+        print(f"python -m launch sync: {error}", file=sys.stderr)
+        return 1
+    for sentence in report.unreadable:
+        print(f"python -m launch sync: {sentence}", file=sys.stderr)
+    print(f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable")
+    return 1 if report.unreadable else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

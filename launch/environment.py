@@ -1,0 +1,50 @@
+"""The argument list and the environment of a cell's processes."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from conf.cell import Cell
+from launch.machine import Machine
+
+ROOT = Path(__file__).parent.parent
+# Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
+TOKEN = "RINGSIDE_TOKEN"
+# What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID")
+# What NCCL says once at start-up and when it connects; nothing that it says for every call.
+NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
+
+
+def arguments(folder: Path, cell: Cell) -> list[str]:
+    """The agent of this machine, which starts the ranks."""
+    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size)]
+
+
+def environment(cell: Cell, machine: Machine, folder: Path, token: str, surrounding: Mapping[str, str]) -> dict[str, str]:
+    """The surroundings, then what the cell asks for. Variables that forbid NVLink multicast are inherited like any other."""
+    kept = {
+        name: value
+        for name, value in surrounding.items()
+        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
+    }
+    own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if cell.device == "cpu":
+        # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
+        threads = max(1, machine.cores // len(machine.everyone))
+        return kept | own | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+    uuids = {device.id: device.uuid for device in machine.devices}
+    own |= {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in cell.gpus),
+        "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
+        "NCCL_DEBUG_FILE": str(folder / "nccl" / "%h.%p.log"),
+        # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for here.
+        "NCCL_CONF_FILE": str(folder / "nccl" / "nccl.conf"),
+        # Its socket has a fixed port, which a second cell on the machine would want too.
+        "NCCL_RAS_ENABLE": "0",
+    }
+    defaults = {"NCCL_SOCKET_IFNAME": "lo"}  # one machine: nothing listens to the network
+    return defaults | kept | own | cell.nccl

@@ -1,0 +1,74 @@
+"""The store beside a sweep: records are projected as they are made, and a store that fails never costs one."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.record import Record
+from conf.cell import Cell
+from conf.schema import Tracking
+from launch.study import Study
+from launch.summary import summary_markdown
+from launch.sweeps import Sweep
+from launch.tracking import Tracker
+from launch.tracking_store import TrackingUnavailable, store_uri, without_credentials
+
+
+class Projector:
+    """Projects one sweep to MLflow, or says once why not and how to do it later."""
+
+    def __init__(self, tracking: Tracking, study: Study, sweep: Sweep, console: Console) -> None:
+        self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
+        self._tracker: Tracker | None = None
+        self._failed = False
+
+    def open(self) -> None:
+        """Initialise the store and the parent run."""
+        if self._tracking.enabled:
+            self._try(self._open)
+
+    def _open(self) -> None:
+        self._tracker = Tracker.open(self._tracking, self._study.folder.parent, self._study.name)
+        self._tracker.start_sweep(self._sweep)
+
+    def log(self, record: Record) -> None:
+        """The child run of a record."""
+        if self._tracker and not self._failed:
+            tracker = self._tracker
+            self._try(lambda: tracker.log(record, self._folder(record)))
+
+    def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool) -> None:
+        """The parent's note and state. What failed on the way is tried once more: a lock may be gone."""
+        if self._tracker is None or not measured and not interrupted:
+            return
+        tracker, self._failed = self._tracker, False
+
+        def finish() -> None:
+            for record in measured:
+                tracker.log(record, self._folder(record))  # those that are complete are left as they are
+            failed = any(record.state == "failed" for record in measured)
+            state = "interrupted" if interrupted else "failed" if failed else "finished"
+            tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]))
+
+        self._try(finish)
+
+    def where(self) -> list[str]:
+        """Lines for the user: where the runs are, or how to project them later."""
+        if not self._tracking.enabled:
+            return [f"MLflow   not written (tracking.enabled=false); later: python -m launch sync {self._study.folder}"]
+        uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+        if self._failed:
+            return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
+        return [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
+
+    def _folder(self, record: Record) -> Path:
+        return self._study.folder / Cell.from_dict(record.cell).folder
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except TrackingUnavailable as error:
+            if not self._failed:
+                self._console.print(f"note: MLflow: {error}; measuring goes on", markup=False)
+            self._failed = True

@@ -1,0 +1,166 @@
+"""What a record becomes in MLflow: names, parameters, metrics, tags. Pure; the truth stays the record.
+
+MLflow's limits are kept here (mlflow.utils.validation, 3.17): a longer value is cut by MLflow with a warning or refused
+by a server, a name outside its alphabet is refused, and a number that is not finite comes back as another one.
+"""
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.record import Record
+
+NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
+PARAM_LENGTH = 6000  # characters
+TAG_LENGTH = 8000  # characters
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A child run. Times are milliseconds since 1970, as MLflow has them."""
+
+    name: str
+    status: str
+    started: int
+    ended: int
+    params: dict[str, str]
+    metrics: list[tuple[str, float, int, int]]  # name, value, time, step
+    tags: dict[str, str]
+
+
+def milliseconds(seconds: float) -> int:
+    """Milliseconds since 1970, never negative. Raises ValueError or TypeError where that is no finite number."""
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time")
+    return max(0, round(seconds * 1000))
+
+
+def plain(text: str, length: int) -> str:
+    """Text on one line without control characters, cut to `length` characters."""
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def run_name(record: Record) -> str:
+    """The record's name, and which of several measurements of the cell it is."""
+    repeat = record.cell.get("repeat") or 0
+    marks = ([f"repeat {repeat}"] if repeat else []) + (["drift"] if record.drift else [])
+    return " · ".join([plain(record.name, NAME_LENGTH - 30), *marks])
+
+
+def project(record: Record) -> Projection:
+    """What a record becomes; the same record always becomes the same.
+
+    Raises:
+        ValueError, TypeError, AttributeError, KeyError: the record is damaged (a field has another type than it should).
+    """
+    for identifier in (record.record_id, record.sweep_id):
+        if not IDENTIFIER.fullmatch(identifier):
+            raise ValueError(f"{plain(identifier, 50)!r} is no identifier")
+    metrics, nonfinite = _metrics(record)
+    tags = _tags(record) | ({"ringside.nonfinite": ",".join(nonfinite)} if nonfinite else {})
+    return Projection(
+        name=run_name(record),
+        status=STATUS[record.state],
+        started=milliseconds(record.started_at),
+        ended=milliseconds(record.ended_at),
+        params={_key(name): _text(value)[:PARAM_LENGTH] for name, value in _params(record).items()},
+        metrics=metrics,
+        tags={
+            name: value if len(value) <= TAG_LENGTH else value[: TAG_LENGTH - 1] + "…" for name, value in tags.items()
+        },
+    )
+
+
+def _key(name: str) -> str:
+    """A name in MLflow's alphabet; one that is in it already stays as it is."""
+    name = re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]
+    path = posixpath.normpath(name)
+    return name if name == path and not path.startswith((".", "/")) else re.sub(r"[/.]+", "_", name)
+
+
+def _text(value: Any) -> str:
+    """A value as MLflow shows it: whole numbers without '.0', lists joined by commas, no control characters."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, Mapping):
+        value = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if isinstance(value, list | tuple | set):
+        value = ",".join(map(str, value))
+    return plain(str(value), PARAM_LENGTH)
+
+
+def _params(record: Record) -> dict[str, Any]:
+    """The parameters of the contract, then what tells otherwise equal cells apart. What is not known is absent."""
+    cell, model = record.cell, record.cell.get("model", {})
+    names = {"model": model, "strategy": cell.get("strategy", {}), "benchmark": cell.get("benchmark", {})}
+    params: dict[str, Any] = {group: given.get("name") for group, given in names.items()}
+    if "gpus" in cell:
+        params |= {"gpus": cell["gpus"], "world_size": len(cell["gpus"])}
+    plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
+    params |= {name: cell.get(name) for name in plainly}
+    params["image_size"] = model.get("image_size")
+    params |= {f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.get("nccl", {}).items()}
+    params |= {f"strategy.{name}": value for name, value in names["strategy"].items() if name != "name"}
+    params |= {f"model.{name}": record.model.get(name) for name in ("parameters", "gradient_bytes")}
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[str]]:
+    """Metrics and series, and the names of those that had a number that is not finite.
+
+    MLflow keeps equal rows once and shows of each name the one with the highest step, so times come from the record
+    alone (a second projection changes nothing) and a series never shares its name with a metric.
+    """
+    started, ended = milliseconds(record.started_at), milliseconds(record.ended_at)
+    rows = [(_key(name), float(value), ended, 0) for name, value in record.metrics.items()]
+    taken = {name for name, _, _, _ in rows}
+    for name, points in record.series.items():
+        key = _key(name) if _key(name) not in taken else f"{_key(name)}/window"
+        for number, (step, value) in enumerate(points, 1):
+            time = started + (ended - started) * number // len(points)
+            rows.append((key, float(value), max(0, time), int(step)))
+    finite = [row for row in rows if math.isfinite(row[1])]
+    return finite, _unique(name for name, value, _, _ in rows if not math.isfinite(value))
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    """Each once, in order of first appearance."""
+    return list(dict.fromkeys(names))
+
+
+def _tags(record: Record) -> dict[str, str]:
+    """The tags of the contract, what identifies the record, and why it failed."""
+    tags = {
+        "validity": record.validity.verdict,
+        "validity.codes": ",".join(record.validity.codes),
+        "validity.unchecked": ",".join(record.validity.unchecked),
+        "cell_id": record.cell_key,
+        "state": record.state,
+        "ringside.record_id": record.record_id,
+        "ringside.sweep_id": record.sweep_id,
+    }
+    for name in ("transport", "link_class"):
+        if record.effective.get(name):
+            tags[name] = _text(record.effective[name])
+    if record.failure:
+        tags |= {"failure.cause": record.failure.cause, "failure.message": plain(record.failure.message, TAG_LENGTH)}
+        if record.failure.rank is not None:
+            tags["failure.rank"] = str(record.failure.rank)
+    sentences = [record.failure.message] if record.failure else []
+    sentences += [f"{code}: {sentence}" for code, sentence in record.validity.codes.items()]
+    if sentences:
+        tags["mlflow.note.content"] = "\n\n".join(escaped(sentence) for sentence in sentences)
+    return tags
+
+
+def escaped(text: str, length: int = 500) -> str:
+    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no line begins in it."""
+    text = plain(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)

@@ -1,0 +1,141 @@
+"""The folder of a study: one folder for each cell, its attempts, and the journal that survives the launching process.
+
+    <output_dir>/<study>/journal.jsonl        what was begun and ended, and by which process; append-only
+    <output_dir>/<study>/<cell>/cell.json     what is asked of the ranks
+    <output_dir>/<study>/<cell>/attempt.json  who measures it, when, in which environment
+    <output_dir>/<study>/<cell>/ranks/*.jsonl what each rank measured
+    <output_dir>/<study>/<cell>/record.json   the record of the newest attempt
+    <output_dir>/<study>/<cell>/attempt-1/…   an earlier attempt that did not finish, whole
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record as records
+from benchmarks.record import Failure, Lines, Record, RecordError, read_lines, write_json
+from conf.cell import Cell
+from conf.knobs import Refused
+from launch import processes
+from launch.assemble import assemble
+from launch.sweeps import Process
+
+# What an attempt leaves beside its record.
+PARTS = ("cell.json", "attempt.json", "failures.json", "topology.txt", "ranks", "logs", "nccl", records.FILE_NAME)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a cell, begun."""
+
+    folder: Path
+    token: str
+
+
+class Study:
+    """A study's folder, opened for measuring."""
+
+    def __init__(self, output_dir: str, name: str) -> None:
+        """Make the folder. Raises Refused where it cannot be written."""
+        self.name = name
+        self.folder = Path(output_dir).expanduser().absolute() / name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._journal = Lines(self.folder / "journal.jsonl")
+        except OSError as error:
+            raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
+
+    def finished(self, cell: Cell) -> Record | None:
+        """The record of a cell that was measured to its end before, whatever its validity."""
+        try:
+            record = records.read(self.folder / cell.folder / records.FILE_NAME)
+        except RecordError:
+            return None
+        return record if record.state == "finished" and record.cell_key == cell.key else None
+
+    @contextlib.contextmanager
+    def lock(self, cell: Cell) -> Iterator[bool]:
+        """Hold a cell; yields False where another launcher holds it. The kernel lets go when its holder dies."""
+        folder = self.folder / cell.folder
+        folder.mkdir(exist_ok=True)
+        with (folder / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+
+    def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
+        """Set an earlier attempt aside and prepare the folder for a new one. Raises OSError.
+
+        `token` marks the attempt and its processes; `details` are the fields of a Record that are known before it starts.
+        """
+        folder = self.folder / cell.folder
+        _set_aside(folder)
+        for part in ("ranks", "logs", "nccl"):
+            (folder / part).mkdir(parents=True)
+        (folder / "nccl" / "nccl.conf").touch()
+        if topology := details["environment"].get("topology"):
+            (folder / "topology.txt").write_text(topology)
+        write_json(folder / "cell.json", cell.to_dict())
+        write_json(folder / "attempt.json", {"record_id": token, "started_at": time.time(), **details})
+        self._line("begin", cell=cell.folder, token=token)
+        return Attempt(folder, token)
+
+    def end(self, attempt: Attempt, record: Record) -> None:
+        """Write the record; the cell is closed when this returns. Raises OSError."""
+        records.write(attempt.folder, record)
+        self._line("end", cell=attempt.folder.name, token=attempt.token, state=record.state)
+
+    def recover(self) -> list[Record]:
+        """Close what a launcher that died left open: end its processes, keep its samples as an interrupted record."""
+        begun: dict[str, dict[str, Any]] = {}
+        for line in read_lines(self.folder / "journal.jsonl"):
+            if line["kind"] == "begin":
+                begun[line["token"]] = line
+            elif line["kind"] == "end":
+                begun.pop(line["token"], None)
+        closed = []
+        for token, line in begun.items():
+            if not Process(**line["process"]).gone:
+                continue  # another sweep is measuring it now
+            processes.end(token, 0.0)
+            folder = self.folder / line["cell"]
+            failure = Failure("interrupted", None, "the launching process ended before the cell did")
+            with contextlib.suppress(RecordError):
+                record = assemble(folder, "interrupted", failure, ended_at=_last_sign(folder, line["time"]))
+                if record.record_id == token:  # else it was set aside, whole
+                    self.end(Attempt(folder, token), record)
+                    closed.append(record)
+        return closed
+
+    def note(self, kind: str, **content: Any) -> None:
+        """A line of the journal that is about the sweep."""
+        self._line(kind, **content)
+
+    def _line(self, kind: str, **content: Any) -> None:
+        self._journal.write(kind, time.time(), process=dataclasses.asdict(Process.own()), **content)
+        self._journal.sync()
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what an earlier attempt left into a folder of its own: nothing measured is lost."""
+    left = [folder / part for part in PARTS if (folder / part).exists()]
+    if not left:
+        return
+    number = 1 + sum(1 for _ in folder.glob("attempt-*"))
+    aside = folder / f"attempt-{number}"
+    aside.mkdir()
+    for path in left:
+        path.rename(aside / path.name)
+
+
+def _last_sign(folder: Path, begun: float) -> float:
+    """When the ranks were last heard of, seconds since 1970."""
+    return max([line["time"] for path in folder.glob("ranks/*.jsonl") for line in read_lines(path)] + [begun])

@@ -1,0 +1,71 @@
+"""A sweep as its launching process knows it: who it is, what it was asked, and whether that process still lives."""
+
+import os
+import platform
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the host's clock was stepped
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process among all that ever ran: a pid alone is given to others later."""
+
+    host: str
+    pid: int
+    started: float  # seconds since 1970, as psutil reports it
+    boot_id: str  # of the host's kernel; empty where it has none
+
+    @staticmethod
+    def own() -> "Process":
+        """The calling process."""
+        boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        return Process(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has certainly ended; of a process on another host nothing is certain."""
+        own = Process.own()
+        if self.host != own.host:
+            return False
+        if self.boot_id != own.boot_id:
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            return abs(process.create_time() - self.started) > CLOCK_SLACK_S
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One invocation of `launch.py`: the parent run of its cells."""
+
+    sweep_id: str  # 32 hexadecimal digits
+    study: str
+    overrides: list[str]  # the command line as typed, credentials removed
+    started_at: float  # seconds since 1970
+    cells: int  # how many are planned
+    process: Process  # the one that writes its runs
+
+    @staticmethod
+    def begin(study: str, overrides: list[str], cells: int) -> "Sweep":
+        """A new sweep of the calling process, from now on."""
+        return Sweep(uuid.uuid4().hex, study, overrides, time.time(), cells, Process.own())
+
+    @property
+    def name(self) -> str:
+        """`scaling · 4 cells · 2026-11-21 10:31`, in local time."""
+        moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
+        return f"{self.study} · {self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"

@@ -1,0 +1,208 @@
+"""Opening MLflow's store so that it answers soon or refuses with one sentence.
+
+Left alone, MLflow 3 retries a dead server for four minutes, a dead database for more than one, and two processes that
+meet on a fresh SQLite file destroy it. Here waiting is bounded and a fresh file appears whole or not at all.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOCK_WAIT_S = 20.0  # how long a locked store is waited for; also MLflow's own busy_timeout
+TURN_WAIT_S = 60.0  # how long another launcher may hold the turn: it may be making the store
+CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
+SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
+ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
+QUIET = {  # for MLflow, where the user has not chosen; read when it is imported or at each request
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # at ERROR it prints the traceback of what is reported here as a sentence
+}
+
+
+class TrackingUnavailable(Exception):
+    """The store cannot be reached or written; the message is one sentence without credentials."""
+
+
+class WrongUri(TrackingUnavailable):
+    """No store can have this URI."""
+
+
+def without_credentials(text: str) -> str:
+    """Text with the user, the password and the secret query values of every URI in it replaced by ***."""
+    text = re.sub(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@", r"\1***@", text, flags=re.IGNORECASE)
+    secret = r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+"
+    return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)
+
+
+def store_uri(given: str | None, output_dir: Path) -> str:
+    """The URI to use: the given one, SQLite paths made absolute; none given: `<output_dir>/mlflow.db`.
+
+    Raises:
+        WrongUri: it cannot be read.
+    """
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    if given is None:
+        return URL.create("sqlite", database=str(output_dir.absolute() / "mlflow.db")).render_as_string()
+    scheme = given.split(":", 1)[0].split("+")[0].lower()
+    if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
+        raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted are {ACCEPTED}")
+    if scheme != "sqlite":
+        return given
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.database in (None, "", ":memory:"):
+        raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted is sqlite:///FILE")
+    if str(url.database).startswith("file:"):
+        return given
+    return url.set(database=str(Path(str(url.database)).absolute())).render_as_string(hide_password=False)
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite URI; None for every other."""
+    from sqlalchemy.engine import make_url
+
+    if not uri.lower().startswith("sqlite"):
+        return None
+    database = str(make_url(uri).database)
+    return None if database.startswith("file:") else Path(database)
+
+
+@contextlib.contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """Turn whatever goes wrong inside into TrackingUnavailable: a projection that fails must not cost a measurement."""
+    try:
+        yield
+    except TrackingUnavailable:
+        raise
+    except Exception as error:
+        raise TrackingUnavailable(f"the tracking store {without_credentials(uri)} {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The end of a sentence: what an exception of MLflow, SQLAlchemy or requests says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = without_credentials(lines[0] if lines else "")
+    if "database is locked" in text:
+        return f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)"
+    if isinstance(error, ImportError):
+        return f"needs a package that is not installed: {text}"
+    return f"cannot be used: {type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
+
+
+@contextlib.contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """Hold the file lock at `path`, one launcher at a time.
+
+    Raises:
+        TrackingUnavailable: another process held it for TURN_WAIT_S.
+        OSError: the file cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        deadline = time.monotonic() + TURN_WAIT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TrackingUnavailable(f"another process holds {path} for {TURN_WAIT_S:.0f} s") from None
+                time.sleep(0.05)
+        yield  # closing the file gives the lock back
+
+
+def quiet() -> None:
+    """Bound MLflow's waiting and silence it, in this process's environment, where the user has not chosen."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if "DO_NOT_TRACK" not in os.environ:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    for logger in map(logging.getLogger, ("urllib3.connectionpool", "alembic", "mlflow")):
+        if logger.level == logging.NOTSET:  # urllib3 announces every retry
+            logger.setLevel(logging.CRITICAL)
+
+
+def connect(uri: str, artifacts: Path) -> "MlflowClient":
+    """A client of the store, made first where its SQLite file is missing. The caller has the turn.
+
+    Raises:
+        TrackingUnavailable or what `reaching` turns into it.
+    """
+    quiet()
+    import mlflow
+
+    file = sqlite_file(uri)
+    if file is not None:
+        if not file.exists() or not file.stat().st_size:
+            _make(file, artifacts)
+        check_writable(file)
+    elif uri.split(":", 1)[0].split("+")[0].lower() in ("postgresql", "mysql", "mssql"):
+        _check_server(uri)
+    return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def check_writable(file: Path) -> None:
+    """Take and give back SQLite's write lock. Raises sqlite3.Error: locked for LOCK_WAIT_S, read-only or no database."""
+    if not file.exists():
+        raise TrackingUnavailable(f"the tracking store {file} is gone")  # connecting would make an empty one
+    with contextlib.closing(sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+
+def _make(file: Path, artifacts: Path) -> None:
+    """Make MLflow's tables in a file beside it, mode 0600, and rename: a killed launcher leaves no half a store."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy.engine import URL
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        uri = URL.create("sqlite", database=str(temporary)).render_as_string()
+        SqlAlchemyStore(uri, artifacts.absolute().as_uri()).engine.dispose()
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_server(uri: str) -> None:
+    """Connect once, within CONNECT_WAIT_S: MLflow alone tries ten times. Raises what the driver raises."""
+    from sqlalchemy import create_engine
+
+    engine = create_engine(uri)
+    errors: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            engine.connect().close()
+        except Exception as error:
+            errors.append(error)
+
+    thread: Any = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(CONNECT_WAIT_S)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {CONNECT_WAIT_S:.0f} s")
+    engine.dispose()
+    if errors:
+        raise errors[0]
