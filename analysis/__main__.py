@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topology": ("analysis.command_topology", "link classes between GPUs and NICs; --svg draws the machine"),
     "subsets": ("analysis.command_subsets", "classes of GPU subsets with equal wiring"),
     "place": ("analysis.command_place", "which GPUs to take and in which ring order"),
+    "nccl-log": ("analysis.command_nccl_log", "what NCCL did: transports, channels, settings, choices, warnings"),
 }
 
 

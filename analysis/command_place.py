@@ -38,10 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
         if measured is None:
             raise NoDriver(f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE") from None
         topology = None
-    if measured is not None and topology is not None and len(measured) != len(topology.gpus):
-        raise UnreadableInput(
-            f"{arguments.p2p}: a matrix of {len(measured)} GPUs, but the topology has {len(topology.gpus)}"
-        )
     placement = place(topology, arguments.gpus, measured)
     if arguments.json:
         print(json.dumps(to_json(placement)))

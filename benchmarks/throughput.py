@@ -32,10 +32,10 @@ class Result:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
-    return _Measurement(cell, ranks, reporter).run()
+    return Measurement(cell, ranks, reporter).run()
 
 
-class _Measurement:
+class Measurement:
     """One cell on this rank, phase by phase."""
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:

@@ -1,11 +1,11 @@
-"""`python -m launch sync STUDY_DIR`: project the records of a study to MLflow. Exit 0 done, 1 it failed, 2 wrong input."""
+"""`python -m launch sync STUDY_DIR`: project records to MLflow. Exit status: 0 done, 1 it failed, 2 wrong input."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from conf.schema import Tracking
-from launch.tracking import sync
+from launch.sync import sync
 from launch.tracking_store import TrackingUnavailable, WrongUri
 
 

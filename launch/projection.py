@@ -43,8 +43,19 @@ def milliseconds(seconds: float) -> int:
 
 def plain(text: str, length: int) -> str:
     """Text on one line without control characters, cut to `length` characters."""
-    text = "".join(c if c.isprintable() else " " for c in text)
+    return cut("".join(c if c.isprintable() else " " for c in text), length)
+
+
+def cut(text: str, length: int) -> str:
+    """Text of at most `length` characters; one that was longer ends in an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def identifier(text: str) -> str:
+    """The text, fit for a filter string of the store. Raises ValueError or TypeError where it is not."""
+    if not IDENTIFIER.fullmatch(text):
+        raise ValueError(f"{plain(text, 50)!r} is no identifier")
+    return text
 
 
 def run_name(record: Record) -> str:
@@ -58,11 +69,10 @@ def project(record: Record) -> Projection:
     """What a record becomes; the same record always becomes the same.
 
     Raises:
-        ValueError, TypeError, AttributeError, KeyError: the record is damaged (a field has another type than it should).
+        ValueError, TypeError, AttributeError, KeyError: the record is damaged (a field is of another type).
     """
-    for identifier in (record.record_id, record.sweep_id):
-        if not IDENTIFIER.fullmatch(identifier):
-            raise ValueError(f"{plain(identifier, 50)!r} is no identifier")
+    for text in (record.record_id, record.sweep_id):
+        identifier(text)
     metrics, nonfinite = _metrics(record)
     tags = _tags(record) | ({"ringside.nonfinite": ",".join(nonfinite)} if nonfinite else {})
     return Projection(
@@ -70,7 +80,7 @@ def project(record: Record) -> Projection:
         status=STATUS[record.state],
         started=milliseconds(record.started_at),
         ended=milliseconds(record.ended_at),
-        params={_key(name): _text(value)[:PARAM_LENGTH] for name, value in _params(record).items()},
+        params={_key(name): _text(value) for name, value in _params(record).items()},
         metrics=metrics,
         tags={
             name: value if len(value) <= TAG_LENGTH else value[: TAG_LENGTH - 1] + "…" for name, value in tags.items()

@@ -4,11 +4,14 @@ import os
 import platform
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import psutil
+
+from benchmarks.record import Record
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the host's clock was stepped
@@ -41,7 +44,7 @@ class Process:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return True
-            return abs(process.create_time() - self.started) > CLOCK_SLACK_S
+            return bool(abs(process.create_time() - self.started) > CLOCK_SLACK_S)
         except psutil.NoSuchProcess:
             return True
         except psutil.AccessDenied:
@@ -69,3 +72,13 @@ class Sweep:
         """`scaling · 4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
         return f"{self.study} · {self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
+
+
+def sweep_of(records: Sequence[Record]) -> Sweep:
+    """What the records of one sweep say about it, as the calling process would write it.
+
+    Raises:
+        TypeError: a record's time is no number.
+    """
+    first = min(records, key=lambda record: record.started_at)
+    return Sweep(first.sweep_id, first.study, first.overrides, first.started_at, len(records), Process.own())

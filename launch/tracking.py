@@ -1,50 +1,52 @@
 """MLflow as a projection of records: written by the launching process, after each cell, in batches; replayable.
 
 A study is an experiment, a sweep a parent run, a record a child run. Every run carries the tag of what it projects
-(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing: a run is written when it has ended and
-has the tag `ringside.projected`, which comes last; any other is completed.
+(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag `ringside.projected` comes last:
+a child run that has it is complete, any other is completed, also one closed as left behind by a dead launcher.
 """
 
 import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.record import FILE_NAME, Record, RecordError, read, read_study
+from benchmarks.record import FILE_NAME, Record
 from conf.schema import Tracking
-from launch.projection import NAME_LENGTH, STATUS, TAG_LENGTH, Projection, milliseconds, plain, project
-from launch.summary import cut_to, summary_markdown
-from launch.sweeps import Process, Sweep
+from launch.projection import NAME_LENGTH, STATUS, TAG_LENGTH, Projection, identifier, milliseconds, plain, project
+from launch.summary import cut_to
+from launch.sweeps import Process, Sweep, sweep_of
 from launch.tracking_store import check_writable, connect, reaching, sqlite_file, store_uri, turn, without_credentials
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Run, RunTag
 
-PROJECTED = "ringside.projected"
-ARTIFACTS = (FILE_NAME, "topology.txt", "*.log", "logs/**/*", "ranks/*.jsonl", "ranks/*.log", "nccl/*.log")
+PROJECTED, KIND = "ringside.projected", "ringside.kind"
+RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
+ARTIFACTS = (FILE_NAME, "failures.json", "topology.txt", "*.log", "logs/**/*", "ranks/*.jsonl", "nccl/*.log")
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
 ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 
 
 @dataclass(frozen=True)
-class SyncReport:
-    """What `sync` did with a study."""
+class Written:
+    """What the store says about a sweep."""
 
-    projected: int  # records written now
-    already: int  # records that the store had
-    unreadable: list[str]  # a sentence for each record that could not be read
+    status: str  # MLflow's word
+    planned: int | None  # cells
+    records: int | None  # that its table counts; None while it has no table
+    at_work: bool  # another process that may live is writing it
 
 
 class Tracker:
     """The store of one study, as its launching process writes it. Every method may raise TrackingUnavailable."""
 
-    def __init__(self, uri: str, output_dir: Path, study: str, experiment: str) -> None:
+    def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
         """Use `Tracker.open`."""
-        self._uri, self._study, self._file = uri, study, sqlite_file(uri)
+        self._uri, self._file = uri, sqlite_file(uri)
         self._parents: dict[str, str] = {}  # sweep_id: run_id
         artifacts = output_dir.absolute() / "mlartifacts"
         # The lock lies beside the store: launchers with other output folders share it.
@@ -64,7 +66,7 @@ class Tracker:
                 holds the turn); the message is one sentence without credentials.
         """
         uri = store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir, study, plain(tracking.experiment or f"ringside/{study}", 500))
+        return Tracker(uri, output_dir, plain(tracking.experiment or f"ringside/{study}", 500))
 
     @property
     def uri(self) -> str:
@@ -73,24 +75,28 @@ class Tracker:
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, RUNNING, unless the store has it."""
+        identifier(sweep.sweep_id)
         with self._writing():
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
 
-    def log(self, record: Record, folder: Path) -> None:
-        """Write the child run of a record, with the artifacts of its folder. One already written is left untouched.
+    def log(self, record: Record, folder: Path) -> bool:
+        """Write the child run of a record, with the artifacts of its folder.
+
+        Returns:
+            Whether anything was written: a run that is already complete is left untouched.
 
         Raises:
             ValueError, TypeError, AttributeError, KeyError: the record is damaged.
         """
         projection = project(record)
         with self._writing():
-            found = self._find("ringside.record_id", record.record_id, ALL)
-            if found is None or not _complete(found):
-                parent = self._parents.get(record.sweep_id)
-                if parent is None:
-                    parent = self._parent(_sweep_of([record], self._study)).info.run_id
-                    self._parents[record.sweep_id] = parent
-                self._write(found, projection, parent, folder)
+            found = self._find(RECORD, record.record_id, "cell", ALL)
+            if found is not None and _complete(found):
+                return False
+            if record.sweep_id not in self._parents:
+                self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
+            self._write(found, projection, self._parents[record.sweep_id], folder)
+            return True
 
     def finish_sweep(self, sweep: Sweep, records: list[Record], state: str, note_markdown: str) -> None:
         """Close the parent run with its table.
@@ -116,53 +122,27 @@ class Tracker:
         with self._writing():
             run_id = self._parent(sweep).info.run_id
             self._client.log_text(run_id, note_markdown, "summary.md")
-            self._client.log_batch(run_id, metrics=metrics, tags=_entities(tags | {PROJECTED: "true"}))
+            self._client.log_batch(run_id, metrics=metrics, tags=_entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
 
-    def sync(self, study_dir: Path) -> SyncReport:
-        """Write what the store lacks of a study: child runs, their parents, and the tables of those that have ended."""
-        records, errors = read_study(study_dir)
-        folders, unreadable = _folders(study_dir), [str(error) for error in errors]
+    def written(self) -> set[str]:
+        """The ids of the records to which nothing is to be added."""
         with reaching(self._uri):
-            runs = list(self._runs([self._experiment], "", ALL))
-        written = {run.data.tags.get("ringside.record_id") for run in runs if _complete(run)}
-        sweeps: dict[str, list[Record]] = {}
-        projected = 0
-        for record in records:
-            sweeps.setdefault(record.sweep_id, []).append(record)
-        for record in records:
-            if record.record_id in written:
-                continue
-            if record.sweep_id not in self._parents:
-                self._adopt(sweeps[record.sweep_id])
-            try:
-                self.log(record, folders[record.record_id])
-                projected += 1
-            except (ValueError, TypeError, AttributeError, KeyError) as error:
-                unreadable.append(f"{folders[record.record_id] / FILE_NAME}: a damaged record ({error})")
-        for own in sweeps.values():
-            self._close_synced(own)
-        return SyncReport(projected, len(records) + len(errors) - projected - len(unreadable), unreadable)
+            runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
+            return {run.data.tags.get(RECORD, "") for run in runs if _complete(run)}
 
-    def _adopt(self, records: list[Record]) -> None:
-        with contextlib.suppress(ValueError, TypeError):  # damaged ones are reported one by one
-            self.start_sweep(_sweep_of(records, self._study))
-
-    def _close_synced(self, records: list[Record]) -> None:
-        """Give the parent run its table, unless it has that of all these records or its launcher is still at work."""
+    def find_sweep(self, sweep_id: str) -> Written | None:
+        """The parent run of a sweep; None where the store has none (or a user deleted it)."""
+        identifier(sweep_id)
         with reaching(self._uri):
-            parent = self._find("ringside.sweep_id", records[0].sweep_id, ACTIVE_ONLY, parent=True)
-        if parent is None or parent.data.tags.get("ringside.records") == str(len(records)):
-            return
-        owner = _process(parent)
-        if parent.info.status == "RUNNING" and owner != Process.own() and not owner.gone:
-            return
-        planned = parent.data.tags.get("ringside.cells", "")
-        state = "failed" if any(record.state == "failed" for record in records) else "finished"
-        cut_short = planned.isdigit() and int(planned) > len(records)
-        if cut_short or parent.info.status == "KILLED" or any(record.state == "interrupted" for record in records):
-            state = "interrupted"
-        self.finish_sweep(_sweep_of(records, self._study), records, state, summary_markdown(records))
+            run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
+        if run is None:
+            return None
+        counts = [run.data.tags.get(name, "") for name in ("ringside.cells", "ringside.records")]
+        planned, records = (int(count) if count.isdigit() else None for count in counts)
+        process = _process(run)
+        at_work = run.info.status == "RUNNING" and process not in (None, Process.own()) and not process.gone
+        return Written(run.info.status, planned, records, at_work)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -193,7 +173,8 @@ class Tracker:
         experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
         now = round(time.time() * 1000)
         for run in list(self._runs(experiments, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
-            if "ringside.host" in run.data.tags and _process(run).gone:
+            process = _process(run)
+            if process is not None and process.gone:
                 self._client.set_terminated(run.info.run_id, "KILLED", now)
 
     def _runs(self, experiments: list[str], filter_string: str, view: int) -> "Iterator[Run]":
@@ -205,19 +186,18 @@ class Tracker:
             if not token:
                 return
 
-    def _find(self, tag: str, value: str, view: int, parent: bool = False) -> "Run | None":
-        """The run with this tag (a child also has its parent's); the written one where a race left two."""
-        runs = list(self._runs([self._experiment], f"tags.`{tag}` = '{value}'", view))
-        if parent:
-            runs = [run for run in runs if "ringside.record_id" not in run.data.tags]
+    def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
+        """The run with this tag; the written one where two machines at once made one each."""
+        runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
         return max(runs, key=_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
-        found = self._find("ringside.sweep_id", sweep.sweep_id, ACTIVE_ONLY, parent=True)
+        found = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
         if found is not None:
             return found
         tags = {
-            "ringside.sweep_id": sweep.sweep_id,
+            KIND: "sweep",
+            SWEEP: sweep.sweep_id,
             "ringside.cells": str(sweep.cells),
             "ringside.overrides": plain(shlex.join(sweep.overrides), TAG_LENGTH),
             **_process_tags(sweep.process),
@@ -229,12 +209,12 @@ class Tracker:
         return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
 
     def _write(self, run: "Run | None", projection: Projection, parent: str, folder: Path) -> None:
-        """Make or complete a child run. Its last tag and its end come when everything else is there."""
+        """Make or complete a child run; the tag that says so comes last."""
         from mlflow.entities import Metric, Param
 
         if run is None:
-            ids = {name: projection.tags[name] for name in ("ringside.record_id", "ringside.sweep_id")}
-            tags = {"mlflow.parentRunId": parent, **ids, **_process_tags(Process.own())}
+            ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
+            tags = {"mlflow.parentRunId": parent, KIND: "cell", **ids, **_process_tags(Process.own())}
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
         left_out = []
@@ -248,33 +228,13 @@ class Tracker:
         # Parameters cannot be changed: of a half-written run those that are there stay.
         params = [Param(*item) for item in projection.params.items() if item[0] not in run.data.params]
         self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, _entities(tags))
-        self._client.set_tag(run_id, PROJECTED, "true")
         self._client.set_terminated(run_id, projection.status, projection.ended)
-
-
-def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
-    """Project every record of `<output_dir>/<study>` that is not in the store yet; twice changes nothing.
-
-    Raises:
-        ValueError: `study_dir` is no folder with records.
-        TrackingUnavailable: as Tracker.open.
-    """
-    study_dir = study_dir.absolute()
-    if not any(study_dir.glob(f"*/**/{FILE_NAME}")):
-        raise ValueError(f"{study_dir}: no folder of a study (it has no cell with a {FILE_NAME})")
-    return Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name).sync(study_dir)
+        self._client.set_tag(run_id, PROJECTED, "true")
 
 
 def _complete(run: "Run") -> bool:
     """Whether nothing is to be added: written to the end, or deleted by a user, who is not to be contradicted."""
-    return run.info.lifecycle_stage == "deleted" or (run.info.status != "RUNNING" and PROJECTED in run.data.tags)
-
-
-def _sweep_of(records: list[Record], study: str) -> Sweep:
-    """What records say about their sweep, to be written by the calling process."""
-    started = min(record.started_at for record in records)
-    first = records[0]
-    return replace(Sweep.begin(study, first.overrides, len(records)), sweep_id=first.sweep_id, started_at=started)
+    return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
 
 
 def _process_tags(process: Process) -> dict[str, str]:
@@ -286,13 +246,18 @@ def _process_tags(process: Process) -> dict[str, str]:
     }
 
 
-def _process(run: "Run") -> Process:
-    """The process that wrote a run. Raises KeyError or ValueError where its tags were tampered with."""
-    pid, started = (run.data.tags[f"ringside.{name}"] for name in ("pid", "pid_started"))
-    return Process(run.data.tags["ringside.host"], int(pid), float(started), run.data.tags["ringside.boot_id"])
+def _process(run: "Run") -> Process | None:
+    """The process that wrote a run; None where its tags do not say."""
+    host, pid, started, boot_id = (
+        run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
+    )
+    try:
+        return Process(str(host), int(pid or ""), float(started or ""), boot_id or "")
+    except ValueError:
+        return None
 
 
-def _entities(tags: Mapping[str, str]) -> list[object]:
+def _entities(tags: Mapping[str, str]) -> "list[RunTag]":
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tags.items()]
@@ -301,13 +266,5 @@ def _entities(tags: Mapping[str, str]) -> list[object]:
 def _artifacts(folder: Path) -> list[Path]:
     """The regular files of a cell's folder that belong to its run; links are not followed."""
     found = {path for pattern in ARTIFACTS for path in folder.glob(pattern)}
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
-
-
-def _folders(study_dir: Path) -> dict[str, Path]:
-    """The folder of each readable record."""
-    folders = {}
-    for path in study_dir.glob(f"*/**/{FILE_NAME}"):
-        with contextlib.suppress(RecordError):
-            folders[read(path).record_id] = path.parent
-    return folders
+    real = folder.resolve()
+    return sorted(path for path in found if path.is_file() and path.resolve() == real / path.relative_to(folder))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,6 +63,10 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     scheme = given.split(":", 1)[0].split("+")[0].lower()
     if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
         raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted are {ACCEPTED}")
+    if scheme in ("http", "https") and not urlsplit(given).hostname:
+        raise WrongUri(
+            f"tracking.uri={without_credentials(given)}: accepted is {scheme}://HOST or {scheme}://HOST:PORT"
+        )
     if scheme != "sqlite":
         return given
     try:
@@ -104,6 +109,8 @@ def _reason(error: Exception) -> str:
         return f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)"
     if isinstance(error, ImportError):
         return f"needs a package that is not installed: {text}"
+    if cause := re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text):  # requests' way to say why
+        return f"does not answer: {cause[1]}"
     return f"cannot be used: {type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
 
 
@@ -160,7 +167,7 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
 
 
 def check_writable(file: Path) -> None:
-    """Take and give back SQLite's write lock. Raises sqlite3.Error: locked for LOCK_WAIT_S, read-only or no database."""
+    """Take and give back SQLite's write lock. Raises sqlite3.Error: locked for LOCK_WAIT_S, read-only, no database."""
     if not file.exists():
         raise TrackingUnavailable(f"the tracking store {file} is gone")  # connecting would make an empty one
     with contextlib.closing(sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)) as connection:
@@ -179,7 +186,8 @@ def _make(file: Path, artifacts: Path) -> None:
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         uri = URL.create("sqlite", database=str(temporary)).render_as_string()
-        SqlAlchemyStore(uri, artifacts.absolute().as_uri()).engine.dispose()
+        make: Any = SqlAlchemyStore
+        make(uri, artifacts.absolute().as_uri()).engine.dispose()
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
@@ -198,7 +206,7 @@ def _check_server(uri: str) -> None:
         except Exception as error:
             errors.append(error)
 
-    thread: Any = threading.Thread(target=attempt, daemon=True)
+    thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(CONNECT_WAIT_S)
     if thread.is_alive():

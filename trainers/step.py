@@ -42,6 +42,10 @@ class Training:
             weight_decay=cell.optimizer.weight_decay,
             fused=True,
         )
+        # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step; zeros are what the
+        # first step would start from anyway.
+        for parameter in self.parameters:
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches = synthetic(cell, device, rank)
         self.images = 0  # counted, never computed

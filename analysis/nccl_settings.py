@@ -1,0 +1,136 @@
+"""What NCCL itself says about a variable: whether and how it announces it, and which choices a value allows.
+
+From the sources of the release tags 2.4 to 2.30. NCCL_PARAM integers are read, and announced, at their first use:
+a variable whose code is never reached (NCCL_SHM_DISABLE where P2P carries everything) is never announced.
+"""
+
+import re
+
+# In the order of their numbers in TUNING lines of 2.20 to 2.23.
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
+FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+
+# NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL: the largest distance, near to far (2.30; earlier releases lack some words).
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+_LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")  # by number; larger numbers are SYS
+_LEVEL_SETTINGS = {"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"}
+
+# Announced whatever NCCL_DEBUG_SUBSYS selects, while the topology is searched.
+_ALL = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"}
+# Announced at every start of a communicator of two ranks or more, to the ENV subsystem; from which release.
+_AT_START = {
+    "NCCL_ALGO": (2, 5),
+    "NCCL_PROTO": (2, 5),
+    "NCCL_MIN_NCHANNELS": (2, 5),
+    "NCCL_MAX_NCHANNELS": (2, 5),
+    "NCCL_NTHREADS": (2, 5),
+    "NCCL_BUFFSIZE": (2, 5),
+    "NCCL_SOCKET_IFNAME": (2, 5),
+    "NCCL_COLLNET_ENABLE": (2, 12),
+    "NCCL_IGNORE_CPU_AFFINITY": (2, 5),
+    "NCCL_MIN_CTAS": (2, 17),
+    "NCCL_MAX_CTAS": (2, 17),
+    "NCCL_CGA_CLUSTER_SIZE": (2, 17),
+    "NCCL_NVLS_ENABLE": (2, 18),
+    "NCCL_LAUNCH_MODE": (2, 18),
+    "NCCL_PAT_ENABLE": (2, 23),
+}
+# Integers were announced to every subsystem before this release, to ENV alone from it on.
+_ENV_ONLY_INTEGERS = (2, 15)
+_STRINGS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_MODE"}
+
+# What shows in transports, channels or algorithms; only for these does an equal log mean "no effect".
+VISIBLE = {
+    *("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
+    *("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_PXN_DISABLE", "NCCL_CROSS_NIC", "NCCL_NET", "NCCL_IB_DISABLE"),
+    *("NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_PAT_ENABLE"),
+}
+
+
+def level_word(value: str) -> str:
+    """NCCL's word for a level; a legacy number as NCCL translates it (0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and more SYS)."""
+    number = re.match(r"[0-9]{1,9}", value)
+    return _LEGACY_LEVELS[min(int(number[0]), len(_LEGACY_LEVELS) - 1)] if number else value
+
+
+def legacy_number(word: str) -> int | None:
+    """The number that older documents use for a level."""
+    return _LEGACY_LEVELS.index(word) if word in _LEGACY_LEVELS else None
+
+
+def same_value(name: str, asked: str, announced: str) -> bool:
+    """Whether NCCL's announcement is of the value asked for. NCCL reads integers as C does and prints decimals."""
+    if name in _LEVEL_SETTINGS:
+        return level_word(asked) == level_word(announced)
+    if name == "NCCL_LAUNCH_MODE":
+        return announced == ("GROUP" if asked.upper() == "GROUP" else "PARALLEL")
+    if asked == announced:
+        return True
+    try:
+        # before 2.12 negative numbers were printed as unsigned ones
+        return _c_integer(asked) % 2**64 == int(announced) % 2**64
+    except ValueError:
+        return False
+
+
+def _c_integer(text: str) -> int:
+    text = text.strip()
+    octal = re.fullmatch(r"([+-]?)0([0-7]+)", text)
+    return int(octal[1] + octal[2], 8) if octal else int(text, 0)
+
+
+def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
+    """When a variable is announced.
+
+    "always"; "env": at start, when the ENV subsystem is logged; "used": only where its code is reached;
+    "level": not itself, `NCCL_P2P_LEVEL … LOC` instead (NCCL_P2P_DISABLE=1 to 2.22); "never".
+    """
+    if name == "NCCL_P2P_DISABLE":
+        if value != "1":
+            return "never"  # only a 1 is announced
+        return "level" if version is not None and version < (2, 23) else "always"
+    if name in _ALL:
+        return "always"
+    if name == "NCCL_NET":
+        return "never"  # `Using network` tells instead
+    since = _AT_START.get(name)
+    if since is None or (version is not None and version < since):
+        return "used"
+    if name not in _STRINGS and version is not None and version < _ENV_ONLY_INTEGERS:
+        return "always"
+    return "env"
+
+
+def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
+    """What NCCL_ALGO or NCCL_PROTO allows per function, by names of `ALGORITHMS` or `PROTOCOLS`.
+
+    `ring,tree`, `^tree`, and from 2.24 `ring;allreduce:tree`: later parts overwrite. Raises ValueError for a word that
+    NCCL does not know.
+    """
+    known = {name.lower(): name for name in names}
+    functions = {name.lower(): name for name in FUNCTIONS}
+    result = {name: set(names) for name in FUNCTIONS}
+    for part in filter(None, value.split(";")):
+        prefix, colon, rest = part.rpartition(":")
+        if colon and prefix.lower() not in functions:
+            raise ValueError(f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}")
+        words = rest.removeprefix("^").split(",")
+        if any(word.lower() not in known for word in words):
+            raise ValueError(f"{part!r}: expected a list of {', '.join(names)}")
+        chosen = {known[word.lower()] for word in words}
+        chosen = set(names) - chosen if rest.startswith("^") else chosen
+        for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
+            result[function] = set(chosen)
+    return result
+
+
+# The algorithms that a function has at all; where a value allows none of them, older releases fall back to Ring.
+AVAILABLE = {
+    "Broadcast": {"Ring"},
+    "Reduce": {"Ring"},
+    "AllGather": {"Ring", "CollNetDirect", "NVLS", "PAT"},
+    "ReduceScatter": {"Ring", "CollNetDirect", "NVLS", "PAT"},
+    "AllReduce": {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"},
+}

@@ -1,0 +1,42 @@
+"""`benchmark=overhead`: what our own instruments cost a step. METHOD.md, "Overhead".
+
+Windows of instrumented steps (an event after every iteration, signs of life) and bare ones (a plain loop) take turns in the
+order A B A B; both are timed by the host clock around the window, which either has.
+"""
+
+import time
+
+from benchmarks import statistics
+from benchmarks.ranks import Ranks
+from benchmarks.reporter import Reporter
+from benchmarks.throughput import Measurement, Result
+from conf.cell import Cell
+
+
+def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
+    """Measure the overhead in one cell. Collective."""
+    measurement = Measurement(cell, ranks, reporter)
+    measurement.warm_up()
+    reporter.phase("overhead")
+    iterations = max(3, round(1e3 * cell.benchmark["window_seconds"] / measurement.step_ms))
+    instrumented, bare = [], []
+    for _ in range(cell.benchmark["rounds"]):
+        block, _ = measurement.block("instrumented", iterations - 1)  # and its lead-in
+        instrumented.append(block.host_ms / iterations)
+        ranks.barrier()
+        opened = time.perf_counter()
+        for _ in range(iterations):
+            measurement.training.step()
+        ranks.barrier()
+        bare.append((time.perf_counter() - opened) * 1e3 / iterations)
+        reporter.line("bare", ms=bare[-1])
+    slow, fast = ranks.slowest(instrumented), ranks.slowest(bare)
+    low, high = statistics.difference_interval(slow, fast)
+    step_ms = statistics.median(fast)
+    measurement.result.metrics |= {
+        "overhead/share": (statistics.median(slow) - step_ms) / step_ms,
+        "overhead/share_ci_low": low / step_ms,
+        "overhead/share_ci_high": high / step_ms,
+        "overhead/bare_step_ms": step_ms,
+    }
+    return measurement.result

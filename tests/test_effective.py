@@ -1,0 +1,349 @@
+"""Requested against effective: every code where it is planted, and nowhere in captures that are as asked."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.effective import Finding, describe_transport, judge, pair_class
+from analysis.nccl_log import parse_nccl_log
+from analysis.nccl_settings import ALGORITHMS, allowed, announcement, level_word, same_value
+
+DATA = Path(__file__).parent / "data"
+NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
+
+
+def capture(name):
+    return parse_nccl_log((DATA / f"nccl_{name}.log").read_text())
+
+
+def made(
+    *bodies,
+    transport="P2P/CUMEM",
+    version="2.28.9",
+    channels=24,
+    env=True,
+    nvls=0,
+    gpus=(0, 1),
+    ranks=(0, 1),
+    pids=True,
+):
+    """A log of two ranks in NCCL's form; `bodies` are announced by the ranks of `ranks`."""
+    rows = []
+    for rank in (0, 1):
+        peer = 1 - rank
+        slash = "/0" if transport.startswith("P2P") else ""
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 2 cudaDev {rank} nvmlDev {gpus[rank]}"
+        member += f" busId {gpus[rank]}0 commId 0x1 - Init"
+        count = f"{channels} coll channels, {channels} collnet channels, {nvls} nvls channels, 32 p2p channels"
+        rows += [
+            (rank, "Bootstrap: Using eth0"),
+            (rank, f"NCCL version {version}+cuda13.0"),
+            *([(rank, "Comm config Blocking set to 1")] if env else []),
+            (rank, f"{member} START"),
+            *([(rank, body) for body in bodies] if rank in ranks else []),
+            (rank, f"{count}, 2 p2p channels per peer"),
+            (rank, f"{member} COMPLETE"),
+            (rank, f"Channel 00{slash} : {rank}[{gpus[rank]}] -> {peer}[{gpus[peer]}] via {transport}"),
+        ]
+    return parse_nccl_log("".join(f"vm:{rank + 1}:1 [0] NCCL INFO {body}\n" for rank, body in rows))
+
+
+def says(name, value):
+    return f"{name} set by environment to {value}"
+
+
+def codes(findings, *severities):
+    return {(one.code, one.severity) for one in findings if not severities or one.severity in severities}
+
+
+# --- setting_ignored --------------------------------------------------------------------------------------------
+
+
+def test_captures_that_are_as_asked_give_nothing():
+    for name, level in (
+        ("h200_x2_p2p_level_LOC", "LOC"),
+        ("h200_x2_p2p_level_NVL", "NVL"),
+        ("h200_gpus_0_3_p2p_level_LOC", "LOC"),
+    ):
+        log = capture(name)
+        assert judge({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
+    assert judge({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
+    assert judge({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
+    assert judge({}, capture("h200_x8_default"), None, NV) == []
+
+
+def test_a_lower_case_level_is_ignored_and_its_transport_unexpected():
+    """The fact measured on hardware: NCCL_P2P_LEVEL=loc leaves no line and P2P/CUMEM."""
+    findings = judge({"NCCL_P2P_LEVEL": "loc"}, capture("h200_x8_default"), None, NV)
+    assert codes(findings) == {("setting_ignored", "invalid")}
+    assert "no 'set by environment' line" in findings[0].sentence
+    findings = judge({"NCCL_P2P_LEVEL": "LOC"}, capture("h200_x8_default"), None, NV)
+    assert codes(findings) == {("setting_ignored", "invalid"), ("transport_unexpected", "invalid")}
+
+
+def test_another_value_than_asked_is_invalid():
+    log = made(says("NCCL_P2P_LEVEL", "PIX"))
+    (finding,) = judge({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
+    assert finding == Finding(
+        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not what NCCL took: it announces PIX", "invalid", "NCCL_P2P_LEVEL"
+    )
+
+
+def test_env_settings_need_the_env_subsystem():
+    asked = {"NCCL_BUFFSIZE": "4194304"}
+    assert codes(judge(asked, made(env=True), None, NV)) == {("setting_ignored", "invalid")}
+    assert codes(judge(asked, made(env=False), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(judge(asked, made(env=False), None, NV, env_logged=True)) == {("setting_ignored", "invalid")}
+    assert judge(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
+    assert judge({"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
+    # what C reads from a word is 0, which is not what was asked
+    assert codes(judge({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)) == {
+        ("setting_ignored", "invalid")
+    }
+
+
+def test_settings_announced_only_where_used_are_unchecked_when_absent():
+    assert codes(judge({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(judge({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
+
+
+def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level():
+    old = made(says("NCCL_P2P_LEVEL", "LOC"), version="2.20.5", transport="SHM/direct/direct")
+    assert judge({"NCCL_P2P_DISABLE": "1"}, old, None, NV) == []
+    new = made(says("NCCL_P2P_DISABLE", "1"), transport="SHM/direct/direct")
+    assert judge({"NCCL_P2P_DISABLE": "1"}, new, None, NV) == []
+    findings = judge({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, new, None, NV)
+    assert [one.setting for one in findings] == ["NCCL_P2P_LEVEL"]
+    assert "goes before it" in findings[0].sentence
+
+
+def test_one_rank_without_the_announcement_is_suspect():
+    log = made(says("NCCL_P2P_LEVEL", "NVL"), ranks=(0,))
+    assert codes(judge({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {("setting_ignored", "suspect")}
+
+
+def test_ranks_with_different_values_are_invalid():
+    text = "vm:1:1 [0] NCCL INFO x\n"
+    for pid, level in ((1, "NVL"), (2, "LOC")):
+        text += f"vm:{pid}:1 [0] NCCL INFO {says('NCCL_P2P_LEVEL', level)}\n"
+    findings = judge({"NCCL_P2P_LEVEL": "NVL"}, parse_nccl_log(text), None, NV)
+    assert ("setting_ignored", "invalid") in codes(findings)
+
+
+def test_the_network_tells_what_became_of_nccl_net():
+    assert codes(judge({"NCCL_NET": "IB"}, capture("h200_x8_default"), None, NV)) == {("setting_ignored", "invalid")}
+    assert judge({"NCCL_NET": "Socket"}, capture("h200_x8_default"), None, NV) == []
+
+
+def test_without_a_log_everything_is_unchecked():
+    findings = judge({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC"}, None, None, NV)
+    assert codes(findings) == {("setting_ignored", "unchecked")}
+    assert len(findings) == 2
+
+
+def test_a_log_that_ends_before_the_connections_proves_nothing():
+    log = parse_nccl_log("vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
+    assert codes(judge({"NCCL_P2P_LEVEL": "LOC"}, log, None, NV)) == {
+        ("setting_ignored", "unchecked"),
+        ("transport_unexpected", "unchecked"),
+    }
+
+
+# --- transport_unexpected ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "announced", "transport"),
+    [
+        ("NCCL_P2P_LEVEL", "LOC", "LOC", "P2P/CUMEM"),
+        ("NCCL_P2P_LEVEL", "0", "LOC", "P2P/IPC"),
+        ("NCCL_P2P_DISABLE", "1", "1", "P2P/CUMEM"),
+        ("NCCL_SHM_DISABLE", "1", "1.", "SHM/direct/direct"),
+        ("NCCL_IB_DISABLE", "1", "1.", "NET/IB/0/GDRDMA"),
+        ("NCCL_CUMEM_ENABLE", "0", "0.", "P2P/CUMEM/read"),
+    ],
+)
+def test_a_transport_that_the_setting_rules_out(name, value, announced, transport):
+    findings = judge({name: value}, made(says(name, announced), transport=transport), None, NV)
+    assert codes(findings) == {("transport_unexpected", "invalid")}
+    assert transport in findings[0].sentence
+
+
+def test_levels_against_link_classes():
+    def found(level, link, transport="P2P/IPC"):
+        log = made(says("NCCL_P2P_LEVEL", level), transport=transport)
+        return codes(judge({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None))
+
+    assert found("NVL", "NV2") == set()
+    assert found("NVL", "SYS") == {("transport_unexpected", "invalid")}
+    assert found("NVL", None) == {("transport_unexpected", "unchecked")}
+    assert found("NVL", "unknown") == {("transport_unexpected", "unchecked")}
+    assert found("PIX", "NV2") == set()
+    assert found("PIX", "NODE") == {("transport_unexpected", "suspect")}
+    assert found("PHB", "NODE") == set()
+    assert found("SYS", "SYS") == set()
+    # P2P allowed, something else used
+    assert found("NVL", "NV2", "SHM/direct/direct") == {("transport_unexpected", "suspect")}
+    assert found("PIX", "SYS", "SHM/direct/direct") == set()
+    # by way of a third GPU: NVB, one step beyond NVL
+    assert found("NVL", "SYS", "P2P/indirect/2[2]") == {("transport_unexpected", "invalid")}
+    assert found("PIX", "SYS", "P2P/indirect/2[2]") == set()
+
+
+def test_nvls_off_but_used():
+    log = made(says("NCCL_NVLS_ENABLE", "0."), nvls=16)
+    assert codes(judge({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {("transport_unexpected", "invalid")}
+
+
+# --- algorithm_unexpected, channels_unexpected ------------------------------------------------------------------
+
+
+def choice(function, algorithm, protocol, size=1024):
+    return f"{function}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..3}}"
+
+
+def test_algorithms_against_tuning_lines():
+    def found(name, value, *bodies):
+        return codes(judge({name: value}, made(says(name, value), *bodies), None, NV))
+
+    ring = choice("AllReduce", "RING", "LL")
+    assert found("NCCL_ALGO", "Ring", ring) == set()
+    assert found("NCCL_ALGO", "Tree", ring) == {("algorithm_unexpected", "invalid")}
+    assert found("NCCL_ALGO", "^ring", ring) == {("algorithm_unexpected", "invalid")}
+    assert found("NCCL_ALGO", "allreduce:tree;broadcast:ring", ring) == {("algorithm_unexpected", "invalid")}
+    assert found("NCCL_ALGO", "allreduce:tree", choice("AllGather", "RING", "LL")) == set()
+    # Broadcast has no tree: nothing else was possible
+    assert found("NCCL_ALGO", "Tree", choice("Broadcast", "RING", "LL")) == set()
+    assert found("NCCL_PROTO", "Simple", ring) == {("algorithm_unexpected", "invalid")}
+    assert found("NCCL_PROTO", "LL,LL128", ring) == set()
+    assert found("NCCL_ALGO", "Ring") == {("algorithm_unexpected", "unchecked")}
+    assert found("NCCL_ALGO", "Rnig", ring) == {("algorithm_unexpected", "unchecked")}
+    old = "1024 Bytes -> Algo 1 proto 0 time 12.500000"
+    assert found("NCCL_ALGO", "Tree", old) == {("algorithm_unexpected", "invalid")}
+
+
+def test_channels_against_their_limits():
+    def found(name, value, channels):
+        return codes(judge({name: value}, made(says(name, f"{value}."), channels=channels), None, NV))
+
+    assert found("NCCL_MIN_NCHANNELS", "8", 4) == {("channels_unexpected", "invalid")}
+    assert found("NCCL_MIN_NCHANNELS", "8", 24) == set()
+    assert found("NCCL_MIN_NCHANNELS", "100", 32) == set()
+    assert found("NCCL_MAX_NCHANNELS", "8", 24) == {("channels_unexpected", "invalid")}
+    assert found("NCCL_MAX_CTAS", "24", 24) == set()
+
+
+# --- setting_no_effect ------------------------------------------------------------------------------------------
+
+
+def test_the_seeds_level_1_did_not_force_pcie():
+    default = capture("dgx1_gpus_0_3_default")
+    (finding,) = judge({"NCCL_P2P_LEVEL": "PIX"}, capture("dgx1_gpus_0_3_p2p_level_1"), default, {}, gpus=[0, 3])[-1:]
+    assert (finding.code, finding.severity) == ("setting_no_effect", "finding")
+    assert "level 1 (PIX) did not force PCIe: same transports as without it (P2P/IPC, 4 channels)" in finding.sentence
+    findings = judge({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3])
+    assert findings == []
+
+
+def test_pix_on_nvlink_pairs_has_no_effect_and_is_not_invalid():
+    findings = judge({"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV)
+    assert codes(findings) == {("setting_no_effect", "finding")}
+
+
+def test_effect_is_seen_in_transport_channels_or_algorithm():
+    name = "NCCL_ALGO"
+    ring, tree = choice("AllReduce", "RING", "LL"), choice("AllReduce", "TREE", "LL")
+    assert judge({name: "tree"}, made(says(name, "tree"), tree), made(ring), NV) == []
+    assert codes(judge({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)) == {
+        ("setting_no_effect", "finding")
+    }
+    assert codes(judge({name: "ring"}, made(says(name, "ring"), ring), made(), NV)) == {
+        ("setting_no_effect", "unchecked")
+    }
+    limit = {"NCCL_MAX_NCHANNELS": "4"}
+    assert judge(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
+    # an ignored setting is ignored, not without effect; one that shows nowhere is not judged by an equal log
+    assert codes(judge({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {("setting_ignored", "invalid")}
+    assert judge({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
+
+
+# --- transport and link -----------------------------------------------------------------------------------------
+
+
+def test_transport_joined_with_link_class():
+    assert describe_transport(capture("h200_x8_default"), NV) == "P2P/CUMEM over NV18"
+    log = capture("h200_gpus_0_3_p2p_level_LOC")
+    assert describe_transport(log, NV) == "SHM/direct/direct, NV18 unused"
+    assert pair_class("0->1", log, {"0-3": "NV18", "0-1": "PIX"}) == "NV18"
+    assert describe_transport(log, None) == "SHM/direct/direct"
+    seed = capture("dgx1_gpus_1_7_default")
+    assert describe_transport(seed, {"1-7": "SYS"}, gpus=[1, 7]) == "SHM/direct over SYS"
+    assert describe_transport(seed, {"1-7": "SYS"}) == "SHM/direct"
+    assert describe_transport(made(transport="NET/IB/3/GDRDMA"), NV) == "NET/IB/GDRDMA"
+    bare = parse_nccl_log("NCCL INFO a\n")
+    assert describe_transport(bare, NV) == "unknown"
+
+
+def test_mixed_transports_are_joined_by_plus():
+    text = "x\nNCCL INFO NCCL version 2.28.9+cuda13.0\n"
+    text += "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\nNCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/IPC\n"
+    text += "NCCL INFO Channel 00 : 2[2] -> 0[0] via SHM/direct/direct\n"
+    log = parse_nccl_log(text)
+    classes = {"0-1": "NV1", "1-2": "NV2", "0-2": "SYS"}
+    assert describe_transport(log, classes) == "P2P/IPC over NV1+NV2 + SHM/direct/direct over SYS"
+
+
+def test_link_classes_do_not_reach_across_hosts():
+    text = "x\n"
+    for rank in (0, 1):
+        member = f"comm 0x{rank} rank {rank} nranks 2 cudaDev 0 nvmlDev {rank} busId {rank}0 commId 0x1 - Init COMPLETE"
+        text += f"node{rank}:1:1 [0] NCCL INFO {member}\n"
+    text += "node0:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0\n"
+    log = parse_nccl_log(text)
+    assert pair_class("0->1", log, NV) is None
+
+
+# --- NCCL's own rules -------------------------------------------------------------------------------------------
+
+
+def test_values_as_nccl_reads_them():
+    assert [level_word(value) for value in ("0", "1", "2", "3", "4", "9", "NVL")] == [
+        *("LOC", "PIX", "PXB", "PHB", "SYS", "SYS", "NVL")
+    ]
+    assert same_value("NCCL_BUFFSIZE", "010", "8")
+    assert same_value("NCCL_BUFFSIZE", "-1", str(2**64 - 1))
+    assert not same_value("NCCL_ALGO", "ring", "Ring")
+    assert same_value("NCCL_LAUNCH_MODE", "group", "GROUP")
+    assert announcement("NCCL_BUFFSIZE", "1", (2, 8, 3)) == "always"
+    assert announcement("NCCL_BUFFSIZE", "1", (2, 28, 9)) == "env"
+    assert announcement("NCCL_MIN_CTAS", "1", (2, 12, 12)) == "used"
+
+
+def test_lists_of_algorithms_as_nccl_parses_them():
+    both = allowed("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring", ALGORITHMS)
+    assert both["AllReduce"] == {"Tree", "CollNetDirect"}
+    assert both["Broadcast"] == {"Ring"}
+    assert both["AllGather"] == {"Ring", "CollNetDirect"}
+    assert allowed("^ring", ALGORITHMS)["AllReduce"] == set(ALGORITHMS) - {"Ring"}
+    with pytest.raises(ValueError, match="expected a list of Tree"):
+        allowed("rnig", ALGORITHMS)
+    with pytest.raises(ValueError, match="none of Broadcast"):
+        allowed("allredcue:ring", ALGORITHMS)
+
+
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["NCCL_P2P_LEVEL", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_NET", "NCCL_Q"]),
+        st.one_of(st.text(max_size=8), st.sampled_from(["²", "9" * 5000, "0" * 5000, ":", ";", "^", "٣"])),
+    ),
+    st.booleans(),
+)
+def test_judge_never_raises(asked, other):
+    logs = [capture("dgx1_gpus_0_3_p2p_level_1"), made(), None]
+    for log in logs:
+        for finding in judge(asked, log, logs[1] if other else None, NV):
+            assert finding.severity in ("invalid", "suspect", "finding", "unchecked")
+            assert finding.sentence

@@ -1,0 +1,632 @@
+"""The parser of NCCL's log: captures, the dialects of 2.4 to 2.30 rendered from a model, and damage."""
+
+import json
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.nccl_log import parse_nccl_log
+
+DATA = Path(__file__).parent / "data"
+BUDGET = settings(derandomize=True, max_examples=60, deadline=None)
+
+
+def capture(name):
+    return (DATA / f"nccl_{name}.log").read_text()
+
+
+# --- captures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "channels", "source"),
+    [
+        ("dgx1_gpus_0_3_default", "P2P/IPC", 4, "summary"),
+        ("dgx1_gpus_1_7_default", "SHM/direct", 2, "summary"),
+        ("dgx1_gpus_0_3_p2p_level_0", "SHM/direct", 2, "summary"),
+        ("dgx1_gpus_0_3_p2p_level_1", "P2P/IPC", 4, "rings"),
+    ],
+)
+def test_the_seeds_four_logs(name, transport, channels, source):
+    log = parse_nccl_log(capture(name))
+    assert log.transports == {"0->1": (transport,), "1->0": (transport,)}
+    assert log.channels["collective"] == channels
+    assert log.channels_from == source
+    assert log.channels["nvls"] is None
+    assert log.version is None
+    assert log.notes == ()
+    assert log.communicators[0].devices[0].bus_id in ("6000", "7000")
+    assert log.communicators[0].devices[0].nvml is None
+
+
+def test_seed_default_says_no_rank_count_and_level_logs_say_two():
+    assert parse_nccl_log(capture("dgx1_gpus_0_3_default")).nranks is None
+    log = parse_nccl_log(capture("dgx1_gpus_0_3_p2p_level_1"))
+    assert log.nranks == 2
+    assert log.rings == {channel: (0, 1) for channel in range(4)}
+    assert log.settings == {"NCCL_P2P_LEVEL": "PIX"}
+    assert log.trees[0] == {0: -1, 1: 0}
+
+
+def test_eight_h200():
+    log = parse_nccl_log(capture("h200_x8_default"))
+    assert (log.version, log.cuda, log.nranks, log.processes) == ("2.28.9", "13.0", 8, 8)
+    assert log.transports == {f"{rank}->{(rank + 1) % 8}": ("P2P/CUMEM",) for rank in range(8)}
+    assert log.channels == {"collective": 24, "p2p": 32, "nvls": 0, "collnet": 24, "p2p_per_peer": 32}
+    assert log.rings == {channel: tuple(range(8)) for channel in range(24)}
+    assert len(log.trees) == 24
+    assert log.trees[0] == {rank: rank - 1 for rank in range(8)}
+    assert {rank: device.nvml for rank, device in log.communicators[0].devices.items()} == {r: r for r in range(8)}
+    assert log.settings == {"NCCL_NVLS_ENABLE": "0"}
+    assert log.announced_by == {"NCCL_NVLS_ENABLE": 8}
+    assert log.network == "Socket"
+    assert log.multicast is None
+    largest = [one for one in log.algorithms if (one.function, one.size) == ("AllReduce", 102228128)]
+    assert [(one.algorithm, one.protocol, one.channels, one.calls) for one in largest] == [("Ring", "Simple", 24, 2)]
+    assert (log.notes, log.warnings, log.errors, log.truncated, log.lost) == ((), (), (), False, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "channels", "level", "nvml"),
+    [
+        ("h200_gpus_0_3_p2p_level_LOC", "SHM/direct/direct", 4, "LOC", 3),
+        ("h200_x2_p2p_level_LOC", "SHM/direct/direct", 4, "LOC", 1),
+        ("h200_x2_p2p_level_NVL", "P2P/CUMEM", 24, "NVL", 1),
+    ],
+)
+def test_two_h200(name, transport, channels, level, nvml):
+    log = parse_nccl_log(capture(name))
+    assert log.transports == {"0->1": (transport,), "1->0": (transport,)}
+    assert log.channels["collective"] == channels
+    assert log.settings == {"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}
+    assert [device.nvml for device in log.communicators[0].devices.values()] == [0, nvml]
+    assert log.env_logged
+    assert log.notes == ()
+
+
+def test_a_file_per_rank_reads_as_one_interleaved_file():
+    whole = capture("h200_x8_default")
+    rows = whole.splitlines(keepends=True)
+    texts = ["".join(row for row in rows if f"vm:{pid}:" in row) for pid in range(8655, 8663)]
+    assert parse_nccl_log(*texts).as_json() == parse_nccl_log(whole).as_json()
+
+
+# --- dialects ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    version: str
+    nvml: tuple[int, ...]
+    ring: tuple[int, ...]
+    channels: int
+    words: tuple[str, ...]  # of the connection that leaves ring[i]
+    values: tuple[tuple[str, str], ...]
+    choices: tuple[tuple[str, int, int, int], ...]  # function, bytes, algorithm, protocol
+    prefix: str
+
+
+VERSIONS = ["2.4.8", "2.7.8", "2.8.4", "2.12.12", "2.14.3", "2.18.3", "2.22.3", "2.23.4", "2.28.9", "2.30.7"]
+ALGORITHMS = [("Tree", "TREE"), ("Ring", "RING"), ("CollNetDirect", "COLLNET_DIRECT")]
+PROTOCOLS = [("LL", "LL"), ("LL128", "LL128"), ("Simple", "SIMPLE")]
+INTEGERS = ["NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS"]
+
+
+def numbers(version):
+    return tuple(map(int, version.split(".")))
+
+
+def words_of(version):
+    v = numbers(version)
+    words = ["P2P/IPC", "P2P/direct pointer", "NET/IB/0/GDRDMA", "NET/Socket/1"]
+    words += ["P2P/CUMEM", "P2P/CUMEM/read"] if v >= (2, 18) else []
+    words += ["P2P/IPC/read", "P2P/indirect"] if v >= (2, 8) else []
+    words += ["NET/IB/0(1)/GDRDMA(PCI)/Shared"] if v >= (2, 26) else []
+    return [*words, "SHM/direct" if v < (2, 13) or v >= (2, 30) else "SHM/direct/direct"]
+
+
+@st.composite
+def models(draw):
+    version = draw(st.sampled_from(VERSIONS))
+    size = draw(st.integers(2, 6))
+    function = st.sampled_from(["AllReduce", "Broadcast", "AllGather"])
+    choice = st.tuples(function, st.integers(1, 10**9), st.integers(0, 2), st.integers(0, 2))
+    return Model(
+        version=version,
+        nvml=tuple(draw(st.permutations(range(8)))[:size]),
+        ring=(0, *draw(st.permutations(range(1, size)))),
+        channels=draw(st.integers(1, 12)),
+        words=tuple(draw(st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size))),
+        values=tuple(
+            draw(
+                st.lists(
+                    st.one_of(
+                        st.tuples(st.sampled_from(INTEGERS), st.integers(-2, 2**22).map(str)),
+                        st.tuples(st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"])),
+                        st.tuples(st.just("NCCL_ALGO"), st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"])),
+                    ),
+                    max_size=3,
+                    unique_by=lambda item: item[0],
+                )
+            )
+        ),
+        choices=tuple(draw(st.lists(choice, max_size=3, unique=True))),
+        prefix=draw(st.sampled_from(["pid", "time", "none"])),
+    )
+
+
+def bus(index):
+    return f"{(index + 6) * 0x1000 + 0xA000:x}"
+
+
+def parent(model, rank):
+    place = model.ring.index(rank)
+    return -1 if place == 0 else model.ring[place - 1]
+
+
+def connection(model, channel, at):
+    """The lines of ranks for one connection: [(rank, line)]."""
+    v = numbers(model.version)
+    source, target, word = model.ring[at], model.ring[(at + 1) % len(model.ring)], model.words[at]
+    word = "direct shared memory" if word == "SHM/direct" and v < (2, 13) else word
+    word = word.replace("P2P/indirect", "P2P/indirect/0[1]" if v >= (2, 18) else "P2P/indirect/0[b000]")
+    net = word.startswith("NET")
+    slash = (net and v >= (2, 12)) or (word.startswith("P2P") and v >= (2, 14))
+    head = f"{'Ring' if v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
+
+    def end(rank):
+        if v < (2, 5):
+            return f"{rank}" if net else f"{rank}[{model.nvml[rank]}]"
+        return f"{rank}[{model.nvml[rank] if v >= (2, 18) else bus(model.nvml[rank])}]"
+
+    body = f"{head} {end(source)} -> {end(target)}"
+    if net:
+        receive = word.split("(1)")[0] + "/GDRDMA(PCI)/Shared" if "(1)" in word else word
+        return [(source, f"{body} [send] via {word}"), (target, f"{body} [receive] via {receive}")]
+    return [(source, f"{body} via {word}")]
+
+
+def render(model):
+    """The lines of each rank, in order, without prefix."""
+    v = numbers(model.version)
+    size = len(model.ring)
+    lines = {rank: [] for rank in range(size)}
+    for rank in range(size):
+        add = lines[rank].append
+        add("Bootstrap : Using eth0:192.0.2.2<0>")
+        add(f"NCCL version {model.version}+cuda12.4")
+        add("Using network IB")
+        where = f"cudaDev {rank} nvmlDev {model.nvml[rank]}"
+        if v >= (2, 5):
+            nvml = f" nvmlDev {model.nvml[rank]}" if v >= (2, 18) else ""
+            where = f"cudaDev {rank}{nvml} busId {bus(model.nvml[rank])}"
+        name = "ncclCommInitRank " if v >= (2, 21) else ""
+        ident = " commId 0xabc" if v >= (2, 16) else ""
+        member = f"{name}comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init "
+        if v >= (2, 18):
+            add(f"{member}START")
+        for name_, value in model.values:
+            stop = "." if name_ in INTEGERS else ""
+            shown = str(int(value) % 2**64) if stop and v < (2, 12) else value
+            add(f"{name_} set by environment to {shown}{stop}")
+        if rank == 0:
+            for channel in range(model.channels):
+                count = f"/{model.channels:02d}" if v >= (2, 5) else ""
+                ranks = "".join(f" {r}" if v >= (2, 23) else f" {r:3d}" for r in model.ring)
+                add(f"Channel {channel:02d}{count} :{ranks}")
+        up = parent(model, rank)
+        tree = f"-1/-1/-1->{rank}->{up}"
+        if v < (2, 5):
+            tree = f"{up}->{rank}->-1/-1/-1"
+        elif v < (2, 8):
+            tree += f"|{up}->{rank}->-1/-1/-1"
+        add("Trees" + "".join(f" [{channel}] {tree}" for channel in range(model.channels)))
+        if v >= (2, 7):
+            counts = [f"{model.channels} coll channels"]
+            counts += [f"{model.channels} collnet channels"] if v >= (2, 20) else []
+            counts += ["0 nvls channels"] if v >= (2, 17) else []
+            add(", ".join([*counts, f"{model.channels} p2p channels, 2 p2p channels per peer"]))
+        if v >= (2, 22):
+            add(f"{member}COMPLETE")
+    for channel in range(model.channels):
+        for at in range(size):
+            for rank, line in connection(model, channel, at):
+                lines[rank].append(line)
+    for rank in range(size):
+        lines[rank].append("Connected all rings")
+        if v < (2, 22):
+            completed = [line for line in lines[rank] if " Init START" in line]
+            where = f"cudaDev {rank} nvmlDev {model.nvml[rank]}" if v < (2, 5) else ""
+            where = where or f"cudaDev {rank} busId {bus(model.nvml[rank])}"
+            ident = " commId 0xabc" if v >= (2, 16) else ""
+            done = f"comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init COMPLETE"
+            lines[rank].append(completed[0].replace("START", "COMPLETE") if completed else done)
+    if v >= (2, 20):
+        for function, size_, algorithm, protocol in model.choices:
+            if v >= (2, 24):
+                names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
+                lines[0].append(f"{function}: {size_} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}")
+            else:
+                head = f"{function}: " if v >= (2, 23) else ""
+                lines[0].append(f"{head}{size_} Bytes -> Algo {algorithm} proto {protocol} time 12.500000")
+    return lines
+
+
+def prefixed(model, lines):
+    def prefix(rank):
+        if model.prefix == "none":
+            return "NCCL INFO "
+        stamp = "[2026-01-02 03:04:05] " if model.prefix == "time" else ""
+        return f"{stamp}node-1:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
+
+    return {rank: [prefix(rank) + line for line in own] for rank, own in lines.items()}
+
+
+def interleaved(lines, seed):
+    """[(rank, line)] in a random order that keeps each rank's own."""
+    chance = random.Random(seed)
+    left = {rank: list(own) for rank, own in lines.items()}
+    order = []
+    while any(left.values()):
+        rank = chance.choice([rank for rank, own in left.items() if own])
+        order.append((rank, left[rank].pop(0)))
+    return order
+
+
+def expected_transports(model):
+    result = {}
+    for at, source in enumerate(model.ring):
+        target = model.ring[(at + 1) % len(model.ring)]
+        words = {model.words[at]}
+        if "(1)" in model.words[at]:
+            words.add("NET/IB/0/GDRDMA(PCI)/Shared")
+        result[f"{source}->{target}"] = tuple(sorted(words))
+    return result
+
+
+def expected_settings(model):
+    v = numbers(model.version)
+    return {
+        name: str(int(value) % 2**64) if v < (2, 12) and name in INTEGERS else value for name, value in model.values
+    }
+
+
+def expected_choices(model):
+    v = numbers(model.version)
+    if v < (2, 20):
+        return {}
+    counted = {}
+    for function, size, algorithm, protocol in model.choices:
+        channels = model.channels if v >= (2, 24) else None
+        names = (ALGORITHMS[algorithm][0], PROTOCOLS[protocol][0])
+        key = (function if v >= (2, 23) else None, size, *names, channels)
+        counted[key] = counted.get(key, 0) + 1
+    return counted
+
+
+def chosen(log):
+    return {(c.function, c.size, c.algorithm, c.protocol, c.channels): c.calls for c in log.algorithms}
+
+
+def check_whole(model, log):
+    v = numbers(model.version)
+    assert log.version == model.version
+    assert log.nranks == len(model.ring)
+    assert log.transports == expected_transports(model)
+    if v >= (2, 7):
+        assert (log.channels["collective"], log.channels_from) == (model.channels, "summary")
+    else:
+        assert log.channels["collective"] == (model.channels if v >= (2, 5) else None)
+    assert log.channels["nvls"] == (0 if v >= (2, 17) else None)
+    assert log.rings == {channel: model.ring for channel in range(model.channels)}
+    tree = {rank: parent(model, rank) for rank in range(len(model.ring))}
+    assert log.trees == {channel: tree for channel in range(model.channels)}
+    assert log.settings == expected_settings(model)
+    assert chosen(log) == expected_choices(model)
+    devices = log.communicators[0].devices
+    assert len(log.communicators) == 1
+    if v >= (2, 18) or v < (2, 5):
+        assert {rank: device.nvml for rank, device in devices.items()} == dict(enumerate(model.nvml))
+    if v >= (2, 5):
+        assert {rank: device.bus_id for rank, device in devices.items()} == {
+            rank: bus(index) for rank, index in enumerate(model.nvml)
+        }
+    assert (log.notes, log.lost, log.truncated) == ((), 0, False)
+
+
+@BUDGET
+@given(models(), st.integers(0, 999))
+def test_parse_of_render_is_the_model(model, seed):
+    lines = prefixed(model, render(model))
+    check_whole(model, parse_nccl_log("".join(f"{line}\n" for _, line in interleaved(lines, seed))))
+    check_whole(model, parse_nccl_log(*("".join(f"{line}\r\n" for line in own) for own in lines.values())))
+
+
+def check_part(model, text):
+    """Nothing in the log of a damaged text may differ from the model; anything may be missing."""
+    try:
+        log = parse_nccl_log(text)
+    except UnreadableInput:
+        return
+    truth = expected_transports(model)
+    for pair, words in log.transports.items():
+        assert set(words) <= set(truth[pair])
+    assert log.nranks in (None, len(model.ring))
+    assert log.version in (None, model.version)
+    for kind, count in {"collective": model.channels, "p2p": model.channels, "nvls": 0, "p2p_per_peer": 2}.items():
+        assert log.channels[kind] in (None, count)
+    assert all(ring == model.ring for ring in log.rings.values())
+    for parents in log.trees.values():
+        assert all(above == parent(model, rank) for rank, above in parents.items())
+    assert log.settings.items() <= expected_settings(model).items()
+    assert log.conflicts == {}
+    counted = expected_choices(model)
+    assert all(calls <= counted[key] for key, calls in chosen(log).items())
+    for rank, device in log.communicators[0].devices.items():
+        assert device.nvml in (None, model.nvml[rank])
+        assert device.bus_id in (None, bus(model.nvml[rank]))
+
+
+@BUDGET
+@given(models(), st.integers(0, 999), st.data())
+def test_damage_never_gives_a_wrong_number_or_transport(model, seed, data):
+    chance = random.Random(data.draw(st.integers(0, 9999)))
+    rows = [f"{line}\n" for _, line in interleaved(prefixed(model, render(model)), seed)]
+    kind = data.draw(st.sampled_from(["head", "tail", "drop", "nul", "all"]))
+    if kind in ("drop", "all"):
+        rows = [row for row in rows if chance.random() < 0.6]
+    text = "".join(rows)
+    if kind in ("nul", "all"):
+        for _ in range(5):
+            at = chance.randrange(len(text) + 1)
+            length = chance.randrange(1, 120)
+            text = text[:at] + "\0" * len(text[at : at + length]) + text[at + length :]
+    if kind in ("head", "all"):
+        text = text[: chance.randrange(len(text) + 1)]
+    if kind in ("tail", "all"):
+        text = text[chance.randrange(len(text) + 1) :]
+    check_part(model, text)
+
+
+@BUDGET
+@given(models(), st.integers(0, 999), st.integers(0, 9999))
+def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, chance_seed):
+    chance = random.Random(chance_seed)
+    rows = [line for _, line in interleaved(prefixed(model, render(model)), seed)]
+    out, at, tears = [], 0, 0
+    while at < len(rows):
+        one, two, three = [*rows[at : at + 3], "", "", ""][:3]
+        if at + 2 < len(rows) and chance.random() < 0.1:
+            # three writers: heads of the first and second, the third whole, then the tails
+            cut, other = chance.randrange(len("NCCL INFO "), len(one)), chance.randrange(len("NCCL INFO "), len(two))
+            if "NCCL INFO " in one[:cut] and "NCCL INFO " in two[:other]:
+                out += [one[:cut] + three, two[:other] + one[cut:], two[other:]]
+                at, tears = at + 3, tears + 1
+                continue
+        out.append(one)
+        at += 1
+    check_part(model, "".join(f"{row}\n" for row in out))
+    if tears:
+        assert any("torn between ranks" in note for note in parse_nccl_log("".join(f"{r}\n" for r in out)).notes)
+
+
+# --- single lines -----------------------------------------------------------------------------------------------
+
+HEAD = "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+
+
+def info(*bodies, pid=1, host="vm"):
+    return "".join(f"{host}:{pid}:{pid} [0] NCCL INFO {body}\n" for body in bodies)
+
+
+def test_two_communicators_the_largest_is_taken_and_the_other_listed():
+    def members(comm, size, rank, gpu):
+        what = f"ncclCommInitRankConfig comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {gpu} nvmlDev {gpu}"
+        return f"{what} busId {gpu}0 commId 0x{comm} - Init"
+
+    text = HEAD
+    for gpu in range(4):
+        text += info(members("a", 4, gpu, gpu) + " START", members("a", 4, gpu, gpu) + " COMPLETE", pid=gpu)
+    text += info("24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer")
+    for gpu in (2, 3):
+        start, done = (members("b", 2, gpu - 2, gpu) + word for word in (" START", " COMPLETE"))
+        few = "2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer"
+        text += info(start, few, done, pid=gpu)
+    # both connect at their first collective, mixed; ranks and NVML indices tell them apart
+    text += info("Channel 00 : 0[2] -> 1[3] via SHM/direct/direct", pid=2)
+    text += info("Channel 00/0 : 2[2] -> 3[3] via P2P/CUMEM", pid=2)
+    text += info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", pid=0)
+    log = parse_nccl_log(text)
+    assert log.nranks == 4
+    assert log.transports == {"0->1": ("P2P/CUMEM",), "2->3": ("P2P/CUMEM",)}
+    assert [(one.name, one.nranks) for one in log.communicators] == [("0xa", 4), ("0xb", 2)]
+    assert any("2 communicators" in note for note in log.notes)
+    assert log.channels["collective"] is None or log.channels["collective"] == 24
+
+
+def test_a_connection_that_fits_two_communicators_differently_is_not_used():
+    text = HEAD
+    for comm, size in (("a", 3), ("b", 2)):
+        for rank in range(size):
+            line = f"ncclCommInitRank comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {rank} nvmlDev {rank}"
+            line += f" busId {rank}0 commId 0x{comm} - Init"
+            text += info(f"{line} START", f"{line} COMPLETE", pid=rank + 1)
+    both = info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", pid=1)
+    log = parse_nccl_log(text + both)
+    assert log.transports == {"0->1": ("P2P/CUMEM",)}
+    assert any("fit several communicators; taken for the largest" in note for note in log.notes)
+    log = parse_nccl_log(text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1))
+    assert log.transports == {}
+    assert any("differ in transport: not used" in note for note in log.notes)
+
+
+def test_split_communicators_without_commid():
+    text = HEAD
+    for rank in range(4):
+        line = f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks 4 cudaDev {rank} nvmlDev {rank} busId {rank}0"
+        text += info(f"{line} commId 0xa - Init START", f"{line} commId 0xa - Init COMPLETE", pid=rank + 1)
+    for rank in range(4):
+        line = f"ncclCommSplit comm 0xb{rank} rank {rank % 2} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}0"
+        line += f" parent 0xa{rank} splitCount 1 color {rank // 2} key {rank}"
+        text += info(f"{line}- Init START", f"{line} - Init COMPLETE", pid=rank + 1)
+    log = parse_nccl_log(text)
+    assert [one.nranks for one in log.communicators] == [4, 2, 2]
+    assert [[d.nvml for d in one.devices.values()] for one in log.communicators[1:]] == [[0, 1], [2, 3]]
+
+
+def test_mixed_communicators_without_any_line_that_names_them_give_no_transport():
+    text = HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "Channel 00 : 0[2] -> 1[3] via SHM/direct/direct")
+    log = parse_nccl_log(text)
+    assert log.transports == {}
+    assert any("no line says which is whose" in note for note in log.notes)
+
+
+def test_a_newer_version_is_read_and_noted():
+    text = HEAD.replace("2.28.9", "2.41.0") + info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM")
+    log = parse_nccl_log(text)
+    assert log.version == "2.41.0"
+    assert log.transports == {"0->1": ("P2P/QUANTUM",)}
+    assert any("newer than any" in note for note in log.notes)
+    assert any("P2P/QUANTUM" in note for note in log.notes)
+    log = parse_nccl_log(HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM"))
+    assert log.transports == {}
+    assert log.notes
+
+
+def test_warnings_errors_multicast_and_collnet():
+    text = HEAD + "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
+    text += info("transport/net.cc:77 -> 6", "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)")
+    text += info("CollNet 00/0 : 0 [send] via COLLNET/SHARP/1/GDRDMA/Shared")
+    log = parse_nccl_log(text)
+    assert log.warnings == ("Call to recv failed",)
+    assert log.errors == ("transport/net.cc:77 -> 6",)
+    assert log.multicast is False
+    assert log.collnet == {0: ("COLLNET/SHARP/1/GDRDMA/Shared",)}
+
+
+def test_ranks_that_disagree_on_a_setting_are_a_conflict_not_a_value():
+    text = info("NCCL_BUFFSIZE set by environment to 1.", pid=1) + info("NCCL_BUFFSIZE set by environment to 2.", pid=2)
+    log = parse_nccl_log(HEAD + text)
+    assert log.settings == {}
+    assert log.conflicts == {"NCCL_BUFFSIZE": ("1", "2")}
+
+
+def test_a_cut_ring_or_tree_line_is_not_a_small_one():
+    cut = "Channel 00/04 : " + " ".join(map(str, range(38))) + " 3..."
+    trees = "Trees" + "".join(f" [{c}] 11/-1/-1->10->12" for c in range(48))
+    log = parse_nccl_log(HEAD + info(cut, trees[:1010]))
+    assert log.nranks is None
+    assert log.rings == {}
+    assert log.channels["collective"] == 4
+    assert len(log.trees) == trees[:1010].count(" [") - 1
+    twenty = "Channel 00/02 : " + " ".join(f"{rank:3d}" for rank in range(20))
+    assert parse_nccl_log(HEAD.replace("2.28.9", "2.12.12") + info(twenty)).nranks is None
+
+
+def test_nul_bytes_cost_the_line_they_are_in():
+    text = HEAD + info("NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL")
+    log = parse_nccl_log(text)
+    assert log.settings == {"NCCL_PROTO": "LL"}
+    assert log.lost == 1
+    assert any("NUL" in note for note in log.notes)
+
+
+def test_the_writer_of_a_first_line_that_lost_its_front_is_not_a_process():
+    log = parse_nccl_log(info("a", host="m") + info("b", "c", host="vm"))
+    assert log.processes == 1
+
+
+def test_numbers_that_no_log_has_are_not_read():
+    nines = "9" * 5000
+    text = HEAD + info(f"Channel {nines}/0 : 0[0] -> 1[1] via P2P/IPC", f"{nines} coll channels, 1 p2p channels, 1 x")
+    text += info(
+        f"AllReduce: {nines} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}", f"NCCL version {nines}.1"
+    )
+    log = parse_nccl_log(text + info("AllReduce: 8 Bytes -> Algo ² proto LL channel{Lo..Hi}={0..0}"))
+    assert log.transports == {}
+    assert log.version == "2.28.9"
+
+
+def test_an_unfinished_last_line_is_not_used():
+    log = parse_nccl_log(HEAD + info("NCCL_BUFFSIZE set by environment to 4194304.")[:-5])
+    assert log.truncated
+    assert log.settings == {}
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 1000, "Epoch 1/3\n", "GPU0\tGPU1\n X \tNV18\n", "NCCL INFO cut"])
+def test_foreign_text_is_refused_with_what_was_expected(text):
+    with pytest.raises(UnreadableInput, match="NCCL_DEBUG=INFO"):
+        parse_nccl_log(text)
+    with pytest.raises(UnreadableInput):
+        parse_nccl_log()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        capture("h200_x8_default") * 5,
+        capture("dgx1_gpus_0_3_p2p_level_1") * 900,
+        HEAD
+        + "\0" * 2**20
+        + "\n"
+        + "x" * 2**20
+        + "\n"
+        + "[" * 2**20
+        + "NCCL INFO \n"
+        + "a:1:" * 2**18
+        + " NCCL INFO z\n",
+        HEAD + info("Trees" + " [0] 1/-1/-1->0->-1" * 50_000, "Channel 00/04 :" + " 1" * 400_000, " " * 2**20 + "-> 3"),
+    ],
+    ids=["captured", "seed", "long lines", "long known lines"],
+)
+def test_a_second_per_mebibyte_at_most(text):
+    start = time.perf_counter()
+    parse_nccl_log(text)
+    assert time.perf_counter() - start < len(text) / 2**20
+
+
+# --- command ----------------------------------------------------------------------------------------------------
+
+
+def test_command_json_has_the_contracts_keys(capsys):
+    assert main(["nccl-log", str(DATA / "nccl_h200_x8_default.log"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert list(said)[:6] == ["version", "nranks", "transports", "channels", "settings", "warnings"]
+    assert said["version"] == "2.28.9"
+    assert said["transports"]["7->0"] == ["P2P/CUMEM"]
+    assert said["channels"]["collective"] == 24
+    assert said["algorithms"][0] == {
+        "function": "AllGather",
+        "bytes": 8,
+        "algorithm": "Ring",
+        "protocol": "LL",
+        "channels": 1,
+        "calls": 1,
+    }
+
+
+def test_command_prints_a_table_and_says_which_setting_changed_nothing(capsys):
+    level, default = (str(DATA / f"nccl_dgx1_gpus_0_3_{name}.log") for name in ("p2p_level_1", "default"))
+    assert main(["nccl-log", level, "--without", default]) == 0
+    out = capsys.readouterr().out
+    assert "P2P/IPC" in out
+    assert "level 1 (PIX) did not force PCIe: same transports as without it" in out
+    assert main(["nccl-log", str(DATA / "nccl_dgx1_gpus_0_3_p2p_level_0.log"), "--without", default]) == 0
+    assert "NCCL_P2P_LEVEL=LOC changed what the log shows" in capsys.readouterr().out
+
+
+def test_command_refuses_a_foreign_file_in_one_line(capsys, tmp_path):
+    foreign = tmp_path / "x.log"
+    foreign.write_text("hello\n")
+    assert main(["nccl-log", str(foreign)]) == 2
+    assert main(["nccl-log", str(tmp_path / "absent.log")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 2
+    assert "x.log: no line of NCCL found" in error

@@ -1,0 +1,146 @@
+"""Subset classes: the machines' numbers, and agreement with networkx on small random graphs."""
+
+import json
+import random
+from itertools import combinations
+from pathlib import Path
+
+import networkx
+import pytest
+
+from analysis.__main__ import main
+from analysis.subsets import best, classes, worst
+from analysis.topology import Gpu, Topology, parse_topology_text
+
+DATA = Path(__file__).parent / "data"
+DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
+H200 = parse_topology_text((DATA / "topo_h200_x8.txt").read_text())
+
+
+def machine(count, word):
+    """A topology from a function of two GPU ids."""
+    links = {frozenset(pair): word(*pair) for pair in combinations(range(count), 2)}
+    return Topology(tuple(Gpu(gpu) for gpu in range(count)), (), links, None, "test")
+
+
+def test_dgx1_has_56_classes():
+    found = classes(DGX1)
+    assert sum(one.members for one in found) == 247
+    assert [sum(one.size == size for one in found) for size in range(2, 9)] == [3, 7, 19, 14, 10, 2, 1]
+
+
+def test_dgx1_pairs_are_sorted_best_links_first():
+    pairs = classes(DGX1, 2)
+    assert [(one.links, one.members) for one in pairs] == [({"NV2": 1}, 8), ({"NV1": 1}, 8), ({"SYS": 1}, 12)]
+    assert pairs[0].representative == (0, 3)
+    assert pairs[0].second_member == (0, 4)
+
+
+def test_second_member_has_the_links_of_its_class():
+    for one in classes(DGX1):
+        assert (one.second_member is None) == (one.members == 1)
+        if one.second_member is not None:
+            words = [DGX1.link_between(a, b) for a, b in combinations(one.second_member, 2)]
+            assert {word: words.count(word) for word in words} == one.links
+
+
+def test_an_nvswitch_machine_has_one_class_per_size():
+    assert [(one.size, one.members) for one in classes(H200)] == [
+        (2, 28), (3, 56), (4, 70), (5, 56), (6, 28), (7, 8), (8, 1),
+    ]  # fmt: skip
+
+
+def test_affinity_parts_pairs_within_a_socket_from_pairs_across():
+    pairs = classes(DGX1, 2, affinity=True)
+    assert sorted((*one.links, one.members) for one in pairs) == [
+        ("NV1", 2), ("NV1", 6), ("NV2", 2), ("NV2", 6), ("SYS", 12),
+    ]  # fmt: skip
+    assert len(classes(DGX1, 8, affinity=True)) == 1
+
+
+def test_nics_part_pairs_that_share_one_from_pairs_that_do_not():
+    assert len(classes(DGX1, 1, nics=True)) == 1
+    assert len(classes(DGX1, 2, nics=True)) > 3
+    assert len(classes(H200, nics=True)) == 7
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("count", [5, 7])
+def test_classes_agree_with_networkx(seed, count):
+    chance = random.Random(seed)
+    words = ["NV2", "SYS"] if seed % 2 else ["NV1", "NV2", "SYS"]
+    topology = machine(count, lambda a, b: chance.choice(words))
+    for size in (3, 4, 5):
+        known: list[tuple[networkx.Graph, int]] = []
+        for subset in combinations(range(count), size):
+            graph = networkx.Graph()
+            graph.add_edges_from((a, b, {"word": topology.link_between(a, b)}) for a, b in combinations(subset, 2))
+            for at, (other, members) in enumerate(known):
+                if networkx.is_isomorphic(graph, other, edge_match=lambda one, two: one["word"] == two["word"]):
+                    known[at] = (other, members + 1)
+                    break
+            else:
+                known.append((graph, 1))
+        found = classes(topology, size)
+        assert sorted(one.members for one in found) == sorted(members for _, members in known)
+        assert {one.representative for one in found} == {tuple(sorted(graph)) for graph, _ in known}
+
+
+def test_classes_that_colour_refinement_cannot_tell_apart():
+    """A ring of six and two triangles: every GPU sees the same words, yet they are different machines."""
+    ring = {frozenset((a, (a + 1) % 6)) for a in range(6)}
+    triangles = {frozenset((6 + a, 6 + b)) for group in ((0, 1, 2), (3, 4, 5)) for a, b in combinations(group, 2)}
+    topology = machine(12, lambda a, b: "NV1" if frozenset((a, b)) in ring | triangles else "SYS")
+    by_representative = {one.representative: one for one in classes(topology, 6)}
+    assert by_representative[0, 1, 2, 3, 4, 5].members == 1
+    assert by_representative[6, 7, 8, 9, 10, 11].members == 1
+
+
+@pytest.mark.parametrize(("kind", "count"), [("switch", 15), ("two DGX-1", 1680)])
+def test_sixteen_gpus(kind, count):
+    def word(a, b):
+        if kind == "switch":
+            return "NV18"
+        return DGX1.link_between(a % 8, b % 8) if a // 8 == b // 8 else "SYS"
+
+    found = classes(machine(16, word))
+    assert sum(one.members for one in found) == 65_519
+    assert len(found) == count
+
+
+@pytest.mark.parametrize("size", [0, -1, 9])
+def test_sizes_the_machine_does_not_have_are_refused(size):
+    with pytest.raises(ValueError, match=f"classes of {size} GPUs: this topology has 8"):
+        classes(DGX1, size)
+
+
+def test_too_many_subsets_are_refused():
+    with pytest.raises(ValueError, match="too many"):
+        classes(machine(24, lambda a, b: "SYS"))
+    assert sum(one.members for one in classes(machine(24, lambda a, b: "SYS"), 2)) == 276
+
+
+def test_one_gpu_has_no_classes_of_two():
+    assert classes(machine(1, lambda a, b: "SYS")) == []
+
+
+def test_best_and_worst_are_rings():
+    assert best(DGX1, 2) == (0, 3)
+    assert worst(DGX1, 2) == (0, 5)
+    assert best(DGX1, 4) == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="9 of 8 GPUs"):
+        best(DGX1, 9)
+
+
+def test_command(capsys):
+    file = str(DATA / "topo_dgx1_v100.txt")
+    assert main(["subsets", file, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["subsets"] == 247
+    assert shown["classes"][0] == {"size": 2, "links": {"NV2": 1}, "representative": [0, 3], "members": 8}
+    assert main(["subsets", file, "--size", "2", "--second-member", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"][0]["second_member"] == [0, 4]
+    assert main(["subsets", file]) == 0
+    assert "247 subsets in 56 classes" in capsys.readouterr().out
+    assert main(["subsets", file, "--size", "9"]) == 2
+    assert "this topology has 8" in capsys.readouterr().err

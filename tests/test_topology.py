@@ -1,0 +1,617 @@
+"""Topology: the three readers, what they refuse, damage, drawing and the command."""
+
+import json
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.links import is_known, nvlink_gb_per_s, pcie_gb_per_s
+from analysis.topology import Gpu, Topology, infer_nvswitch, parse_topology_text
+from analysis.topology_drawing import draw
+from analysis.topology_layout import lay_out
+from analysis.topology_live import NoDriver, pci_class, read_live_topology
+from analysis.topology_source import parse_topology
+from analysis.topology_xml import parse_topology_xml
+
+DATA = Path(__file__).parent / "data"
+SETTINGS = settings(max_examples=60, derandomize=True, deadline=None, database=None)
+
+
+def capture(name):
+    return (DATA / f"topo_{name}.txt").read_text()
+
+
+# ---- text: captures -------------------------------------------------------------------------------------------------
+
+
+def test_dgx1_has_eight_pairs_of_two_links_eight_of_one_and_twelve_across_sockets():
+    topology = parse_topology_text(capture("dgx1_v100"))
+    words = list(topology.to_json()["links"].values())
+    assert {word: words.count(word) for word in set(words)} == {"NV2": 8, "NV1": 8, "SYS": 12}
+    assert topology.nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
+    assert topology.link_between(3, "mlx5_1") == "PIX"
+    assert topology.link_between("mlx5_0", "mlx5_1") == "PHB"
+    assert topology.gpu(5).cpu_affinity == "20-39,60-79"
+    assert topology.gpu(5).numa_affinity is None
+    assert topology.nvswitch is False
+
+
+def test_h200_header_is_underlined_and_affinity_columns_are_separated_by_doubled_tabs():
+    topology = parse_topology_text(capture("h200_x8"))
+    assert topology.gpus == tuple(range(8))
+    assert set(topology.to_json()["links"].values()) == {"NV18"}
+    assert topology.nvswitch is True
+    assert (topology.gpu(7).cpu_affinity, topology.gpu(7).numa_affinity) == ("0-127", "0")
+
+
+def test_a100_pcie_pairs_are_joined_by_a_bridge():
+    topology = parse_topology_text(capture("a100_pcie_x4"))
+    assert topology.to_json()["links"] == {
+        "0-1": "NV12", "0-2": "SYS", "0-3": "SYS", "1-2": "SYS", "1-3": "SYS", "2-3": "NV12",
+    }  # fmt: skip
+    assert [gpu.numa_affinity for gpu in topology.devices] == ["0", "1", "2", "3"]
+
+
+def test_link_class_of_a_subset_lists_distinct_classes_best_first():
+    topology = parse_topology_text(capture("dgx1_v100"))
+    assert topology.link_class_of([0]) == ""
+    assert topology.link_class_of([0, 3]) == "NV2"
+    assert topology.link_class_of([7, 0, 3]) == "NV2+NV1+SYS"
+    with pytest.raises(ValueError, match="no link between 0 and 9"):
+        topology.link_class_of([0, 9])
+
+
+@pytest.mark.parametrize(
+    ("name", "capture_name", "expected"),
+    [
+        ("Tesla V100-SXM2-16GB", "dgx1_v100", 25.0),
+        ("NVIDIA A100 80GB PCIe", "a100_pcie_x4", 300.0),
+        ("NVIDIA H200", "h200_x8", 450.0),
+        ("Some other GPU", "h200_x8", None),
+        (None, "h200_x8", None),
+    ],
+)
+def test_theoretical_bandwidth_needs_class_and_generation(name, capture_name, expected):
+    topology = parse_topology(capture(capture_name), name)
+    assert topology.theoretical_gb_per_s(0, 1) == expected
+
+
+def test_theoretical_bandwidth_is_unknown_between_sockets():
+    assert parse_topology(capture("dgx1_v100"), "Tesla V100").theoretical_gb_per_s(0, 7) is None
+
+
+def test_bandwidths_of_links():
+    assert nvlink_gb_per_s("NVIDIA RTX A6000") == nvlink_gb_per_s(sm=86) == 14.0625
+    assert nvlink_gb_per_s("NVIDIA B200") == 50.0
+    assert pcie_gb_per_s(8.0, 16) == pytest.approx(15.754, abs=1e-3)
+    assert pcie_gb_per_s(16.0, 0) is None
+
+
+# ---- text: dialects and refusals ------------------------------------------------------------------------------------
+
+ONE_GPU = "        GPU0    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X      PHB     0-251   0               N/A\nNIC0    PHB      X \n\nNIC Legend:\n\n  NIC0: mlx5_bond_0\n"  # noqa: E501
+
+
+def test_one_gpu_with_a_legend():
+    topology = parse_topology_text(ONE_GPU)
+    assert topology.to_json() == {"gpus": [0], "nics": ["mlx5_bond_0"], "links": {}}
+    assert topology.link_between("mlx5_bond_0", 0) == "PHB"
+    assert topology.nvswitch is None
+
+
+@pytest.mark.parametrize(
+    "text", ["\tGPU0\nGPU0\t X \n", "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t\tN/A\n"]
+)
+def test_one_gpu_in_old_dialects(text):
+    assert parse_topology_text(text).gpus == (0,)
+
+
+def test_old_word_for_a_path_between_sockets():
+    topology = parse_topology_text("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-7\nGPU1\tSOC\t X \t8-15\n")
+    assert topology.link_between(0, 1) == "SYS"
+
+
+def test_unknown_link_word_is_kept_and_has_no_bandwidth():
+    topology = parse_topology("\tGPU0\tGPU1\nGPU0\t X \tXLINK3\nGPU1\tXLINK3\t X \n", "NVIDIA H200")
+    assert topology.to_json()["links"] == {"0-1": "XLINK3"}
+    assert topology.theoretical_gb_per_s(0, 1) is None
+
+
+def test_an_affinity_that_the_end_of_the_text_may_have_cut_is_unknown():
+    text = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-127\nGPU1\tSYS\t X \t128-255"
+    assert [gpu.cpu_affinity for gpu in parse_topology_text(text).devices] == ["0-127", None]
+    assert parse_topology_text(text + "\n").gpu(1).cpu_affinity == "128-255"
+
+
+def test_prose_around_the_table_is_skipped():
+    text = (
+        "$ nvidia-smi topo -m\n```\n" + capture("dgx1_v100") + "```\nLooking at the matrix, GPU0 and GPU1 are near.\n"
+    )
+    assert parse_topology_text(text) == parse_topology_text(capture("dgx1_v100"))
+
+
+DGX1 = capture("dgx1_v100")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no header line"),
+        ("hello\n", "no header line"),
+        ("\n".join(line for line in DGX1.split("\n") if not line.startswith("GPU5")), "no row for GPU5"),
+        (DGX1.replace("GPU1    NV1 ", "GPU1    NV2 "), "line 3: GPU1 to GPU0 is NV2, but GPU0 to GPU1 is NV1"),
+        (DGX1 + DGX1, "line 24: a second table"),
+        ("\tGPU0\nGPU0\t X \nGPU1\tSYS\t X \n", "line 3: a row for GPU1, which has no column"),
+        (DGX1.replace("\nGPU3 ", "\nGPU2 "), "line 5: a second row for GPU2"),
+        (DGX1.replace("GPU0     X ", "GPU0    SYS"), "line 2: GPU0 to GPU0 reads 'SYS'"),
+        (DGX1.replace("GPU0     X      NV1 ", "GPU0     X      25.3"), "line 2: GPU0 to GPU1 reads '25.3'"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", "line 3: 1 links in the row of GPU1, expected 2"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t0-7\n", "line 2: 1 more cells"),
+        ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "a device twice"),
+        (capture("h200_x8_p2p_read"), "topo -p2p"),
+    ],
+)
+def test_unreadable_text_names_the_line_and_what_was_expected(text, message):
+    with pytest.raises(UnreadableInput, match=message.replace("(", r"\(")):
+        parse_topology_text(text)
+
+
+# ---- text: generated ------------------------------------------------------------------------------------------------
+
+WORDS = ["NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "XLINK"]
+
+
+@st.composite
+def topologies(draw_value):
+    gpus, nics = draw_value(st.integers(1, 5)), draw_value(st.integers(0, 3))
+    devices = [*range(gpus), *(f"mlx5_{nic}" for nic in range(nics))]
+    links = {frozenset(pair): draw_value(st.sampled_from(WORDS)) for pair in combinations(devices, 2)}
+    cpus = st.sampled_from([None, "0-19,40-59", "20-39,60-79", "0-127"])
+    nodes = st.sampled_from([None, "0", "1", "12"])
+    found = tuple(Gpu(gpu, draw_value(cpus), draw_value(nodes)) for gpu in range(gpus))
+    return Topology(found, tuple(devices[gpus:]), links, infer_nvswitch(range(gpus), links), "generated")
+
+
+@st.composite
+def dialects(draw_value):
+    return {
+        "tabs": draw_value(st.booleans()),
+        "ansi": draw_value(st.booleans()),
+        "legend": draw_value(st.booleans()),
+        "crlf": draw_value(st.booleans()),
+        "columns": draw_value(st.integers(0, 3)),
+    }
+
+
+def render(topology, dialect):
+    """Text of a topology, and the topology that remains of it in that dialect."""
+    headings = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][: dialect["columns"]]
+    devices = [*topology.gpus, *topology.nics]
+    labels = {device: f"GPU{device}" if isinstance(device, int) else device for device in devices}
+    if dialect["legend"]:
+        labels |= {nic: f"NIC{number}" for number, nic in enumerate(topology.nics)}
+    rows = [[*labels.values(), *headings]]
+    for device in devices:
+        cells = [" X " if other == device else topology.link_between(device, other) for other in devices]
+        if isinstance(device, int):
+            gpu = topology.gpu(device)
+            cells += [gpu.cpu_affinity or "N/A", gpu.numa_affinity or "N/A", "N/A"][: len(headings)]
+            if dialect["tabs"] and len(headings) == 3:
+                cells.insert(-1, "")
+        rows.append([labels[device], *cells])
+    if dialect["tabs"]:
+        lines = ["\t" + "\t".join(rows[0]), *("\t".join(row) for row in rows[1:])]
+    else:
+        lines = ["        " + "    ".join(rows[0]), *("    ".join(row) for row in rows[1:])]
+    if dialect["ansi"]:
+        lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
+    lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks", ""]
+    if dialect["legend"]:
+        lines += ["NIC Legend:", "", *(f"  {labels[nic]}: {nic}" for nic in topology.nics), ""]
+    kept = tuple(
+        Gpu(
+            gpu.index,
+            gpu.cpu_affinity if len(headings) >= 1 else None,
+            gpu.numa_affinity if len(headings) >= 2 else None,
+        )
+        for gpu in topology.devices
+    )
+    remains = Topology(kept, topology.nics, topology.links, topology.nvswitch, topology.source)
+    return ("\r\n" if dialect["crlf"] else "\n").join(lines), remains
+
+
+@SETTINGS
+@given(topologies(), dialects())
+def test_parsing_what_was_rendered_gives_the_same_topology(topology, dialect):
+    text, remains = render(topology, dialect)
+    assert parse_topology_text(text) == remains
+
+
+def damage(text, data):
+    """Drop, repeat or cut something; or change, drop or repeat one word of one line."""
+    lines = text.split("\n")
+    at = data.draw(st.integers(0, len(lines) - 1))
+    kind = data.draw(st.sampled_from(["drop line", "repeat line", "cut text", "cut line", "word", "drop", "repeat"]))
+    if kind == "drop line":
+        del lines[at]
+    elif kind == "repeat line":
+        lines.insert(at, lines[at])
+    elif kind == "cut text":
+        return text[: data.draw(st.integers(0, len(text)))]
+    elif kind == "cut line":
+        # Not inside an affinity, which is written once: no reader could tell "0-1" from a cut "0-127".
+        affinity = re.search(r"\d[\d,-]*(\s+\d*)?(\s*N/A)*\s*$", lines[at]) if lines[at].startswith("GPU") else None
+        lines[at] = lines[at][: data.draw(st.integers(0, affinity.start() if affinity else len(lines[at])))]
+    else:
+        separator = "\t" if "\t" in lines[at] else " "
+        words = lines[at].split(separator)
+        which = data.draw(st.integers(0, len(words) - 1))
+        affinity = kind == "word" and words[which][:1].isdigit()  # written once: no reader could tell
+        if kind == "word" and not affinity:
+            words[which] = data.draw(st.sampled_from([*WORDS, "X", "N/A", "", "GPU1"]))
+        elif kind == "drop":
+            del words[which]
+        elif kind == "repeat":
+            words.insert(which, words[which])
+        lines[at] = separator.join(words)
+    return "\n".join(lines)
+
+
+@settings(SETTINGS, max_examples=400)
+@given(topologies(), dialects(), st.data())
+def test_damage_never_gives_a_wrong_value(topology, dialect, data):
+    text, remains = render(topology, dialect)
+    try:
+        found = parse_topology_text(damage(text, data))
+    except UnreadableInput:
+        return
+    assert found.gpus == remains.gpus
+    assert len(found.nics) == len(remains.nics)
+    names = dict(zip((*found.gpus, *found.nics), (*remains.gpus, *remains.nics), strict=True))
+    for a, b in combinations(names, 2):
+        word = found.link_between(a, b)
+        assert word == remains.link_between(names[a], names[b]) or not is_known(word)
+    for gpu, truth in zip(found.devices, remains.devices, strict=True):
+        assert gpu.cpu_affinity in (None, truth.cpu_affinity)
+        assert gpu.numa_affinity in (None, truth.numa_affinity)
+
+
+# ---- NCCL XML -------------------------------------------------------------------------------------------------------
+
+BUS = {gpu: f"0000:{bus}:00.0" for gpu, bus in enumerate(["06", "07", "0a", "0b", "85", "86", "89", "8a"])}
+
+
+def dgx1_xml():
+    """DGX-1 as NCCL dumps it: two GPUs and a NIC below each PCIe switch, two switches per NUMA node."""
+    text = parse_topology_text(DGX1)
+    lines = ['<system version="1">']
+    for node, affinity in enumerate(["00000fff,ff00000f,ffff", "fffff,00000000,000fffff,f0000000"]):
+        lines.append(f'<cpu numaid="{node}" affinity="{affinity}" arch="x86_64" vendor="GenuineIntel">')
+        for switch in range(2):
+            lines.append(f'<pci busid="0000:{node}{switch}:00.0" class="0x060400" link_speed="8 GT/s" link_width="16">')
+            for gpu in range(node * 4 + switch * 2, node * 4 + switch * 2 + 2):
+                lines.append(f'<pci busid="{BUS[gpu]}" class="0x030200" link_speed="8 GT/s" link_width="16">')
+                lines.append(f'<gpu dev="{gpu}" sm="70" rank="{gpu}" gdr="1">')
+                for other in range(8):
+                    word = text.link_between(gpu, other) if other != gpu else "X"
+                    if word.startswith("NV"):
+                        lines.append(f'<nvlink target="{BUS[other]}" count="{word[2:]}" tclass="0x030200"/>')
+                lines.append("</gpu></pci>")
+            lines.append(f'<pci busid="0000:{node}{switch}:09.0" class="0x020700"><nic>')
+            lines.append(f'<net name="mlx5_{node * 2 + switch}" dev="0" speed="100000" port="1"/></nic></pci></pci>')
+        lines.append("</cpu>")
+    return "\n".join([*lines, "</system>", ""])
+
+
+def test_xml_of_a_dgx1_agrees_with_its_text():
+    topology, text = parse_topology(dgx1_xml()), parse_topology_text(DGX1)
+    assert topology.links == text.links
+    assert topology.nics == text.nics
+    assert topology.gpu(0).numa_affinity == "0"
+    assert topology.gpu(0).bus_id == "0000:06:00.0"
+    assert topology.theoretical_gb_per_s(0, 3) == 50.0
+    assert topology.gpu(0).pcie_gb_per_s == pytest.approx(15.754, abs=1e-3)
+    assert topology.nvswitch is False
+
+
+SWITCHED = """<system version="1">
+  <cpu host_hash="0x1" numaid="-1" affinity="0000ffff">
+    <pci busid="0000:16:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:18:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+        <gpu dev="0" sm="90" rank="0" gdr="1">
+          <nvlink target="0000:07:00.0" count="5" tclass="0x068000"/>
+          <nvlink target="0000:06:00.0" count="13" tclass="0x068000"/>
+        </gpu>
+      </pci>
+    </pci>
+    <pci busid="0000:98:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:9A:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
+        <gpu dev="3" sm="90" rank="1" gdr="1">
+          <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>
+        </gpu>
+      </pci>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+def test_xml_links_to_switches_add_up_even_when_the_switches_are_invisible():
+    topology = parse_topology_xml(SWITCHED)
+    assert topology.to_json() == {"gpus": [0, 3], "nics": [], "links": {"0-3": "NV18"}}
+    assert topology.nvswitch is True
+    assert (topology.gpu(0).cpu_affinity, topology.gpu(0).numa_affinity) == ("0-15", None)
+    assert topology.theoretical_gb_per_s(0, 3) == 450.0
+
+
+def test_xml_paths_without_nvlink():
+    plain = "\n".join(line for line in dgx1_xml().split("\n") if "<nvlink" not in line)
+    topology = parse_topology_xml(plain)
+    assert [topology.link_between(0, gpu) for gpu in range(1, 8)] == ["PIX", "PHB", "PHB", "SYS", "SYS", "SYS", "SYS"]
+    deep = SWITCHED.replace(' <pci busid="0000:98:00.0"', ' <pci busid="0000:16:01.0"')
+    deep = "\n".join(line for line in deep.split("\n") if "<nvlink" not in line)
+    deep = deep.replace(
+        '<cpu host_hash="0x1" numaid="-1" affinity="0000ffff">', '<cpu numaid="0"><pci busid="0:1:0.0">'
+    )
+    assert parse_topology_xml(deep.replace("</cpu>", "</pci></cpu>")).link_between(0, 3) == "PXB"
+
+
+BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;</cpu></system>'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "line 1: a document type"),
+        (dgx1_xml()[:900], "expected whole XML"),
+        ("<system/>", "no <gpu"),
+        ("<graphs><gpu dev='0'/></graphs>", "root element is 'graphs'"),
+        (SWITCHED.replace('dev="3"', 'dev="0"'), r"line 13: a second <gpu dev=0>, the first in line 5"),
+        (SWITCHED.replace('count="5"', 'count="many"'), "line 6: <nvlink> has count='many'"),
+        (SWITCHED.replace('count="5"', 'count="0"'), "line 6: <nvlink> has count='0'"),
+        (SWITCHED.replace('dev="3"', ""), "line 13: <gpu> has dev=''"),
+        (
+            dgx1_xml().replace('07:00.0" count="1"', '07:00.0" count="2"', 1),
+            "2 NVLinks from GPU 0 to GPU 1, but 1 back",
+        ),
+        ("<a>" * 100, "nested deeper"),
+        ("<system>" + " " * 9_000_000, "at most"),
+    ],
+)
+def test_unreadable_xml(text, message):
+    with pytest.raises(UnreadableInput, match=message):
+        parse_topology(text)
+
+
+# ---- NVML -----------------------------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    """What nvidia-ml-py raises."""
+
+
+class PciInfo:
+    """The one field of nvmlPciInfo_t that is read."""
+
+    def __init__(self, bus_id):
+        self.busId = bus_id
+
+
+class FakeNvml:
+    """Answers as nvidia-ml-py does: `links` holds, per GPU, the far end of each active link."""
+
+    NVMLError = NVMLError
+    NVML_NVLINK_MAX_LINKS = 18
+    NVML_P2P_CAPS_INDEX_READ = (0,)  # the tuple that nvidia-ml-py really has
+
+    def __init__(self, links, ancestors=None, partitioned=()):
+        self.links, self.ancestors, self.partitioned = links, ancestors or {}, partitioned
+
+    def nvmlInit(self):
+        if self.links is None:
+            raise NVMLError("NVML Shared Library Not Found")
+
+    def nvmlShutdown(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return len(self.links)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetName(self, handle):
+        return b"Tesla V100-SXM2-16GB"  # bytes: nvidia-ml-py before 11.5
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return PciInfo(f"0000{BUS[handle].upper()}")  # eight digits of domain, upper case
+
+    def nvmlDeviceGetCpuAffinity(self, handle, words):
+        return [0xFFFFF, 0][:words] if handle < 4 else [0xFFFFF00000, 0][:words]
+
+    def nvmlDeviceGetMemoryAffinity(self, handle, words, scope):
+        raise NVMLError("Not Supported")
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle):
+        return 3
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle):
+        return 16
+
+    def nvmlDeviceGetNvLinkState(self, handle, link):
+        if link >= 6 and len(self.links[handle]) <= 6:
+            raise NVMLError("Invalid Argument")
+        return int(link < len(self.links[handle]))
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link):
+        far = self.links[handle][link]
+        return {"switch": 2, "unknown": 255, "cpu": 1}.get(far, 0)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link):
+        far = self.links[handle][link]
+        if far == "unknown":
+            raise NVMLError("Not Supported")
+        return PciInfo("00000000:07:00.0" if isinstance(far, str) else f"0000{BUS[far]}".encode())
+
+    def nvmlDeviceGetP2PStatus(self, a, b, index):
+        assert index == 2  # not a tuple
+        return 5 if {a, b} <= set(self.partitioned) else 0
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
+        level = self.ancestors.get((a, b), 50)
+        if level is None:
+            raise NVMLError("Unknown Error")
+        return level
+
+
+def test_live_dgx1_counts_links_between_gpus(tmp_path):
+    text = parse_topology_text(DGX1)
+    links: dict[int, list[int]] = {}
+    for gpu in range(8):
+        links[gpu] = []
+        for other in range(8):
+            word = text.link_between(gpu, other) if other != gpu else ""
+            links[gpu] += [other] * (int(word[2:]) if word.startswith("NV") else 0)
+    topology = read_live_topology(FakeNvml(links), tmp_path)
+    assert topology.to_json()["links"] == text.to_json()["links"]
+    assert topology.nvswitch is False
+    assert topology.gpu(0).name == "Tesla V100-SXM2-16GB"
+    assert topology.gpu(4).bus_id == "0000:85:00.0"
+    assert topology.gpu(4).cpu_affinity == "20-39"
+    assert topology.theoretical_gb_per_s(0, 3) == 50.0
+
+
+@pytest.mark.parametrize("far", ["switch", "unknown"])
+def test_live_switch_pairs_have_the_class_of_their_active_links(far, tmp_path):
+    topology = read_live_topology(FakeNvml([[far] * 18, [far] * 17, [far] * 18]), tmp_path)
+    assert topology.to_json()["links"] == {"0-1": "NV17", "0-2": "NV18", "1-2": "NV17"}
+    assert topology.nvswitch is True
+
+
+def test_live_pairs_without_nvlink_have_their_common_ancestor(tmp_path):
+    ancestors = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (1, 2): 30, (1, 3): 40, (2, 3): None}
+    topology = read_live_topology(FakeNvml([[], [], ["cpu"], []], ancestors), tmp_path)
+    assert list(topology.to_json()["links"].values()) == ["PIX", "PIX", "PXB", "PHB", "NODE", "N/A"]
+    assert topology.theoretical_gb_per_s(0, 1) == pytest.approx(15.754, abs=1e-3)
+
+
+def test_live_partitioned_switches_do_not_join(tmp_path):
+    topology = read_live_topology(FakeNvml([["switch"] * 6] * 3, partitioned=(0, 2)), tmp_path)
+    assert topology.to_json()["links"] == {"0-1": "NV6", "0-2": "SYS", "1-2": "NV6"}
+
+
+def sysfs_device(sysfs, chain, node):
+    path = sysfs / "devices" / "/".join(chain)
+    path.mkdir(parents=True)
+    (path / "numa_node").write_text(f"{node}\n")
+    return path
+
+
+def test_live_nics_from_sysfs(tmp_path):
+    switch = ["pci0000:00", "0000:00:01.0", "0000:04:00.0"]
+    gpu = sysfs_device(tmp_path, [*switch, "0000:05:00.0", BUS[0]], 0)
+    near = sysfs_device(tmp_path, [*switch, "0000:05:01.0", "0000:07:09.0"], 0)
+    same_root = sysfs_device(tmp_path, ["pci0000:00", "0000:00:02.0", "0000:08:00.0"], 0)
+    other_root = sysfs_device(tmp_path, ["pci0000:40", "0000:40:02.0", "0000:48:00.0"], 0)
+    far = sysfs_device(tmp_path, ["pci0000:80", "0000:80:02.0", "0000:88:00.0"], 1)
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices" / BUS[0]).symlink_to(gpu)
+    for name, device in {"mlx5_0": near, "mlx5_1": same_root, "mlx5_2": other_root, "mlx5_10": far}.items():
+        (tmp_path / "class/infiniband" / name).mkdir(parents=True)
+        (tmp_path / "class/infiniband" / name / "device").symlink_to(device)
+    topology = read_live_topology(FakeNvml([[]]), tmp_path)
+    assert topology.nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10")
+    assert [topology.link_between(0, nic) for nic in topology.nics] == ["PIX", "PHB", "NODE", "SYS"]
+    assert topology.gpu(0).numa_affinity == "0"
+    assert pci_class(gpu, tmp_path / "nothing") == "N/A"
+
+
+def test_no_driver_is_a_sentence():
+    with pytest.raises(NoDriver, match="no NVIDIA driver"):
+        read_live_topology(FakeNvml(None))
+    with pytest.raises(NoDriver, match="no GPU"):
+        read_live_topology(FakeNvml([]))
+
+
+# ---- drawing and command --------------------------------------------------------------------------------------------
+
+
+def test_drawing_is_the_same_every_time_and_names_everything(tmp_path):
+    topology = parse_topology_text(DGX1)
+    draw(topology, tmp_path / "one.svg")
+    draw(topology, tmp_path / "two.svg")
+    svg = (tmp_path / "one.svg").read_text()
+    assert svg == (tmp_path / "two.svg").read_text()
+    assert "dc:date" not in svg
+    for label in [*(f"GPU{gpu}" for gpu in range(8)), "mlx5_3", "PCIe switch", "CPUs 0-19,40-59", "NV2 (8 pairs)"]:
+        assert label in svg
+
+
+def test_drawing_of_a_cube_mesh_has_upright_edges_between_the_faces():
+    places = lay_out(parse_topology_text(DGX1)).places
+    for gpu in range(4):
+        assert places[gpu][0] == places[gpu + 4][0]
+        assert places[gpu][1] > places[gpu + 4][1]
+
+
+@pytest.mark.parametrize("name", ["h200_x8", "a100_pcie_x4"])
+def test_drawing_of_other_machines(name, tmp_path):
+    draw(parse_topology_text(capture(name)), tmp_path / "out.svg")
+    assert ("NVSwitch" in (tmp_path / "out.svg").read_text()) == (name == "h200_x8")
+
+
+def test_drawing_bends_links_over_gpus_in_their_way():
+    rows = ["\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity"]
+    rows += ["GPU0\t X \tNV6\tNV6\t0-7\t0", "GPU1\tNV6\t X \tNV6\t8-15\t1", "GPU2\tNV6\tNV6\t X \t16-23\t2", ""]
+    assert set(lay_out(parse_topology_text("\n".join(rows))).arcs) == {frozenset((0, 2))}
+
+
+def test_drawing_of_one_gpu_on_a_switch(tmp_path):
+    draw(read_live_topology(FakeNvml([["switch"] * 6]), tmp_path), tmp_path / "out.svg")
+    assert "GPU0" in (tmp_path / "out.svg").read_text()
+
+
+def test_command_prints_json_table_and_drawing(tmp_path, capsys):
+    file = str(DATA / "topo_a100_pcie_x4.txt")
+    assert main(["topology", file, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["gpus"], shown["nics"], shown["links"]["2-3"]) == ([0, 1, 2, 3], [], "NV12")
+    assert main(["topology", file, "--gpu-name", "NVIDIA A100 80GB PCIe", "--svg", str(tmp_path / "a.svg")]) == 0
+    assert "NV12: 2 pairs of GPUs, 300.0 GB/s in theory" in capsys.readouterr().out
+    assert (tmp_path / "a.svg").stat().st_size > 0
+
+
+def test_command_refuses_in_one_line(tmp_path, capsys):
+    (tmp_path / "bad.txt").write_text("hello\n")
+    assert main(["topology", str(tmp_path / "bad.txt")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no header line" in error
+    assert main(["topology", str(tmp_path / "absent.txt")]) == 2
+
+
+def test_command_reads_standard_input():
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", "topology", "-", "--json"], input=dgx1_xml(), capture_output=True, text=True,
+        cwd=DATA.parent.parent, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["links"]["0-3"] == "NV2"
+
+
+def test_importing_the_topology_loads_nothing_heavy():
+    code = "import sys, analysis.topology, analysis.topology_source; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=DATA.parent.parent, check=True
+    )
+    assert not {"numpy", "networkx", "matplotlib", "torch", "pynvml"} & set(done.stdout.split())

@@ -1,0 +1,488 @@
+"""Records in MLflow: the names of the contract, children of parents, twice as once, and a store that fails soon."""
+
+import dataclasses
+import math
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from benchmarks import record as records
+from benchmarks.record import Failure, Record, Validity
+from conf.schema import Tracking
+from launch import tracking_store
+from launch.projection import escaped, project
+from launch.summary import COLUMNS, cut_to, summary_markdown
+from launch.sweeps import Process, Sweep
+from launch.tracking import Tracker
+from launch.tracking_store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+
+SECRET = "hunter2-secret"
+START = 1_795_000_000.0
+
+
+def make_record(number=0, **changes):
+    """A finished cell; `number` makes its ids and times its own."""
+    cell = {
+        "model": {"name": "resnet50", "image_size": 224, "options": {}},
+        "strategy": {"name": "nccl_allreduce", "bucket_cap_mb": 25, "comm_hook": "none"},
+        "benchmark": {"name": "throughput", "windows": 5},
+        "nccl": {"NCCL_P2P_LEVEL": "LOC"},
+        "gpus": [0, 3],
+        "device": "cuda",
+        "batch_size": 256,
+        "global_batch_size": None,
+        "precision": "bf16",
+        "optimize": "eager",
+        "seed": 0,
+        "repeat": 0,
+    }
+    made = Record(
+        record_id=f"{number:032x}",
+        cell_key=f"{number:016x}",
+        name="resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC",
+        cell=cell,
+        study="scaling",
+        sweep_id="a" * 32,
+        overrides=["gpus=0,3", "nccl.p2p_level=LOC"],
+        state="finished",
+        started_at=START + number,
+        ended_at=START + number + 60,
+        model={"parameters": 25557032.0, "gradient_bytes": 102228128.0},
+        metrics={"throughput/images_per_second": 5000.0, "comm/busbw_gb_per_s": 12.5},
+        series={"step/ms": [[0, 51.0], [1, 50.0], [2, 50.0]]},
+        effective={"transport": "SHM", "link_class": "NV18"},
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def make_folder(study_dir, record):
+    """A cell's folder with its record, as the supervisor leaves it."""
+    folder = study_dir / f"cell-{record.record_id[-6:]}"
+    for name in ("ranks", "logs", "nccl"):
+        (folder / name).mkdir(parents=True)
+    (folder / "ranks" / "0.jsonl").write_text('{"kind": "start", "time": 1}\n')
+    (folder / "logs" / "0.log").write_text("rank 0\n")
+    (folder / "nccl" / "0.log").write_text("NCCL INFO\n")
+    (folder / "topology.txt").write_text("GPU0\n")
+    records.write(folder, record)
+    return folder
+
+
+def make_sweep(cells=2):
+    return Sweep("a" * 32, "scaling", ["gpus=0,3"], START, cells, Process.own())
+
+
+def rows(file):
+    """Every row of every table: what 'changes nothing' means."""
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        return {name: sorted(map(repr, connection.execute(f'SELECT * FROM "{name}"'))) for name in tables}
+
+
+def runs(tracker):
+    return {run.info.run_name: run for run in tracker._client.search_runs([tracker._experiment])}
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    """An initialised store: making one takes seconds."""
+    folder = tmp_path_factory.mktemp("template")
+    uri = store_uri(None, folder)
+    tracking_store.connect(uri, folder / "mlartifacts")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def output_dir(tmp_path, template):
+    folder = tmp_path / "out puts%20#1"  # a space, a percent sign and a hash: all three mean something in a URI
+    folder.mkdir()
+    shutil.copy(template, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture
+def tracker(output_dir):
+    return Tracker.open(Tracking(), output_dir, "scaling")
+
+
+def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
+    good = make_record(1)
+    repeated = make_record(2, drift=True, cell={**good.cell, "repeat": 1, "global_batch_size": 512, "nccl": {}})
+    failed = make_record(
+        3, name="bad", state="failed", failure=Failure("oom", 1, "rank 1 ran out of memory"), metrics={}
+    )
+    stopped = make_record(4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"}))
+    everything = [good, repeated, failed, stopped]
+    tracker.start_sweep(make_sweep(4))
+    (parent,) = runs(tracker).values()
+    assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("scaling · 4 cells · 2026-")
+    for record in everything:
+        assert tracker.log(record, make_folder(output_dir / "scaling", record))
+    tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
+
+    found = runs(tracker)
+    assert len(found) == 5
+    child = found[good.name]
+    assert child.data.params == {
+        "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
+        "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
+        "image_size": "224", "nccl.p2p_level": "LOC", "strategy.bucket_cap_mb": "25", "strategy.comm_hook": "none",
+        "model.parameters": "25557032", "model.gradient_bytes": "102228128",
+    }  # fmt: skip
+    assert child.data.metrics == {**good.metrics, "step/ms": 50.0}
+    expected = {
+        "validity": "valid", "validity.codes": "", "transport": "SHM", "link_class": "NV18", "cell_id": good.cell_key,
+        "state": "finished", "ringside.record_id": good.record_id, "ringside.sweep_id": good.sweep_id,
+        "mlflow.parentRunId": parent.info.run_id,
+    }  # fmt: skip
+    assert expected.items() <= child.data.tags.items()
+    assert (child.info.status, child.info.start_time, child.info.end_time) == (
+        "FINISHED", round(good.started_at * 1000), round(good.ended_at * 1000),
+    )  # fmt: skip
+    history = tracker._client.get_metric_history(child.info.run_id, "step/ms")
+    assert [(point.step, point.value) for point in history] == [(0, 51.0), (1, 50.0), (2, 50.0)]
+    listed = {item.path for top in ("", "ranks", "logs", "nccl")
+              for item in tracker._client.list_artifacts(child.info.run_id, top) if not item.is_dir}  # fmt: skip
+    assert listed == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
+    assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
+
+    repeat = found[f"{good.name} · repeat 1 · drift"]
+    assert repeat.data.params["global_batch_size"] == "512" and "nccl.p2p_level" not in repeat.data.params
+    assert (found["bad"].info.status, found["stopped"].info.status) == ("FAILED", "KILLED")
+    assert found["bad"].data.tags["failure.cause"] == "oom" and found["stopped"].data.tags["validity.codes"] == "noisy"
+    assert "ran out of memory" in found["bad"].data.tags["mlflow.note.content"]
+    parent = tracker._client.get_run(parent.info.run_id)
+    assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
+    assert parent.data.metrics == {
+        "cells/finished": 2, "cells/failed": 1, "cells/interrupted": 1, "cells/invalid": 1
+    }  # fmt: skip
+
+
+def test_logging_twice_changes_nothing(tracker, output_dir):
+    record = make_record(1)
+    folder = make_folder(output_dir / "scaling", record)
+    tracker.start_sweep(make_sweep())
+    assert tracker.log(record, folder)
+    tracker.finish_sweep(make_sweep(), [record], "finished", "table")
+    before = rows(output_dir / "mlflow.db")
+    again = Tracker.open(Tracking(), output_dir, "scaling")
+    again.start_sweep(make_sweep())
+    assert not again.log(record, folder)
+    again.finish_sweep(make_sweep(), [record], "finished", "table")
+    assert rows(output_dir / "mlflow.db") == before
+
+
+@pytest.mark.parametrize("at", ["log_artifact", "log_batch", "set_tag", "set_terminated"])
+def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
+    record = make_record(1)
+    folder = make_folder(output_dir / "scaling", record)
+    tracker.start_sweep(make_sweep())
+
+    def die(*arguments, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tracker._client, at, die)
+        tracker.log(record, folder)
+    run = runs(tracker)[record.name]
+    assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
+    tracker._client.set_tag(
+        run.info.run_id, "ringside.boot_id", "an earlier boot"
+    )  # so the next start closes it as KILLED
+    assert Tracker.open(Tracking(), output_dir, "scaling").log(record, folder)
+    found = runs(tracker)
+    assert len(found) == 2 and found[record.name].info.status == "FINISHED"
+    assert found[record.name].data.metrics["throughput/images_per_second"] == 5000.0
+    assert found[record.name].data.params["gpus"] == "0,3"
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from conf.schema import Tracking
+from launch.sweeps import Sweep
+from launch.tracking import Tracker
+tracker = Tracker.open(Tracking(), Path(sys.argv[1]), "scaling")
+tracker.start_sweep(Sweep.begin("scaling", [], 1))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def launcher(folder):
+    root = Path(__file__).parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, folder], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_only_a_dead_launcher_s_runs_are_closed(output_dir):
+    process = launcher(output_dir)
+    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    (run,) = runs(Tracker.open(Tracking(), output_dir, "scaling")).values()
+    assert run.info.status == "RUNNING"
+    process.kill()
+    process.communicate()
+    tracker = Tracker.open(Tracking(), output_dir, "another")  # any study of the store
+    assert tracker._client.get_run(run.info.run_id).info.status == "KILLED"
+
+
+def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
+    processes = [launcher(tmp_path / "out") for _ in range(2)]
+    ended = [process.communicate(timeout=100) for process in processes]
+    assert [(process.returncode, out, err) for process, (out, err) in zip(processes, ended, strict=True)] == [
+        (0, "ready\n", "")
+    ] * 2
+    file = tmp_path / "out" / "mlflow.db"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert len(rows(file)["runs"]) == 2
+    assert {path.name for path in file.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
+
+
+def test_a_process_is_known_by_more_than_its_pid():
+    own = Process.own()
+    assert not own.gone
+    assert dataclasses.replace(own, started=own.started - 100).gone
+    assert dataclasses.replace(own, boot_id="another").gone
+    assert not dataclasses.replace(own, host="elsewhere", pid=1 << 22).gone
+
+
+def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
+    record = make_record(1, metrics={"a": math.nan, "b": math.inf, "c": 1.0}, series={"d": [[0, "nan"], [1, 2.0]]})
+    tracker.log(record, make_folder(output_dir / "scaling", record))
+    run = runs(tracker)[record.name]
+    assert run.data.metrics == {"c": 1.0, "d": 2.0}
+    assert run.data.tags["ringside.nonfinite"] == "a,b,d"
+
+
+def test_a_series_does_not_hide_the_metric_of_its_name():
+    name = "throughput/images_per_second"
+    projection = project(make_record(1, metrics={name: 7.0}, series={name: [[0, 1.0], [1, 2.0]]}))
+    assert [row[0] for row in projection.metrics] == [name, f"{name}/window", f"{name}/window"]
+
+
+HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
+
+
+def test_hostile_strings_are_kept_harmless(tracker, output_dir):
+    strategy = {"name": HOSTILE, "../../etc=passwd%": HOSTILE}
+    record = make_record(
+        1,
+        name=HOSTILE,
+        cell={**make_record().cell, "strategy": strategy, "nccl": {"NCCL_\n'": HOSTILE}},
+        state="failed",
+        failure=Failure(HOSTILE, None, HOSTILE),
+        validity=Validity("invalid", {HOSTILE: HOSTILE}),
+        metrics={"a[0]=%|": 1.0, "/../x": 2.0},
+        series={},
+        effective={"transport": [HOSTILE], "link_class": {"0-1": "NV18"}},
+        study=HOSTILE,
+    )
+    folder = make_folder(output_dir / "scaling", record)
+    (folder / "link.log").symlink_to("/etc/passwd")
+    (folder / "nccl" / "0.log").unlink()
+    (folder / "nccl").rmdir()
+    (folder / "nccl").symlink_to(folder / "logs")
+    (folder / "large.log").write_bytes(b"x" * ((16 << 20) + 1))
+    sweep = dataclasses.replace(make_sweep(), study=HOSTILE, overrides=[HOSTILE])
+    tracker.start_sweep(sweep)
+    tracker.log(record, folder)
+    tracker.finish_sweep(sweep, [record], "failed", summary_markdown([record] * 50))
+    found = tracker._client.search_runs([tracker._experiment])
+    assert len(found) == 2 and all(run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in found)
+    child, parent = sorted(found, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
+    assert sorted(child.data.metrics.values()) == [1.0, 2.0] and child.data.tags["ringside.left_out"] == "large.log"
+    kept = {item.path for item in tracker._client.list_artifacts(child.info.run_id)}
+    assert kept == {"record.json", "topology.txt", "ranks", "logs"}
+    for run in found:
+        assert "<script" not in run.data.tags["mlflow.note.content"]
+    assert parent.data.tags["mlflow.note.content"].endswith("summary.md\n")
+    whole = tracker._client.download_artifacts(parent.info.run_id, "summary.md")
+    assert len(Path(whole).read_text().splitlines()) == 52
+
+
+def test_the_summary_is_one_row_for_each_record():
+    metrics = {
+        "throughput/images_per_second": 4652.4, "throughput/ci_low": 4640.0, "throughput/ci_high": 4671.0,
+        "throughput/images_per_second_per_gpu": 2326.2, "scaling/efficiency": 0.981, "comm/busbw_gb_per_s": 12.345,
+        "comm/exposed_ms": 0.1234,
+    }  # fmt: skip
+    bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
+    lines = summary_markdown([make_record(1, metrics=metrics), bad]).splitlines()
+    assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == len(COLUMNS) + 1 for line in lines)
+    assert lines[2] == (
+        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 (4,640 to 4,671) | 2,326 | 98.1 % | 12.3 "
+        "| 0.123 | SHM | NV18 | valid |"
+    )
+    assert lines[3].startswith("| a\\|b&lt;c | – | – |")
+    assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
+    assert escaped("\x1b]0;\r\n\\|[x](y)*") == " \\]0;  \\\\\\|\\[x\\](y)\\*"
+    assert len(cut_to("line\n" * 5000, 8000)) <= 8000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://me:{SECRET}@host/db",
+        f"cannot reach http://me:a/{SECRET}@host:5000, really",
+        f"https://{SECRET}@host",
+        f"mysql+pymysql://host/db?user=me&password={SECRET}&x=1",
+        f"http:/me:{SECRET}@host",
+    ],
+)
+def test_credentials_are_removed(text):
+    assert SECRET not in without_credentials(text) and "***" in without_credentials(text)
+
+
+def test_text_without_credentials_stays():
+    text = "tracking.uri=sqlite:////a/b.db gpus=0,3 http://host:5000/path?x=1"
+    assert without_credentials(text) == text
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "foo://bar",
+        "mlruns",
+        "/somewhere",
+        "file:///somewhere",
+        "sqlite:/x",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "http:x",
+        "http://",
+        "",
+    ],
+)
+def test_a_wrong_uri_is_refused_with_what_is_accepted(tmp_path, uri):
+    with pytest.raises(WrongUri, match=r"accepted (are|is) (sqlite:///FILE|http://HOST)"):
+        Tracker.open(Tracking(uri=uri), tmp_path, "scaling")
+
+
+def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert store_uri("sqlite:///x/m.db", tmp_path) == f"sqlite:///{tmp_path}/x/m.db"
+    assert store_uri(None, Path("out")) == f"sqlite:///{tmp_path}/out/mlflow.db"
+
+
+def refused(tracking, folder, within_s):
+    """The sentence with which a store is given up, known soon."""
+    began = time.monotonic()
+    with pytest.raises(TrackingUnavailable) as caught:
+        Tracker.open(tracking, folder, "scaling")
+    assert time.monotonic() - began < within_s
+    sentence = str(caught.value)
+    assert "\n" not in sentence and SECRET not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monkeypatch, capfd):
+    monkeypatch.setattr(tracking_store, "LOCK_WAIT_S", 0.5)
+    record = make_record(1)
+    folder = make_folder(output_dir / "scaling", record)
+    holder = sqlite3.connect(output_dir / "mlflow.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    assert "is locked by another process" in refused(Tracking(), output_dir, 5)
+    with pytest.raises(TrackingUnavailable, match="is locked by another process"):
+        tracker.log(record, folder)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert tracker.log(record, folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
+    tracking_store.quiet()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
+    assert tracking_store.LOCK_WAIT_S == 20 and tracking_store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that answers 500, 200 with a page, or nothing, by the first part of the path."""
+
+    def do_GET(self):
+        if self.path.startswith("/hang"):
+            self.server.ended.wait(30)
+            return
+        self.send_response(500 if self.path.startswith("/500") else 200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    server.daemon_threads, server.ended = True, threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_broken_server_is_given_up_soon(server, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    said_by = {
+        "500": "does not answer: too many 500",
+        "page": "cannot be used: ",
+        "hang": "does not answer: Read timed out",
+    }
+    for kind, said in said_by.items():
+        sentence = refused(Tracking(uri=f"http://me:{SECRET}@{server}/{kind}"), tmp_path, 8)
+        assert sentence.startswith(f"the tracking store http://***@{server}/{kind} {said}")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_absent_server_is_given_up_soon(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert "Connection refused" in refused(Tracking(uri=uri), tmp_path, 8)
+
+
+def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path, 5)
+    assert "not a database" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path, 5)
+    refused(Tracking(), tmp_path / "file", 5)
+    assert "***@" in refused(Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path, 5)
+
+
+def test_a_store_that_vanished_is_not_made_anew(tracker, output_dir):
+    (output_dir / "mlflow.db").unlink()
+    with pytest.raises(TrackingUnavailable, match="is gone"):
+        tracker.start_sweep(make_sweep())
+    assert not (output_dir / "mlflow.db").exists()
+
+
+def test_a_run_that_a_user_deleted_stays_deleted(tracker, output_dir):
+    record = make_record(1)
+    folder = make_folder(output_dir / "scaling", record)
+    tracker.log(record, folder)
+    tracker._client.delete_run(runs(tracker)[record.name].info.run_id)
+    assert not tracker.log(record, folder)
+    assert record.name not in runs(tracker)
+
+
+def test_a_deleted_experiment_is_named(tracker, output_dir):
+    tracker._client.delete_experiment(tracker._experiment)
+    assert "restore it" in refused(Tracking(), output_dir, 5)
