@@ -26,7 +26,13 @@ def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
     rates: dict[int, list[float]] = {}
     for other in records:
         gpus = other.cell["gpus"]
-        if len(gpus) == 1 and gpus[0] in members and other.usable and RATE in other.metrics and condition(other) == wanted:
+        if (
+            len(gpus) == 1
+            and gpus[0] in members
+            and other.usable
+            and RATE in other.metrics
+            and condition(other) == wanted
+        ):
             rates.setdefault(gpus[0], []).append(other.metrics[RATE])
     return {gpu: median(values) for gpu, values in rates.items()}
 

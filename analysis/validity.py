@@ -108,6 +108,29 @@ def _cpu_bound(record: Record, limits: Limits) -> Found | None:
     return Found(f"{share:.0%} of a step, tolerated {limits.idle_limit:.0%}") if share > limits.idle_limit else None
 
 
+def _foreign_load(record: Record, limits: Limits) -> Found | None:
+    samples = record.checks.get("gpu_samples")
+    if samples is None:
+        return unchecked("the GPUs were not sampled")
+    if samples["foreign_pids"]:
+        return Found(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
+    memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
+    if memory is not None and memory > limits.foreign_memory_gib * 2**30:
+        return Found(f"{memory / 2**30:.1f} GiB were in use before the ranks started")
+    if busy is not None and busy > limits.foreign_busy_percent:
+        return Found(f"{busy} % busy before the ranks started")
+    return None
+
+
+def _throttled(record: Record, _: Limits) -> Found | None:
+    samples = record.checks.get("gpu_samples")
+    if samples is None or not samples["samples"]:
+        return unchecked("the GPUs were not sampled in the timed window")
+    if not samples["reasons_known"]:
+        return unchecked("the driver does not tell why clocks are lowered")
+    return Found(", ".join(samples["throttle_reasons"])) if samples["throttle_reasons"] else None
+
+
 def _too_few(record: Record, _: Limits) -> Found | None:
     done, wanted = record.checks.get("iterations"), record.cell["benchmark"].get("min_iterations")
     if done is None or wanted is None:
@@ -125,15 +148,30 @@ CHECKS = (
     Check("missing_rank", "invalid", "rank {} left no complete samples", _missing_rank),
     Check("wrong_gpu", "invalid", "ranks ran on other GPUs than asked: {}", _wrong_gpu),
     Check("replicas_differ", "invalid", "the weights of the ranks differ after synchronous steps", _replicas_differ),
-    Check("gradient_not_mean", "invalid", "the exchanged gradient is not the mean of the local ones: {}", _gradient_not_mean),
+    Check(
+        "gradient_not_mean",
+        "invalid",
+        "the exchanged gradient is not the mean of the local ones: {}",
+        _gradient_not_mean,
+    ),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
     Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),
+    Check("foreign_load", "invalid", "something else used these GPUs: {}", _foreign_load),
+    Check("throttled", "invalid", "a GPU lowered its clocks for heat or power in the timed window: {}", _throttled),
     Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", _noisy),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", _cpu_bound),
     Check("too_few_iterations", "suspect", "few iterations were measured: {}", _too_few),
     Check("warmup_not_flat", "suspect", "the step time was still falling when the warm-up ran out of time", _warmup),
 )
-CODES: Mapping[str, Check] = {check.code: check for check in CHECKS}
+# Codes of analysis.effective, which compares what was asked of NCCL with its log: the sentence comes from there.
+SETTINGS = {
+    "setting_ignored": "NCCL did not take a setting that was asked for",
+    "transport_unexpected": "NCCL connected GPUs in a way that a setting rules out",
+    "algorithm_unexpected": "NCCL chose an algorithm or protocol that a setting rules out",
+    "channels_unexpected": "NCCL used more or fewer channels than asked",
+    "setting_no_effect": "a setting changed nothing that NCCL's log shows (a finding: numbers stay valid)",
+}
+CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS
 
 
 def judge(record: Record, limits: Limits) -> Validity:
@@ -152,6 +190,12 @@ def judge(record: Record, limits: Limits) -> Validity:
             continue
         codes[check.code] = check.sentence.format(found.detail)
         verdict = "invalid" if "invalid" in (verdict, check.severity) else "suspect"
+    for finding in record.effective.get("findings", []):
+        said = skipped if finding["severity"] == "unchecked" else codes
+        known = said.get(finding["code"])
+        said[finding["code"]] = f"{known}; {finding['sentence']}" if known else finding["sentence"]
+        if finding["severity"] in ("suspect", "invalid"):
+            verdict = "invalid" if "invalid" in (verdict, finding["severity"]) else "suspect"
     return Validity(verdict, codes, skipped)
 
 

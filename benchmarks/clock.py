@@ -64,7 +64,7 @@ class Clock:
         iterate()
         last.record()
         torch.cuda.synchronize(self._ranks.device)
-        return first.elapsed_time(last)
+        return float(first.elapsed_time(last))
 
     def _cuda_block(self, iterate: Callable[[], None], calls: int, between: Callable[[], None]) -> Block:
         while len(self._events) <= calls:

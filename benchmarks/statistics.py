@@ -27,7 +27,13 @@ def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., Any]) 
         value = float(statistic(*data, axis=-1))
         return value, value
     result = bootstrap(
-        data, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, method="percentile", vectorized=True, random_state=0
+        data,
+        statistic,
+        n_resamples=RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        vectorized=True,
+        random_state=0,
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 

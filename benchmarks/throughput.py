@@ -12,10 +12,17 @@ from trainers import models
 from trainers.step import Training
 
 # What `auto` means on (GPU, CPU worker).
-AUTO = {"max_seconds": (20.0, 12.0), "warmup_iterations": (10, 2), "exchange_iterations": (50, 10), "exposed_rounds": (4, 2)}
+AUTO = {
+    "max_seconds": (20.0, 12.0),
+    "warmup_iterations": (10, 2),
+    "exchange_iterations": (50, 10),
+    "exposed_rounds": (4, 2),
+}
 # Seconds of one window: long enough that its start does not count, short enough to stop early.
 WINDOW_SECONDS = 2.0
 MOST_PER_WINDOW = 200
+# An interval is only believed once this many windows agree: within one, drift does not show.
+FEWEST_WINDOWS = 3
 # Iterations that hold the device to see how long it computes without launch gaps.
 HELD_ITERATIONS = 3
 
@@ -124,7 +131,7 @@ class Measurement:
             mean_ms = sum(slowest) / len(slowest)
             half_width = (high_ms - low_ms) / 2 / mean_ms
             enough = len(slowest) >= options["min_iterations"]
-            narrow = half_width <= options["interval_target"]
+            narrow = half_width <= options["interval_target"] and len(launch_ms) >= FEWEST_WINDOWS
             if enough and (narrow or max(totals) >= options["max_seconds"] * 1e3):
                 break
             if len(slowest) >= options["max_iterations"]:

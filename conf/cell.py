@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from conf import nccl
-from conf.knobs import Refused, check, check_fields, closest
+from conf.knobs import Refused, accepted, check, check_fields, closest
 from conf.schema import Config, Optimizer
 
 ROOT = Path(__file__).parent
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -94,25 +96,50 @@ def checked(config: Config) -> tuple[Config, list[str]]:
     Raises:
         Refused: the first knob that is wrong, with its value and what is accepted.
     """
-    check_fields("", config)
-    if not config.study or not all(c.isalnum() or c in "._-" for c in config.study) or config.study[0] in ".-":
-        raise Refused(f"study={config.study!r}: accepted are letters, digits, '.', '_' and '-', not first '.' or '-'")
     settings, notices = nccl.normalised(config.nccl)
+    config = dataclasses.replace(config, nccl=settings)
+    check_fields("", config)
+    for name, text in (
+        ("study", config.study),  # these become names of folders or modules
+        ("model.name", config.model.name),
+        ("model.builder", config.model.builder),
+    ):
+        if not NAME.fullmatch(text):
+            raise Refused(
+                f"{name}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
+            )
+    for name, path in (
+        ("output_dir", config.output_dir),
+        ("tracking.uri", config.tracking.uri),
+        ("tracking.experiment", config.tracking.experiment),
+    ):
+        if path is not None and (not path.strip() or not path.isprintable() or len(path) > 1000):
+            raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
+    _choice("profiler", config.profiler.name)
     return dataclasses.replace(
         config,
-        nccl=settings,
         strategy=options("strategy", config.strategy),
         benchmark=options("benchmark", config.benchmark),
     ), notices
 
 
-def options(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(group: str, name: str) -> None:
+    """Refuse a `group.name` that has no YAML in its group."""
+    choices = sorted(path.stem for path in (ROOT / group).glob("*.yaml"))
+    if name not in choices:
+        raise Refused(f"{group}.name={name}: accepted are {', '.join(choices)}{closest(str(name), choices)}")
+
+
+def options(group: str, given: Any) -> dict[str, Any]:
     """The options of a strategy or benchmark, held to the types and the `accepts` of its own YAML.
 
     Raises:
         Refused: an unknown option, another type than the YAML's default has, or a value outside `accepts`.
     """
-    name = given["name"]
+    if not isinstance(given, Mapping):
+        raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
+    name = given.get("name")
+    _choice(group, name)
     declared = OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml"))
     assert isinstance(declared, dict)
     accepts = declared.pop("accepts", {})
@@ -122,12 +149,15 @@ def options(group: str, given: Mapping[str, Any]) -> dict[str, Any]:
         full = f"{group}.{option}"
         if option not in declared:
             raise Refused(f"{full}={value}: {name} has the options {', '.join(declared)}{closest(option, declared)}")
-        default = declared[option]
+        default, limits = declared[option], accepts.get(option, {})
+        limits = {"whole": isinstance(default, int), **limits}
         if isinstance(default, bool) and not isinstance(value, bool):
             raise Refused(f"{full}={value}: accepted are true and false")
-        if isinstance(default, int) and not isinstance(default, bool) and isinstance(value, float):
-            raise Refused(f"{full}={value}: accepted is a whole number")
-        check(full, value, accepts.get(option, {}))
+        if value is None and default is not None:
+            raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
+        check(full, value, limits)
+    if missing := [option for option in declared if option not in given]:
+        raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {declared[missing[0]]}")
     return {option: value for option, value in given.items() if option != "accepts"}
 
 
@@ -135,7 +165,7 @@ def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0)
     """Resolve every `auto` for a subset on a kind of device ('cpu' or 'cuda').
 
     Raises:
-        Refused: `global_batch_size` does not divide, or a size is no whole number.
+        Refused: `global_batch_size` does not divide, or the precision needs a GPU.
     """
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
@@ -151,9 +181,6 @@ def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0)
                 f"gpus={','.join(map(str, gpus))}"
             )
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
-    for name, value in (("batch_size", batch_size), ("image_size", image_size)):
-        if value != int(value):
-            raise Refused(f"{name}={value}: accepted is a whole number")
     if device == "cpu" and config.precision in ("tf32", "fp16"):
         raise Refused(f"precision={config.precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 and bf16_weights")
     precision = ("bf16" if device == "cuda" else "fp32") if config.precision == "auto" else config.precision

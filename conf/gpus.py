@@ -10,12 +10,19 @@ from collections.abc import Sequence
 
 from conf.knobs import Refused
 
-NUMBER = re.compile(r"0|[1-9]\d{0,3}")
+NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 PLAIN_WORDS = ("all", "each", "pairs", "scale")
 TOPOLOGY_WORDS = ("classes", "best", "worst")  # these need to know the links
-WORD = re.compile(r"all|each|pairs|scale|classes(:[1-9]\d{0,3})?|(best|worst):[1-9]\d{0,3}")
+WORD = re.compile(r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst):[1-9][0-9]{0,3}")
+# One subset is `0+3`, `[0,3]` or `'0,3'`; quotes are also accepted around each device of a list.
+TOKEN = r"[0-9A-Za-z_:.-]+"
+ELEMENT = rf"(?:{TOKEN}|'{TOKEN}'|\"{TOKEN}\")"
+PART = re.compile(
+    rf"\[{ELEMENT}(?:[,+]{ELEMENT})*\]|'{TOKEN}(?:[,+]{TOKEN})*'|\"{TOKEN}(?:[,+]{TOKEN})*\"|{TOKEN}(?:\+{TOKEN})*"
+)
+PARTS = re.compile(rf"(?:{PART.pattern})(?:,(?:{PART.pattern}))*")
 FORMS = (
     "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, best:2, worst:2, "
     "classes, classes:2"
@@ -33,56 +40,58 @@ def normalise(arguments: Sequence[str]) -> list[str]:
 
 def canonical(text: str) -> str:
     """`0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
-    subsets = _read(text)
-    return ",".join("[" + ",".join(_quoted(device) for device in subset) + "]" for subset in subsets)
+    return ",".join("[" + ",".join(map(_quoted, subset)) + "]" for subset in _read(text))
 
 
 def _quoted(device: str) -> str:
-    return device if NUMBER.fullmatch(device) or WORD.fullmatch(device) and ":" not in device else f"'{device}'"
+    return device if NUMBER.fullmatch(device) or device in (*PLAIN_WORDS, "classes") else f"'{device}'"
 
 
 def _read(text: str) -> list[list[str]]:
     """The subsets that a text names, before words are expanded."""
-    bare = text.strip().replace("\\,", ",")
-    if choice := re.fullmatch(r"choice\((.*)\)", bare):  # Hydra's explicit sweep: each element is a subset
-        return [_subset(part, text) for part in _split(choice[1], text)]
-    if re.match(r"(range|interval|glob|shuffle|sort|tag)\(", bare):
-        raise Refused(f"gpus={text}: {bare.split('(')[0]}(…) is not accepted; {FORMS}")
-    whole = re.fullmatch(r"'([^']*)'|\"([^\"]*)\"", bare)
-    if whole:  # one quoted text is one subset
-        return [_subset(whole[1] or whole[2] or "", text)]
-    parts = _split(bare, text)
-    if all(_is_device(part.strip()) for part in parts):
+    if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
+        raise Refused(f"gpus={text}: {function[1]}(…) is not accepted; {FORMS}")
+    choice = re.fullmatch(r"choice\((.*)\)", text)  # Hydra's explicit sweep: each element is a subset
+    inner = choice[1] if choice else text.replace("\\,", "+")  # an escaped comma joins, as `+` does
+    if not PARTS.fullmatch(inner):
+        raise Refused(f"gpus={text}: {_fault(inner)}; {FORMS}")
+    parts = [match[0] for match in PART.finditer(inner)]
+    bare = [part for part in parts if re.fullmatch(TOKEN, part)]
+    if len(bare) == len(parts) > 1 and not choice and all(map(_is_device, bare)):
         return [_subset(bare, text)]
-    return [_subset(part, text) for part in parts]
+    subsets = [_subset(re.findall(TOKEN, part), text) for part in parts]
+    devices = [part for part in bare if _is_device(part)]
+    if not choice and devices and (len(devices) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
+        raise Refused(f"gpus={text}: can be read in more than one way; {FORMS}")
+    return subsets
 
 
-def _split(text: str, typed: str) -> list[str]:
-    """Split at the commas that are outside brackets and quotes."""
-    parts = re.findall(r"(?:\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|[^,\[\]'\"])+", text)
-    if not text.strip() or ",".join(parts) != text:
-        raise Refused(f"gpus={typed}: names no GPU or has an empty or unclosed part; {FORMS}")
-    return parts
+def _fault(text: str) -> str:
+    """What is wrong with a text that is no list of subsets."""
+    if not text.strip():
+        return "names no GPU"
+    if spaces := re.search(r"\s", text):
+        return f"has a space or line break ({spaces[0]!r})"
+    wrong = [token for token in re.split(r"[,+\[\]'\"]", text) if token and not _is_device(token) and not WORD.fullmatch(token)]
+    return _unknown(wrong[0]) if wrong else "has an empty or unclosed part"
+
+
+def _unknown(token: str) -> str:
+    return f"{token!r} is no GPU id, UUID, PCI bus id or word"
 
 
 def _is_device(text: str) -> bool:
     return any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID))
 
 
-def _subset(part: str, typed: str) -> list[str]:
-    """One subset: devices joined by `,` or `+`, in brackets or quotes or neither; or one word."""
-    inner = part.strip()
-    while len(inner) > 1 and (inner[0], inner[-1]) in (("[", "]"), ("'", "'"), ('"', '"')):
-        inner = inner[1:-1].strip()
-    devices = [device.strip().strip("'\"") for device in re.split(r"[,+]", inner)]
+def _subset(devices: list[str], typed: str) -> list[str]:
+    """Check one subset: devices that differ, or one word."""
     for device in devices:
-        if not device:
-            raise Refused(f"gpus={typed}: names no GPU or has an empty part; {FORMS}")
         if WORD.fullmatch(device):
             if len(devices) > 1:
                 raise Refused(f"gpus={typed}: the word {device} stands alone, not inside a subset; {FORMS}")
         elif not _is_device(device):
-            raise Refused(f"gpus={typed}: {device!r} is no GPU id, UUID, PCI bus id or word; {FORMS}")
+            raise Refused(f"gpus={typed}: {_unknown(device)}; {FORMS}")
     repeated = next((device for device in devices if devices.count(device) > 1), None)
     if repeated is not None:
         raise Refused(f"gpus={typed}: GPU {repeated} is named twice; each may appear once in a subset")

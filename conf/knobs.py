@@ -1,7 +1,8 @@
 """One way to declare a knob and one way to refuse its value: a dataclass field with what it accepts in its metadata."""
 
 import dataclasses
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -17,57 +18,85 @@ def knob(
     least: float | None = None,
     most: float | None = None,
     auto: bool = False,
+    whole: bool = False,
 ) -> Any:
-    """Declare a field: `words` are its accepted values, `least` and `most` bound a number, `auto` allows the word auto."""
-    metadata = {"help": help, "words": words, "least": least, "most": most, "auto": auto}
+    """Declare a field: `words` are its accepted values, `least` and `most` bound a number, `auto` allows the word auto.
+
+    `whole` is for a number that is declared Any because of `auto`; a field declared int is whole by its type.
+    """
+    metadata = {"help": help, "words": words, "least": least, "most": most, "auto": auto, "whole": whole}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def accepted(words: tuple[str, ...], least: float | None, most: float | None, auto: bool = False) -> str:
-    """What a knob accepts, as the end of a sentence: 'auto, eager or compile', 'a number of at least 1'."""
+def accepted(metadata: Mapping[str, Any]) -> str:
+    """What a knob accepts, as the end of a sentence: 'auto, eager or compile', 'a whole number of at least 1'; or ''."""
+    words, least, most, auto, whole = (metadata.get(key) for key in ("words", "least", "most", "auto", "whole"))
     if words:
-        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-    bounds = [f"at least {least:g}"] if least is not None else []
-    bounds += [f"at most {most:g}"] if most is not None else []
-    return ("auto or " if auto else "") + "a number" + (" of " + " and ".join(bounds) if bounds else "")
+        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else str(words[0])
+    if least is None and most is None and not auto:
+        return ""
+    bounds = [f"at least {_plain(least)}"] if least is not None else []
+    bounds += [f"at most {_plain(most)}"] if most is not None else []
+    kind = "a whole number" if whole else "a number"
+    return ("auto or " if auto else "") + kind + (" of " + " and ".join(bounds) if bounds else "")
 
 
-def check(name: str, value: Any, metadata: Any) -> None:
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """Refuse a value outside what its field's metadata accepts; None (not asked) passes.
 
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    words, least, most, auto = (metadata.get(key) for key in ("words", "least", "most", "auto"))
+    words, least, most, auto, whole = (metadata.get(key) for key in ("words", "least", "most", "auto", "whole"))
     if value is None or (auto and value == "auto"):
         return
     if words:
         if str(value) not in words:
             close = next((word for word in words if word.lower() == str(value).lower()), None)
             hint = f" (case matters: write {close})" if close else ""
-            raise Refused(f"{name}={value}: accepted are {accepted(words, None, None)}{hint}")
+            raise Refused(f"{name}={value}: accepted are {accepted(metadata)}{hint}")
     elif least is not None or most is not None or auto:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Refused(f"{name}={value}: accepted is {accepted((), least, most, auto)}")
-        if not ((least is None or value >= least) and (most is None or value <= most)):  # also refuses NaN
-            raise Refused(f"{name}={value}: accepted is {accepted((), least, most, auto)}")
+        fits = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (least is None or value >= least)  # NaN fails both
+            and (most is None or value <= most)
+            and not (whole and value != int(value))
+        )
+        if not fits:
+            raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
 
 
 def check_fields(prefix: str, config: Any) -> None:
-    """Check every declared field of a dataclass instance, nested dataclasses too. Raises Refused."""
-    for field in dataclasses.fields(config):
+    """Check every field of a dataclass instance, nested dataclasses too, and that it has no other. Raises Refused."""
+    fields = dataclasses.fields(config)
+    names = [field.name for field in fields]
+    for name, value in vars(config).items():
+        if name not in names:  # Hydra's `+name=value` adds one
+            where = f"options of {prefix[:-1]}" if prefix else "options"
+            raise Refused(f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}")
+    for field in fields:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             check_fields(f"{prefix}{field.name}.", value)
+        elif value is None and field.type is Any and field.metadata:
+            raise Refused(f"{prefix}{field.name}=null: accepted is {accepted(described(field))}")
         else:
-            check(f"{prefix}{field.name}", value, field.metadata)
+            check(f"{prefix}{field.name}", value, described(field))
+
+
+def described(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
+    """A field's metadata, with `whole` where its type says so."""
+    return {**field.metadata, "whole": field.metadata.get("whole") or field.type in (int, int | None)}
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:
     """' (did you mean X?)' for a near miss, else nothing."""
-    import difflib
-
     near = difflib.get_close_matches(word, list(candidates), n=1)
     return f" (did you mean {near[0]}?)" if near else ""

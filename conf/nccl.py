@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conf.knobs import Refused, check, closest, knob
+from conf.knobs import Refused, check, closest, described, knob
 
 LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 # NCCL's legacy integers (paths.cc): 4 and above all mean SYS.
@@ -19,6 +19,12 @@ LEGACY_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5"
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
 FUNCTIONS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
+# The algorithms that NCCL has for a collective (tuning.cc); for the others only Ring.
+WORKING = {
+    "allreduce": ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"),
+    "allgather": ("Ring", "CollNetDirect", "NVLS", "PAT"),
+    "reducescatter": ("Ring", "CollNetDirect", "NVLS", "PAT"),
+}
 
 
 def switch(help: str) -> int | None:
@@ -130,6 +136,9 @@ FURTHER = (
     "NCCL_WORK_FIFO_BYTES", "SHARP_COLL_ENABLE_SAT",
 )  # fmt: skip
 
+# How a variable that disables something says that it does not.
+OFF = ("", "0", "n", "no", "f", "false", "off")
+
 FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "env"}
 
 
@@ -175,17 +184,13 @@ def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
             continue
         if isinstance(value, str) and (not value or not value.isascii() or not value.isprintable() or len(value) > 500):
             raise Refused(f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters")
-        check(f"nccl.{name}", value, field.metadata)
+        check(f"nccl.{name}", value, described(field))
     if nccl.algo is not None:
-        left = _per_function("algo", nccl.algo, ALGORITHMS)
-        if "" in left and "Ring" not in left[""]:
-            named = nccl.algo.split(";")[0].lower()
-            raise Refused(
-                f"nccl.algo={nccl.algo}: leaves all-gather and broadcast, which DDP needs to start, without an algorithm; "
-                f"name the collective (nccl.algo=allreduce:{named}) or keep Ring in the list"
-            )
+        _check_algorithms(nccl.algo)
     if nccl.proto is not None:
-        _per_function("proto", nccl.proto, PROTOCOLS)
+        for function, words in _per_function("proto", nccl.proto, PROTOCOLS).items():
+            if not words:
+                raise Refused(f"nccl.proto={nccl.proto}: leaves {function or 'every collective'} without a protocol")
     for low, high in (("min_nchannels", "max_nchannels"), ("min_ctas", "max_ctas"), ("min_p2p_nchannels", "max_p2p_nchannels")):
         least, most = getattr(nccl, low), getattr(nccl, high)
         if least is not None and most is not None and least > most:
@@ -198,6 +203,21 @@ def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
         if not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
             raise Refused(f"nccl.env.{name}={value!r}: accepted is printable ASCII text of 1 to 200 characters")
     return dataclasses.replace(nccl, **changes), notices  # type: ignore[arg-type]
+
+
+def _check_algorithms(text: str) -> None:
+    """Refuse a selection that leaves a collective without an algorithm: ranks would fail at its first call."""
+    left = _per_function("algo", text, ALGORITHMS)
+    for function in FUNCTIONS:
+        asked = left.get(function, left.get("", list(ALGORITHMS)))
+        if set(asked) & set(WORKING.get(function, ("Ring",))):
+            continue
+        named = "" if function in left else text.split(";")[0].lower()
+        hint = f"name the collective (nccl.algo=allreduce:{named})" if named else f"give {function} another one"
+        raise Refused(
+            f"nccl.algo={text}: leaves {function} without an algorithm, and DDP needs all-gather and broadcast to start; "
+            f"{hint} or keep Ring in the list"
+        )
 
 
 def environment(nccl: Nccl) -> dict[str, str]:
@@ -214,13 +234,14 @@ def against_surroundings(nccl: Nccl, surrounding: Mapping[str, str]) -> None:
     """
     if not nccl.nvls_enable:
         return
-    for name, forbids in (
-        ("NCCL_NVLS_ENABLE", "0"),
-        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
-        ("NVSHMEM_DISABLE_NVLS", "1"),
+    for name, allows in (
+        ("NCCL_NVLS_ENABLE", ("", "1", "2")),
+        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", OFF),
+        ("NVSHMEM_DISABLE_NVLS", OFF),
     ):
-        if surrounding.get(name) == forbids:
+        value = surrounding.get(name, "").strip()
+        if value.lower() not in allows:  # a spelling that is not known forbids, to be safe
             raise Refused(
-                f"nccl.nvls_enable={nccl.nvls_enable}: the environment forbids NVLink multicast ({name}={forbids}); "
+                f"nccl.nvls_enable={nccl.nvls_enable}: the environment forbids NVLink multicast ({name}={value}); "
                 "accepted here are null and 0"
             )

@@ -1,14 +1,14 @@
 """The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
 
 Options of a strategy or a benchmark live in that strategy's or benchmark's own YAML (`conf/strategy/NAME.yaml`), so
-that a new one is one file and one YAML; conf.checks holds them to the types and the `accepts` of that YAML.
+that a new one is one file and one YAML; conf.cell holds them to the types and the `accepts` of that YAML.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from conf.knobs import knob
 from conf.nccl import Nccl
@@ -82,6 +82,8 @@ class Validity:
     noise_limit: float = knob(0.05, "half-width of the 95 % interval, as a share, above which a rate is noisy", least=0)
     clock_limit: float = knob(0.01, "share by which the two clocks may differ", least=0)
     idle_limit: float = knob(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
+    foreign_memory_gib: float = knob(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
+    foreign_busy_percent: float = knob(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)
     strict: bool = False  # an invalid cell is a failed one
 
 
@@ -100,10 +102,14 @@ class Config:
     validity: Validity = field(default_factory=Validity)
 
     gpus: list[str] = knob(["all"], "an ordered subset, or a word that names several")
+    topology: str | None = knob(None, "a file with the machine's topology; null: read it from the driver")
+    second_member: bool = False  # gpus=classes: one more member of each class, to test that it is one
+    sample_gpus: bool = True  # clocks, power, throttling and foreign load, twice a second, by NVML
+    tuning_pass: Any = knob("auto", "NCCL's choices, in an untimed pass; auto: where one is asked", words=("auto", "True", "False"))
     device: str = knob("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
-    batch_size: Any = knob("auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True)
-    global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1)
-    image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True)
+    batch_size: Any = knob("auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True)
+    global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1, most=1 << 30)
+    image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
     precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
     optimize: str = knob("auto", "auto is eager", words=("auto", "eager", "compile"))
     channels_last: Any = knob("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
@@ -117,5 +123,9 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra under the name that conf/config.yaml starts from."""
+    """Make the schema known to Hydra under the name that conf/config.yaml starts from.
+
+    `${oc.env:NAME}` stops working: a record would keep the variable's text, and it may be a secret.
+    """
     ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.clear_resolver("oc.env")

@@ -15,7 +15,14 @@ from conf.cell import Cell
 from launch.plan import Planned
 from launch.supervise import Watch
 
-STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red", "finished": "green", "failed": "red", "interrupted": "yellow"}
+STYLES = {
+    "valid": "green",
+    "suspect": "yellow",
+    "invalid": "red",
+    "finished": "green",
+    "failed": "red",
+    "interrupted": "yellow",
+}
 SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
 
 
@@ -47,7 +54,9 @@ class Screen:
         self.records: list[Record | None] = [None] * len(cells)
         self._known = list(known)
         self._constant = {
-            name: say(cells[0].cell) for name, say in WHAT.items() if len({say(c.cell) for c in cells}) == 1 and name != "GPUs"
+            name: say(cells[0].cell)
+            for name, say in WHAT.items()
+            if len({say(c.cell) for c in cells}) == 1 and name != "GPUs"
         }
         self._opened: float = time.monotonic()
         self._live: Live | None = None
@@ -142,14 +151,16 @@ class Screen:
         measured = [record.ended_at - record.started_at for record, state in zip(self.records, self.states, strict=True)
                     if record and state != "done before"]  # fmt: skip
         left = (len(self.cells) - done) * sum(measured) / len(measured) if measured else None
-        passed = _duration(time.monotonic() - self._opened)
-        return f"{done} of {len(self.cells)} cells, {passed} passed" + (f", about {_duration(left)} left" if left else "")
+        passed = duration(time.monotonic() - self._opened)
+        return f"{done} of {len(self.cells)} cells, {passed} passed" + (
+            f", about {duration(left)} left" if left else ""
+        )
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -11,7 +11,16 @@ ROOT = Path(__file__).parent.parent
 # Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
 TOKEN = "RINGSIDE_TOKEN"
 # What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.
-FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID")
+FOREIGN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NCCL_COMM_ID",
+)
 # What NCCL says once at start-up and when it connects; nothing that it says for every call.
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
 
@@ -21,7 +30,9 @@ def arguments(folder: Path, cell: Cell) -> list[str]:
     return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size)]
 
 
-def environment(cell: Cell, machine: Machine, folder: Path, token: str, surrounding: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    cell: Cell, machine: Machine, folder: Path, token: str, surrounding: Mapping[str, str]
+) -> dict[str, str]:
     """The surroundings, then what the cell asks for. Variables that forbid NVLink multicast are inherited like any other."""
     kept = {
         name: value

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from analysis.errors import UnreadableInput
+from analysis.topology_source import load_topology
 from conf.gpus import BUS_ID, NUMBER, UUID
 from conf.knobs import Refused
 
@@ -45,7 +47,7 @@ class Machine:
     def device(self, text: str, typed: str) -> Device:
         """The device that a number, UUID or PCI bus id names. Raises Refused."""
         for device in self.devices:
-            if text == str(device.id) or device.uuid and device.uuid.lower().startswith(text.lower()):
+            if text == str(device.id) or (device.uuid and device.uuid.lower().startswith(text.lower())):
                 return device
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
@@ -86,7 +88,12 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(number)
         pci = pynvml.nvmlDeviceGetPciInfo(handle)
         found.append(
-            Device(number, pynvml.nvmlDeviceGetUUID(handle), _text(pci.busId).lower(), _text(pynvml.nvmlDeviceGetName(handle)))
+            Device(
+                number,
+                pynvml.nvmlDeviceGetUUID(handle),
+                _text(pci.busId).lower(),
+                _text(pynvml.nvmlDeviceGetName(handle)),
+            )
         )
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -114,15 +121,32 @@ def facts() -> dict[str, Any]:
     known: dict[str, Any] = {
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "cpu": {"model": _cpu_model(), "cores": len(os.sched_getaffinity(0)), "logical": os.cpu_count(), "memory_bytes": memory},
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "logical": os.cpu_count(),
+            "memory_bytes": memory,
+        },
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "packages": {name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")},
+        "packages": {
+            name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
+        },
         "git": _git(),
         "nccl_conf": _read("/etc/nccl.conf"),
     }
     known["gpu"] = _gpu_facts()
     known["topology"] = _output(["nvidia-smi", "topo", "-m"])
+    known["links"] = _links() if known["gpu"] else None
     return {name: value for name, value in known.items() if value not in (None, {}, "")}
+
+
+def _links() -> dict[str, str] | None:
+    """{"0-1": "NV18"} for every pair of GPUs of this machine, as the driver has it."""
+    try:
+        links: dict[str, str] = load_topology(None).to_json()["links"]
+    except UnreadableInput:
+        return None
+    return links
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -172,7 +196,10 @@ def _nvlinks(pynvml: Any, handle: Any) -> int:
 
 def _cpu_model() -> str:
     text = _read("/proc/cpuinfo") or ""
-    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(name: str) -> str | None:

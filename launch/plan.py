@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.errors import UnreadableInput
+from analysis.subsets import best, classes, worst
+from analysis.topology import Topology
+from analysis.topology_source import load_topology
 from conf import nccl
 from conf.cell import Cell, checked, resolve
 from conf.gpus import PLAIN_WORDS, WORD, expand
 from conf.knobs import Refused
 from conf.schema import Config
-from launch.machine import Machine, look
+from launch.machine import Device, Machine, look
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,20 @@ class Plan:
 
 
 # A sweep has one of each of these.
-SHARED = ("study", "output_dir", "tracking", "engine", "validity", "device", "repeats", "resume", "dry_run")
+SHARED = (
+    "study",
+    "output_dir",
+    "tracking",
+    "engine",
+    "validity",
+    "device",
+    "repeats",
+    "resume",
+    "dry_run",
+    "topology",
+    "tuning_pass",
+    "sample_gpus",
+)
 
 
 def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
@@ -62,12 +79,14 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     for request in requests:
         config, told = checked(request.config)
         nccl.against_surroundings(config.nccl, surrounding)
-        machine = machine or look(config.device, surrounding)
+        machine = machine or _machine(config, surrounding)
         _library(config)
         notices += told
-        listed += [resolve(config, subset, machine.kind) for subset in _subsets(config.gpus, machine)]
+        listed += [resolve(config, subset, machine.kind) for subset in _subsets(config, machine)]
     assert machine is not None
-    if machine.kind == "cpu":
+    if first.topology and first.dry_run:
+        notices.append(f"planned for the machine of topology={first.topology}, not for this one")
+    elif machine.kind == "cpu":
         notices.append(
             f"no GPU is used: {machine.cores} cores give CPU workers 0 to {len(machine.everyone) - 1} (gpus=all), "
             "gloo communicates, images are small"
@@ -81,9 +100,12 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
 
 
 def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
-    """As listed, one-GPU baselines first; repeated lists are shuffled each time, and end with their first cell again."""
+    """As listed, but what others are compared with first: one-GPU baselines, then cells with fewer NCCL settings.
+
+    Repeated lists are shuffled each time, and end with their first cell again.
+    """
     if repeats == 1:
-        return [Planned(cell) for cell in sorted(cells, key=lambda cell: cell.world_size > 1)]
+        return [Planned(cell) for cell in sorted(cells, key=lambda cell: (cell.world_size > 1, len(cell.nccl)))]
     order: list[Planned] = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
@@ -92,17 +114,63 @@ def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
     return [*order, Planned(dataclasses.replace(order[0].cell, repeat=repeats), drift=True)]
 
 
-def _subsets(tokens: Sequence[str], machine: Machine) -> list[tuple[int, ...]]:
+def _machine(config: Config, surrounding: Mapping[str, str]) -> Machine:
+    """This machine; to plan only, the machine of a topology file."""
+    if config.topology is None or not config.dry_run:
+        return look(config.device, surrounding)
+    gpus = _topology(config).gpus
+    return Machine("cuda", tuple(Device(gpu) for gpu in gpus), gpus, 1)
+
+
+def _topology(config: Config) -> Topology:
+    try:
+        return load_topology(config.topology)
+    except (UnreadableInput, OSError) as error:
+        asked = f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
+        raise Refused(f"{asked}: needs the machine's topology; {error}") from None
+
+
+def _subsets(config: Config, machine: Machine) -> list[tuple[int, ...]]:
     """The ordered subsets that one `gpus` list means here."""
+    tokens = config.gpus
     typed = ",".join(tokens)
     if len(tokens) == 1 and WORD.fullmatch(tokens[0]):
         if tokens[0] in PLAIN_WORDS:
             return expand(tokens[0], machine.everyone)
-        raise Refused(f"gpus={typed}: needs the machine's topology, which this version cannot read yet")
+        return _by_topology(config, machine)
     subset = tuple(machine.device(token, typed).id for token in tokens)
     if not subset or len(set(subset)) < len(subset):
         raise Refused(f"gpus={typed}: names no GPU, or one twice; each may appear once in a subset")
     return [subset]
+
+
+def _by_topology(config: Config, machine: Machine) -> list[tuple[int, ...]]:
+    """What classes, classes:K, best:K and worst:K mean; `classes` starts with one GPU alone, the baseline."""
+    word, _, number = config.gpus[0].partition(":")
+    size = int(number) if number else None
+    if machine.kind == "cpu":
+        raise Refused(
+            f"gpus={config.gpus[0]}: CPU workers have no topology; accepted here are {', '.join(PLAIN_WORDS)}"
+        )
+    if size is not None and not 1 <= size <= len(machine.everyone):
+        raise Refused(
+            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(machine.everyone)}, the GPUs of this machine"
+        )
+    topology = _topology(config)
+    if set(topology.gpus) != {device.id for device in machine.devices}:
+        here = ", ".join(str(device.id) for device in machine.devices)
+        raise Refused(
+            f"gpus={config.gpus[0]}: the topology has GPUs {', '.join(map(str, topology.gpus))}, the machine {here}"
+        )
+    if word in ("best", "worst") and size is not None:
+        return [(best if word == "best" else worst)(topology, size)]
+    if size == 1 or len(machine.everyone) == 1:
+        return [machine.everyone[:1]]
+    found = classes(topology, size)
+    members = [one.representative for one in found]
+    if config.second_member:
+        members += [one.second_member for one in found if one.second_member]
+    return members if size else [machine.everyone[:1], *members]
 
 
 def _library(config: Config) -> None:

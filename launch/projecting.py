@@ -6,13 +6,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.record import Record
-from conf.cell import Cell
 from conf.schema import Tracking
 from launch.study import Study
 from launch.summary import summary_markdown
 from launch.sweeps import Sweep
 from launch.tracking import Tracker
-from launch.tracking_store import TrackingUnavailable, store_uri, without_credentials
+from launch.tracking_store import TrackingUnavailable, WrongUri, store_uri, without_credentials
 
 
 class Projector:
@@ -40,7 +39,7 @@ class Projector:
 
     def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool) -> None:
         """The parent's note and state. What failed on the way is tried once more: a lock may be gone."""
-        if self._tracker is None or not measured and not interrupted:
+        if self._tracker is None or (not measured and not interrupted):
             return
         tracker, self._failed = self._tracker, False
 
@@ -57,15 +56,18 @@ class Projector:
         """Lines for the user: where the runs are, or how to project them later."""
         if not self._tracking.enabled:
             return [f"MLflow   not written (tracking.enabled=false); later: python -m launch sync {self._study.folder}"]
-        uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+        try:
+            uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+        except WrongUri:
+            uri = "URI"
         if self._failed:
             return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
         return [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
 
     def _folder(self, record: Record) -> Path:
-        return self._study.folder / Cell.from_dict(record.cell).folder
+        return self._study.folder_of(record)
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], object]) -> None:
         try:
             action()
         except TrackingUnavailable as error:

@@ -26,7 +26,7 @@ from launch.assemble import assemble
 from launch.sweeps import Process
 
 # What an attempt leaves beside its record.
-PARTS = ("cell.json", "attempt.json", "failures.json", "topology.txt", "ranks", "logs", "nccl", records.FILE_NAME)
+PARTS = ("cell.json", "attempt.json", "failures.json", "topology.txt", "ranks", "logs", "nccl", "tuning", records.FILE_NAME)
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,18 @@ class Attempt:
     token: str
 
 
+def study_folder(output_dir: str, name: str) -> Path:
+    """Where a study's cells are."""
+    return Path(output_dir).expanduser().absolute() / name
+
+
 class Study:
     """A study's folder, opened for measuring."""
 
     def __init__(self, output_dir: str, name: str) -> None:
         """Make the folder. Raises Refused where it cannot be written."""
         self.name = name
-        self.folder = Path(output_dir).expanduser().absolute() / name
+        self.folder = study_folder(output_dir, name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._journal = Lines(self.folder / "journal.jsonl")
@@ -57,6 +62,14 @@ class Study:
         except RecordError:
             return None
         return record if record.state == "finished" and record.cell_key == cell.key else None
+
+    def folder_of(self, record: Record) -> Path:
+        """Where the attempt of a record left its files: the cell's folder, or one that was set aside in it."""
+        folder = self.folder / Cell.from_dict(record.cell).folder
+        for attempt in folder.glob("attempt-*/attempt.json"):
+            if record.record_id in attempt.read_text(encoding="utf-8", errors="replace"):
+                return attempt.parent
+        return folder
 
     @contextlib.contextmanager
     def lock(self, cell: Cell) -> Iterator[bool]:
@@ -78,12 +91,9 @@ class Study:
         """
         folder = self.folder / cell.folder
         _set_aside(folder)
-        for part in ("ranks", "logs", "nccl"):
-            (folder / part).mkdir(parents=True)
-        (folder / "nccl" / "nccl.conf").touch()
+        prepare(folder, cell)
         if topology := details["environment"].get("topology"):
             (folder / "topology.txt").write_text(topology)
-        write_json(folder / "cell.json", cell.to_dict())
         write_json(folder / "attempt.json", {"record_id": token, "started_at": time.time(), **details})
         self._line("begin", cell=cell.folder, token=token)
         return Attempt(folder, token)
@@ -122,6 +132,15 @@ class Study:
     def _line(self, kind: str, **content: Any) -> None:
         self._journal.write(kind, time.time(), process=dataclasses.asdict(Process.own()), **content)
         self._journal.sync()
+
+
+def prepare(folder: Path, cell: Cell) -> Path:
+    """Make the folder that ranks work in: what they are asked, and where they write. Raises OSError."""
+    for part in ("ranks", "logs", "nccl"):
+        (folder / part).mkdir(parents=True)
+    (folder / "nccl" / "nccl.conf").touch()
+    write_json(folder / "cell.json", cell.to_dict())
+    return folder
 
 
 def _set_aside(folder: Path) -> None:

@@ -1,42 +1,34 @@
-"""One invocation: plan, measure every cell, judge it, keep it, show it, project it."""
+"""One invocation: plan, measure every cell, keep it, show it, project it."""
 
 import contextlib
 import os
 import signal
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from analysis.scaling import efficiency
-from analysis.validity import judged
 from benchmarks import record as records
-from benchmarks.record import Failure, Record
-from launch import supervise
-from launch.assemble import assemble
-from launch.display import Screen
-from launch.environment import environment
-from launch.machine import facts, variables
-from launch.plan import Plan, Planned, Request, plan
+from benchmarks.record import Record
+from launch.display import Screen, duration
+from launch.estimate import estimate
+from launch.measure import Measurer
+from launch.plan import Plan, Request, plan
 from launch.projecting import Projector
-from launch.study import Study
+from launch.study import Study, study_folder
 from launch.sweeps import Sweep
 from launch.tracking_store import without_credentials
 
 
-
-
 class Stopping:
-    """Remembers that the user asked to stop: Ctrl-C or SIGTERM, once."""
+    """Remembers that the user asked to stop, by Ctrl-C or SIGTERM."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self._asked = False
 
     def __call__(self) -> bool:
         """Whether the user asked."""
-        return self.asked
+        return self._asked
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -49,7 +41,7 @@ class Stopping:
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
+        self._asked = True
 
 
 def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
@@ -77,90 +69,88 @@ class _Sweep:
     def __init__(
         self, planned: Plan, typed: list[str], surrounding: Mapping[str, str], stopping: Stopping, console: Console
     ) -> None:
-        self.plan, self.config, self.surrounding = planned, planned.config, surrounding
-        self.stopping, self.console = stopping, console
+        self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
         self.study = Study(self.config.output_dir, self.config.study)
-        self.sweep = Sweep.begin(self.config.study, typed, len(planned.cells))
+        self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
+        self.measurer = Measurer(
+            self.config, planned.machine, self.study, self.sweep, surrounding, stopping, self._note
+        )
+        self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
 
     def run(self) -> int:
-        for record in self.study.recover():
-            self.console.print(f"note: {record.name} was left open by a launcher that died; what it measured is kept", markup=False)
+        for left in self.study.recover():
+            self._note(f"{left.name} was left open by a launcher that died; what it measured is kept")
         known, unreadable = records.read_study(self.study.folder)
         for error in unreadable:
-            self.console.print(f"note: {error}", markup=False)
-        done = {number: record for number, planned in enumerate(self.plan.cells)
-                if self.config.resume and (record := self.study.finished(planned.cell))}  # fmt: skip
-        projector = Projector(self.config.tracking, self.study, self.sweep, self.console)
-        if len(done) < len(self.plan.cells):
-            projector.open()
-        self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, cells=len(self.plan.cells))
-        with Screen(self.plan.cells, known, self.console) as screen:
-            for number, planned in enumerate(self.plan.cells):
+            self._note(str(error))
+        done = self._done_before()
+        if len(done) < len(self.cells):
+            self.projector.open()
+        self.study.note(
+            "sweep",
+            sweep_id=self.sweep.sweep_id,
+            overrides=self.sweep.overrides,
+            order=[c.cell.folder for c in self.cells],
+        )
+        with Screen(self.cells, known, self.console) as screen:
+            for number, planned in enumerate(self.cells):
                 if number in done:
                     screen.settle(number, "done before", done[number])
                 elif not self.stopping():
-                    with self.study.lock(planned.cell) as ours:
-                        record = self._measure(number, planned, known, screen) if ours else None
-                        screen.settle(number, record.state if record else "held elsewhere", record)
-                    if record:
-                        projector.log(record)
-        projector.close(self.measured, done.values(), interrupted=self.stopping())
-        self._last_lines(projector)
+                    self._cell(number, known, screen)
+        self.projector.close(self.measured, done.values(), interrupted=self.stopping())
+        self._last_lines()
         if self.stopping():
             return 130
         strict = self.config.validity.strict
         bad = [r for r in self.measured if r.state != "finished" or strict and r.validity.verdict == "invalid"]
         return 1 if bad else 0
 
-    def _measure(self, number: int, planned: Planned, known: list[Record], screen: Screen) -> Record:
-        """Measure one cell and write its record."""
-        cell, machine = planned.cell, self.plan.machine
-        folder = self.study.folder / cell.folder
-        details = {
-            "study": self.study.name,
-            "sweep_id": self.sweep.sweep_id,
-            "overrides": self.sweep.overrides,
-            "drift": planned.drift,
-        }
-        token = uuid.uuid4().hex
-        variable = environment(cell, machine, folder, token, self.surrounding)
-        uuids = [device.uuid for gpu in cell.gpus for device in machine.devices if device.id == gpu and device.uuid]
-        about = {**facts(), "planned_uuids": uuids, "variables": variables(variable)}
-        attempt = self.study.begin(cell, token, {**details, "environment": about})
-        try:
-            outcome = supervise.run(
-                cell, folder, variable, token, self.config.engine, self.stopping,
-                lambda watch: screen.progress(number, watch),
-            )  # fmt: skip
-        except OSError as error:  # the agent could not be started, or the disk is full
-            outcome = supervise.Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
-        if outcome.immortal:
-            self.console.print(f"note: processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
-        record = assemble(folder, outcome.state, outcome.failure, time.time())
-        record = judged(record, self.config.validity)
-        share = efficiency(record, known)
-        if share is not None:
-            record.metrics["scaling/efficiency"] = share
-        self.study.end(attempt, record)
+    def _done_before(self) -> dict[int, Record]:
+        """The cells that an earlier invocation finished, by their place in the order."""
+        if not self.config.resume:
+            return {}
+        finished = {number: self.study.finished(planned.cell) for number, planned in enumerate(self.cells)}
+        return {number: record for number, record in finished.items() if record}
+
+    def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
+        planned = self.cells[number]
+        with self.study.lock(planned.cell) as ours:
+            if not ours:
+                screen.settle(number, "held elsewhere", None)
+                return
+            # Another launcher may have finished it while this one was at other cells.
+            earlier = self.study.finished(planned.cell) if self.config.resume else None
+            if earlier:
+                screen.settle(number, "done before", earlier)
+                return
+            record = self.measurer.measure(planned, known, lambda watch: screen.progress(number, watch))
         known.append(record)
         self.measured.append(record)
-        return record
+        screen.settle(number, record.state, record)
+        self.projector.log(record)
 
-    def _last_lines(self, projector: Projector) -> None:
-        """Where everything is."""
-        bad = [record for record in self.measured if record.state == "failed"]
-        for record in bad:
-            assert record.failure is not None
-            self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
-            for line in record.failure.log_tail.splitlines()[-5:]:
-                self.console.print(f"    {line}", markup=False, style="dim")
+    def _note(self, text: str) -> None:
+        self.console.print(f"note: {text}", markup=False)
+
+    def _last_lines(self) -> None:
+        """What failed and why, and where everything is."""
+        for record in self.measured:
+            if record.failure and record.state == "failed":
+                self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
+                for line in record.failure.log_tail.splitlines()[-5:]:
+                    self.console.print(f"    {line}", markup=False, style="dim")
         self.console.print(f"records  {self.study.folder}", markup=False)
-        for line in projector.where():
+        for line in self.projector.where():
             self.console.print(line, markup=False)
 
 
 def _print_plan(planned: Plan, console: Console) -> None:
+    known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
+    seconds = 0.0
     for number, entry in enumerate(planned.cells):
+        seconds += estimate(entry.cell, known)
         console.print(f"{number + 1:4d}  {entry.cell.name}{' · drift' if entry.drift else ''}", markup=False)
-    console.print(f"{len(planned.cells)} cells; nothing was started (dry_run=true)")
+    cells = "1 cell" if len(planned.cells) == 1 else f"{len(planned.cells)} cells"
+    console.print(f"{cells}, about {duration(seconds)}; nothing was started (dry_run=true)")

@@ -19,7 +19,9 @@ def synthetic(cell: Cell, device: torch.device, rank: int) -> Iterator[tuple[Ten
     first layer computes in, as an input pipeline would deliver it.
     """
     generator = torch.Generator(device=device).manual_seed(cell.seed * 1_000_003 + rank + 1)
-    dtype = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}.get(cell.precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}.get(
+        cell.precision, torch.float32
+    )
     network = cell.model
     shape = (cell.batch_size, network.channels, network.image_size, network.image_size)
     batches = []

@@ -21,7 +21,7 @@ def build(network: Network) -> nn.Module:
         builders = {"resnet200": _resnet200, "fmnist_cnn": _fmnist_cnn}
         if network.builder not in builders:
             raise ValueError(f"model.builder={network.builder}: ringside builds {', '.join(builders)}")
-        return builders[network.builder](**arguments)
+        return builders[network.builder](**arguments).train()
     if network.library == "timm":
         import timm
 
@@ -38,7 +38,8 @@ def _resnet200(num_classes: int) -> nn.Module:
     """ResNet-200, bottleneck 3-24-36-3 (MXNet's tools/bandwidth; torchvision has none)."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
-    return ResNet(Bottleneck, [3, 24, 36, 3], num_classes=num_classes)
+    model: nn.Module = ResNet(Bottleneck, [3, 24, 36, 3], num_classes=num_classes)
+    return model
 
 
 def _fmnist_cnn(num_classes: int) -> nn.Module:

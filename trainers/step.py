@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Training:
         if cell.precision == "bf16_weights":
             model = models.bf16_weights(model)
         if cell.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = model.to(memory_format=torch.channels_last)
         self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
         self.strategy: Strategy = load(cell.strategy)
         self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model)
@@ -42,8 +43,8 @@ class Training:
             weight_decay=cell.optimizer.weight_decay,
             fused=True,
         )
-        # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step; zeros are what the
-        # first step would start from anyway.
+        # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step (seen: NaN under
+        # fp16); zeros are what the first step would start from anyway.
         for parameter in self.parameters:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
@@ -71,10 +72,9 @@ class Training:
         else:
             self.strategy.update(self.optimizer)
 
-    def _autocast(self) -> AbstractContextManager[None]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.cell.precision)
-        context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
-        return context
+        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def _arithmetic(precision: str) -> None:

@@ -1,6 +1,6 @@
-"""All-reduce of gradient buckets while backward runs: torch's DistributedDataParallel (Li et al. 2020, arXiv:2006.15704).
+"""All-reduce of gradient buckets while backward runs: torch's DistributedDataParallel.
 
-On GPUs NCCL reduces; on CPU workers gloo does.
+Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; on CPU workers gloo does.
 """
 
 import inspect
@@ -22,7 +22,9 @@ from trainers.strategies import Strategy
 FIRST_BUCKET_BYTES = 1 << 20
 # Share of a gradient's bytes that a hook sends.
 WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
-DDP_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+# torch 2.15 renamed the argument and warns of the old name.
+_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
@@ -74,8 +76,7 @@ class NcclAllreduce(Strategy):
             "bucket_cap_mb": bucket_cap_mb,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
-            # torch 2.15 renamed the argument and warns of the old name.
-            "forward_sync_buffers" if "forward_sync_buffers" in DDP_ARGUMENTS else "broadcast_buffers": broadcast_buffers,
+            SYNC_BUFFERS: broadcast_buffers,
         }
         self._comm_hook = comm_hook
         self._powersgd_rank = powersgd_rank

@@ -1,0 +1,26 @@
+"""How long a cell will take, in seconds: what an equal or similar cell took before, else a rule of thumb."""
+
+from collections.abc import Iterable
+from statistics import median
+
+from benchmarks.record import Record
+from conf.cell import Cell
+
+# Measured on 2 CPU cores and on H200s: starting ranks, importing torch, building, warming up, checking, exchange, ABBA.
+START_SECONDS = {"cpu": 30.0, "cuda": 30.0}
+# Compiling ResNet-50 on an H200 takes 25 to 45 s.
+COMPILE_SECONDS = 45.0
+TIMED_SECONDS = {"cpu": 12.0, "cuda": 20.0}
+
+
+def estimate(cell: Cell, known: Iterable[Record]) -> float:
+    """Seconds; `known` are records of the same study."""
+    finished = [record for record in known if record.state == "finished"]
+    for same in (("model", "benchmark", "optimize", "device"), ("benchmark", "optimize", "device")):
+        plain = cell.to_dict()
+        took = [r.ended_at - r.started_at for r in finished if all(r.cell[name] == plain[name] for name in same)]
+        if took:
+            return median(took)
+    timed = cell.benchmark.get("max_seconds", "auto")
+    seconds = START_SECONDS[cell.device] + (TIMED_SECONDS[cell.device] if timed == "auto" else float(timed))
+    return seconds + (COMPILE_SECONDS if cell.optimize == "compile" else 0.0)

@@ -1,0 +1,110 @@
+"""Measure one cell from its plan to its record: prepare, run, observe, judge, write."""
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from analysis.observed import TUNING_FOLDER, observe
+from analysis.scaling import efficiency
+from analysis.validity import judged
+from benchmarks.record import Failure, Record
+from conf.cell import Cell
+from conf.schema import Config
+from launch import sampling, supervise
+from launch.assemble import assemble
+from launch.environment import NCCL_SUBSYSTEMS, TOKEN, environment
+from launch.machine import Machine, facts, variables
+from launch.plan import Planned
+from launch.study import Study, prepare
+from launch.supervise import Outcome, Watch
+from launch.sweeps import Sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurer:
+    """What every cell of a sweep is measured with."""
+
+    config: Config
+    machine: Machine
+    study: Study
+    sweep: Sweep
+    surrounding: Mapping[str, str]
+    stopping: Callable[[], bool]
+    note: Callable[[str], None]  # tells the user
+
+    def measure(self, planned: Planned, known: list[Record], progress: Callable[[Watch], None]) -> Record:
+        """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
+
+        Raises:
+            OSError: the study's folder cannot be written any more.
+        """
+        cell, folder = planned.cell, self.study.folder / planned.cell.folder
+        token = uuid.uuid4().hex
+        variable = environment(cell, self.machine, folder, token, self.surrounding)
+        uuids = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
+        attempt = self.study.begin(
+            cell,
+            token,
+            {
+                "study": self.study.name,
+                "sweep_id": self.sweep.sweep_id,
+                "overrides": self.sweep.overrides,
+                "drift": planned.drift,
+                "environment": {**facts(), "planned_uuids": uuids, "variables": variables(variable)},
+            },
+        )
+        outcome = self._run(cell, folder, variable, uuids, progress)
+        ended_at = time.time()
+        if outcome.immortal:
+            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
+        if outcome.state == "finished" and self._wants_tuning(cell):
+            self._tuning_pass(cell, folder, variable)
+        record = assemble(folder, outcome.state, outcome.failure, ended_at)
+        metrics, checks = sampling.summary(folder)
+        record = dataclasses.replace(
+            record,
+            metrics=record.metrics | metrics,
+            checks=record.checks | checks,
+            effective=observe(record, folder, known, self.study.folder_of),
+        )
+        share = efficiency(record, known)
+        if share is not None:
+            record.metrics["scaling/efficiency"] = share
+        record = judged(record, self.config.validity)
+        self.study.end(attempt, record)
+        return record
+
+    def _run(
+        self,
+        cell: Cell,
+        folder: Path,
+        variable: Mapping[str, str],
+        uuids: list[str],
+        progress: Callable[[Watch], None],
+    ) -> Outcome:
+        try:
+            with sampling.Sampler(folder, uuids if self.config.sample_gpus else [], variable[TOKEN]):
+                return supervise.run(
+                    cell, folder, variable, variable[TOKEN], self.config.engine, self.stopping, progress
+                )
+        except OSError as error:  # the agent could not be started, or the disk is full
+            return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
+
+    def _wants_tuning(self, cell: Cell) -> bool:
+        if cell.device != "cuda" or cell.world_size == 1:
+            return False
+        asked = self.config.tuning_pass
+        return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
+
+    def _tuning_pass(self, cell: Cell, folder: Path, variable: Mapping[str, str]) -> None:
+        """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
+        inside = prepare(folder / TUNING_FOLDER, dataclasses.replace(cell, benchmark={"name": "tuning_pass"}))
+        logged = {
+            "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
+            "NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log"),
+        }
+        outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
+        if outcome.failure:
+            self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
