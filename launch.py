@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from typing import cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -11,18 +12,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import schema
-from conf.explain import explain
-from conf.overrides import normalise
+from conf.explain import explain, one_line
+from conf.knobs import Refused
+from conf.overrides import normalise, only_informs
 from launch.plan import Request
 from launch.sweep import run
 
-requests: list[Request] = []
+composed: list[tuple[DictConfig, list[str]]] = []
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def collect(composed: DictConfig) -> None:
+def collect(config: DictConfig) -> None:
     """Called by Hydra once for each combination of the sweep; nothing runs before all are composed."""
-    requests.append(Request(OmegaConf.to_object(composed), list(HydraConfig.get().overrides.task)))
+    composed.append((config, list(HydraConfig.get().overrides.task)))
 
 
 def main() -> int:
@@ -30,15 +32,23 @@ def main() -> int:
     typed = sys.argv[1:]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
     schema.register()
+    arguments: list[str] = []
     try:
         with tempfile.TemporaryDirectory() as scratch:  # Hydra's own folder; a study's folder is made by `launch`
-            sys.argv[1:] = [*normalise(typed), f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
+            arguments = normalise(typed)
+            sys.argv[1:] = [*arguments, f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
             collect()
-        return run(requests, typed) if requests else 0  # none after --help or --cfg
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"launch.py: {explain(error, typed)}", file=sys.stderr)
-    except ValueError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
+        if not composed and not only_informs(typed):
+            raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
+        requests = [
+            Request(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed
+        ]
+        return run(requests, typed) if requests else 0
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        sentence = explain(error, arguments)
+    except RecursionError:
+        sentence = "an argument has too many brackets inside each other; accepted is option=value"
+    print(one_line(f"launch.py: {sentence}"), file=sys.stderr)
     return 2
 
 

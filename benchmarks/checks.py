@@ -23,7 +23,7 @@ def replicas_equal(training: Training, ranks: Ranks) -> bool:
     """Whether the weights of all ranks are equal, bit for bit. Collective."""
     digest = hashlib.sha256()
     for parameter in training.parameters:
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return len({tuple(values) for values in ranks.gather([float(byte) for byte in digest.digest()])}) == 1
 
 

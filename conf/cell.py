@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
 from conf import nccl
-from conf.knobs import Refused, accepted, check, check_fields, closest
+from conf.knobs import Refused, accepted, check, check_fields, check_names, closest
 from conf.schema import Config, Optimizer
 
 ROOT = Path(__file__).parent
@@ -96,6 +96,7 @@ def checked(config: Config) -> tuple[Config, list[str]]:
     Raises:
         Refused: the first knob that is wrong, with its value and what is accepted.
     """
+    check_names("", config)
     settings, notices = nccl.normalised(config.nccl)
     config = dataclasses.replace(config, nccl=settings)
     check_fields("", config)
@@ -123,7 +124,7 @@ def checked(config: Config) -> tuple[Config, list[str]]:
     ), notices
 
 
-def _choice(group: str, name: str) -> None:
+def _choice(group: str, name: Any) -> None:
     """Refuse a `group.name` that has no YAML in its group."""
     choices = sorted(path.stem for path in (ROOT / group).glob("*.yaml"))
     if name not in choices:
@@ -140,8 +141,7 @@ def options(group: str, given: Any) -> dict[str, Any]:
         raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
     name = given.get("name")
     _choice(group, name)
-    declared = OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml"))
-    assert isinstance(declared, dict)
+    declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
     accepts = declared.pop("accepts", {})
     for option, value in given.items():
         if option == "accepts":
@@ -182,7 +182,9 @@ def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0)
             )
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
     if device == "cpu" and config.precision in ("tf32", "fp16"):
-        raise Refused(f"precision={config.precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 and bf16_weights")
+        raise Refused(
+            f"precision={config.precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 and bf16_weights"
+        )
     precision = ("bf16" if device == "cuda" else "fp32") if config.precision == "auto" else config.precision
     nhwc = device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True")
     return Cell(

@@ -72,7 +72,11 @@ def _fault(text: str) -> str:
         return "names no GPU"
     if spaces := re.search(r"\s", text):
         return f"has a space or line break ({spaces[0]!r})"
-    wrong = [token for token in re.split(r"[,+\[\]'\"]", text) if token and not _is_device(token) and not WORD.fullmatch(token)]
+    wrong = [
+        token
+        for token in re.split(r"[,+\[\]'\"]", text)
+        if token and not _is_device(token) and not WORD.fullmatch(token)
+    ]
     return _unknown(wrong[0]) if wrong else "has an empty or unclosed part"
 
 

@@ -74,14 +74,8 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def check_fields(prefix: str, config: Any) -> None:
-    """Check every field of a dataclass instance, nested dataclasses too, and that it has no other. Raises Refused."""
-    fields = dataclasses.fields(config)
-    names = [field.name for field in fields]
-    for name, value in vars(config).items():
-        if name not in names:  # Hydra's `+name=value` adds one
-            where = f"options of {prefix[:-1]}" if prefix else "options"
-            raise Refused(f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}")
-    for field in fields:
+    """Check every declared field of a dataclass instance, nested dataclasses too. Raises Refused."""
+    for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             check_fields(f"{prefix}{field.name}.", value)
@@ -89,6 +83,17 @@ def check_fields(prefix: str, config: Any) -> None:
             raise Refused(f"{prefix}{field.name}=null: accepted is {accepted(described(field))}")
         else:
             check(f"{prefix}{field.name}", value, described(field))
+
+
+def check_names(prefix: str, config: Any) -> None:
+    """Refuse what a dataclass instance has beyond its fields, nested ones too: Hydra's `+name=value` adds it."""
+    names = [field.name for field in dataclasses.fields(config)]
+    for name, value in vars(config).items():
+        if name not in names:
+            where = f"options of {prefix[:-1]}" if prefix else "options"
+            raise Refused(f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}")
+        if dataclasses.is_dataclass(value):
+            check_names(f"{prefix}{name}.", value)
 
 
 def described(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ starts. Source: NVIDIA's "Environment Variables" page of the NCCL user guide and
 Variables that load libraries, write files or redirect traffic to another host have no field and are refused.
 """
 
+# ruff: noqa: RUF009 (knob() makes a dataclass field, not a value)
+
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -191,7 +193,11 @@ def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
         for function, words in _per_function("proto", nccl.proto, PROTOCOLS).items():
             if not words:
                 raise Refused(f"nccl.proto={nccl.proto}: leaves {function or 'every collective'} without a protocol")
-    for low, high in (("min_nchannels", "max_nchannels"), ("min_ctas", "max_ctas"), ("min_p2p_nchannels", "max_p2p_nchannels")):
+    for low, high in (
+        ("min_nchannels", "max_nchannels"),
+        ("min_ctas", "max_ctas"),
+        ("min_p2p_nchannels", "max_p2p_nchannels"),
+    ):
         least, most = getattr(nccl, low), getattr(nccl, high)
         if least is not None and most is not None and least > most:
             raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")

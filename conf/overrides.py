@@ -2,12 +2,28 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from conf import gpus
 from conf.knobs import Refused
 
+ROOT = Path(__file__).parent
+GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+
 # Hydra's own options, and which of them take a value.
-FLAGS = ("-m", "--multirun", "-r", "--run", "-h", "--help", "--hydra-help", "--version", "--resolve", "-sc", "--shell-completion")
+FLAGS = (
+    "-m",
+    "--multirun",
+    "-r",
+    "--run",
+    "-h",
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "-sc",
+    "--shell-completion",
+)
 VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
 INFO = ("-i", "--info")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
@@ -36,17 +52,17 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Hydra's own options with their values, and the overrides."""
     options: list[str] = []
     overrides: list[str] = []
+    waiting = ""  # the option whose value may come next
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        before = options[-1] if options and not overrides[-1:] == [argument] else ""
         if argument.startswith("-"):
             if name not in (*FLAGS, *VALUED, *INFO):
                 raise Refused(f"{argument}: unknown; options are -m, --help, --cfg job and those of --hydra-help")
             options.append(argument)
-        elif not equals and (before in VALUED or before in INFO):
-            options.append(argument)
-        else:
-            overrides.append(argument)
+            waiting = "" if equals else name
+            continue
+        (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(argument)
+        waiting = ""
     return options, overrides
 
 
@@ -55,8 +71,10 @@ def _rewritten(argument: str) -> str:
     key, equals, _ = argument.partition("=")
     if not argument.startswith("~") and not (equals and key.strip("+")):
         raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")
-    if "${" in argument and ":" in argument.split("${", 1)[1]:
-        raise Refused(f"{argument}: a record would keep what a resolver reads; let the shell expand it, or set it plainly")
+    if "${" in argument:
+        raise Refused(f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out")
+    if key in GROUPS and argument.startswith(f"{key}=["):
+        raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
     if argument.startswith("nccl.env."):
         return f"++{argument}"
     if selection := SELECTIONS.fullmatch(argument):

@@ -4,6 +4,8 @@ Options of a strategy or a benchmark live in that strategy's or benchmark's own 
 that a new one is one file and one YAML; conf.cell holds them to the types and the `accepts` of that YAML.
 """
 
+# ruff: noqa: RUF009 (knob() makes a dataclass field, not a value)
+
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,9 +107,13 @@ class Config:
     topology: str | None = knob(None, "a file with the machine's topology; null: read it from the driver")
     second_member: bool = False  # gpus=classes: one more member of each class, to test that it is one
     sample_gpus: bool = True  # clocks, power, throttling and foreign load, twice a second, by NVML
-    tuning_pass: Any = knob("auto", "NCCL's choices, in an untimed pass; auto: where one is asked", words=("auto", "True", "False"))
+    tuning_pass: Any = knob(
+        "auto", "NCCL's choices, in an untimed pass; auto: where one is asked", words=("auto", "True", "False")
+    )
     device: str = knob("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
-    batch_size: Any = knob("auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True)
+    batch_size: Any = knob(
+        "auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
+    )
     global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1, most=1 << 30)
     image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
     precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)

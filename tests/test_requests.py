@@ -1,0 +1,383 @@
+"""Requests through launch.py itself: what is wrong is said in one line, before anything starts."""
+
+import contextlib
+import importlib.util
+import io
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from omegaconf import OmegaConf
+
+from conf import schema
+from conf.cell import Cell, checked, resolve
+from conf.explain import one_line
+from conf.nccl import FIELDS
+from conf.overrides import GROUPS, normalise
+
+ROOT = Path(__file__).parent.parent
+CHOICES = {group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS}
+# What would reach the launching process only from outside.
+CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("NCCL_", "NVSHMEM_", "TORCH_SYMM"))}
+
+
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """Run launch.py in this process, in an empty folder, as a fresh module: (exit status, stdout, stderr)."""
+    for name in os.environ.keys() - CLEAN.keys():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        return ended.value.code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def refused(launch, tmp_path):
+    """Run a wrong request for real (no dry run); returns its one line."""
+
+    def run(*arguments):
+        code, out, err = launch(*arguments)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1 and err.endswith("\n") and err.startswith("launch.py: ")
+        assert "Traceback" not in err and "HYDRA_FULL_ERROR" not in err
+        assert psutil.Process().children() == []
+        assert not (tmp_path / "outputs").exists()
+        return err.removeprefix("launch.py: ").rstrip("\n")
+
+    return run
+
+
+@pytest.fixture
+def planned(launch, tmp_path):
+    """Plan only; returns the names of the cells."""
+
+    def run(*arguments):
+        code, out, err = launch(*arguments, "dry_run=true")
+        assert (code, err) == (0, "")
+        assert list(tmp_path.iterdir()) == []
+        numbered = [line.split(maxsplit=1) for line in out.splitlines()]
+        return [line[1] for line in numbered if line and line[0].isdigit() and " · " in line[1]]
+
+    return run
+
+
+ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
+
+
+# Field and value first, then what is accepted.
+@pytest.mark.parametrize(
+    ("arguments", "starts", "accepts"),
+    [
+        # the issue's list
+        (["gpus=0,0"], "gpus=0,0: GPU 0 is named twice", "once in a subset"),
+        (["gpus=9"], "gpus=9: 9 is not here", "CPU worker slots are 0, 1, 2, 3, 4, 5, 6, 7"),
+        (["gpus=1_3"], "gpus=1_3: '1_3' is no GPU id", ID_FORM),
+        (["gpus=range(0,3)"], "gpus=range(0,3): range(…) is not accepted", ID_FORM),
+        (["gpus="], "gpus=: names no GPU", ID_FORM),
+        (["nccl.p2p_level=loc"], "nccl.p2p_level=loc:", "LOC, NVL, PIX, PXB, PHB or SYS (case matters: write LOC)"),
+        (["nccl.p2p_level=FOO"], "nccl.p2p_level=FOO:", "accepted are LOC, NVL, PIX, PXB, PHB or SYS"),
+        (["nccl.algo=Tree"], "nccl.algo=Tree: leaves allgather", "nccl.algo=allreduce:tree"),
+        (["model=resnet51"], "model=resnet51:", "resnet18, resnet200, resnet34, resnet50, vgg16 (did you mean resnet50?)"),
+        (["batch_size=0"], "batch_size=0:", "accepted is auto or a whole number of at least 1 and at most 1048576"),
+        (["global_batch_size=7", "gpus=0,1"], "global_batch_size=7:", "a multiple of the 2 GPUs of gpus=0,1"),
+        (["device=cuda"], "device=cuda: ", "accepted here are auto and cpu"),
+        # subsets under -m, and what goes around the grammar
+        (["-m", "gpus=0+1,0+9"], "gpus=0,9: 9 is not here", "CPU worker slots"),
+        (["-m", "gpus=glob(*)"], "gpus=glob(*): glob(…) is not accepted", ID_FORM),
+        (["-m", "++gpus=0,3"], "gpus=0,3: accepted is a list of GPU ids", ID_FORM),
+        (["gpus=classes"], "gpus=classes: CPU workers have no topology", "all, each, pairs, scale"),
+        (["gpus=GPU-8932f937"], "gpus=GPU-8932f937: GPU-8932f937 is not here", "CPU worker slots"),
+        # unknown keys, level by level
+        (["bacth_size=8"], "bacth_size=8: unknown; options are model, strategy,", "(did you mean batch_size?)"),
+        (["model.chanels=3"], "model.chanels=3: unknown; options of model are name,", "(did you mean channels?)"),
+        (["model.gpu.image=3"], "model.gpu.image=3: unknown; options of model.gpu are", "(did you mean image_size?)"),
+        (["strategy.comm_hok=fp16"], "strategy.comm_hok=fp16: unknown; options of strategy", "(did you mean comm_hook?)"),
+        (["benchmark.max_second=3"], "benchmark.max_second=3: unknown; options of ben", "(did you mean max_seconds?)"),
+        (["nccl.p2p_levl=LOC"], "nccl.p2p_levl=LOC: unknown; options of nccl are p2p_disable", "(did you mean p2p_level?)"),
+        (["tracking.url=x"], "tracking.url=x: unknown; options of tracking are enabled, uri", "(did you mean uri?)"),
+        (["engine.stop_grace=1"], "engine.stop_grace=1: unknown; options of engine", "(did you mean stop_grace_s?)"),
+        (["optimizer.momentun=1"], "optimizer.momentun=1: unknown; options of optimizer", "(did you mean momentum?)"),
+        (["validity.strikt=1"], "validity.strikt=1: unknown; options of validity", "(did you mean strict?)"),
+        (["strateg=none"], "strateg=none: unknown; options are", "(did you mean strategy?)"),
+        (["+bacth_size=8"], "bacth_size=8: unknown; options are", "(did you mean batch_size?)"),
+        (["+nccl.p2p_levl=LOC"], "nccl.p2p_levl=LOC: unknown; options of nccl are", "(did you mean p2p_level?)"),
+        (["+strategy.rank=4"], "strategy.rank=4: nccl_allreduce has the options", "comm_hook, powersgd_rank"),
+        # unknown choices of groups
+        (["strategy=nccl_alreduce"], "strategy=nccl_alreduce: accepted are nccl_allreduce, none", "nccl_allreduce?)"),
+        (["benchmark=x"], "benchmark=x: accepted are ", "throughput"),
+        (["nccl=shap"], "nccl=shap: accepted are default, sharp", "(did you mean sharp?)"),
+        (["+experiment=scalin"], "experiment=scalin: accepted are ", "(did you mean scaling?)"),
+        (["experiment=scaling"], "experiment=scaling:", "accepted is +experiment=scaling"),
+        (["strategy=null"], "strategy=null:", "accepted are nccl_allreduce, none"),
+        (["strategy=[none,nccl_allreduce]"], "strategy=[none,nccl_allreduce]:", "accepted is one choice"),
+        (["strategy.name=../x"], "strategy.name=../x:", "accepted are nccl_allreduce, none"),
+        (["profiler.name=x"], "profiler.name=x:", "accepted are "),
+        (["~strategy"], "~strategy: has no value;", "strategy=nccl_allreduce|none"),
+        (["~strategy.name"], "strategy.name=None:", "accepted are nccl_allreduce, none"),
+        (["~model"], "model.name: has no value;", "model=alexnet|"),
+        # wrong types
+        (["batch_size=abc"], "batch_size=abc:", "auto or a whole number of at least 1"),
+        (["batch_size=1.5"], "batch_size=1.5:", "auto or a whole number of at least 1"),
+        (["batch_size=true"], "batch_size=True:", "auto or a whole number of at least 1"),
+        (["batch_size=null"], "batch_size=null:", "auto or a whole number of at least 1"),
+        (["batch_size=[1]"], "batch_size=[1]:", "auto or a whole number of at least 1"),
+        (["batch_size=nan"], "batch_size=nan:", "auto or a whole number of at least 1"),
+        (["image_size=null"], "image_size=null:", "auto or a whole number of at least 8"),
+        (["channels_last=null"], "channels_last=null:", "auto, True or False"),
+        (["repeats=0"], "repeats=0:", "a whole number of at least 1 and at most 1000"),
+        (["repeats=1.5"], "repeats=1.5:", "a whole number of at least 1 and at most 1000"),
+        (["seed=-1"], "seed=-1:", "a whole number of at least 0"),
+        (["seed=null"], "seed=null:", "a whole number of at least 0"),
+        (["nccl.p2p_disable=true"], "nccl.p2p_disable=true:", "a whole number of at least 0 and at most 1"),
+        (["nccl.p2p_disable=0.5"], "nccl.p2p_disable=0.5:", "a whole number of at least 0 and at most 1"),
+        (["nccl.min_nchannels=x"], "nccl.min_nchannels=x:", "a whole number of at least 1 and at most 64"),
+        (["nccl.env.NCCL_NET_PLUGIN=x"], "nccl.env.NCCL_NET_PLUGIN=x:", "accepted are NCCL_CHECKS_DISABLE,"),
+        (["nccl.env.NCCL_CHECKS_DISABLE=null"], "nccl.env.NCCL_CHECKS_DISABLE=null:", "accepted is a text"),
+        (["dry_run=maybe"], "dry_run=maybe:", "true or false"),
+        (["study=[a]"], "study=[a]:", "a text"),
+        (["model.options=[1]"], "model.options=[1]:", "a mapping"),
+        (["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan:", "a number of at least 0 and at most 100"),
+        (["engine.cell_timeout_s=0"], "engine.cell_timeout_s=0", "a number of at least 1"),
+        (["strategy.bucket_cap_mb=abc"], "strategy.bucket_cap_mb=abc:", "a number of at least 0.01"),
+        (["strategy.bucket_cap_mb=null"], "strategy.bucket_cap_mb=null:", "a number of at least 0.01"),
+        (["strategy.static_graph=1"], "strategy.static_graph=1:", "true and false"),
+        (["strategy.powersgd_rank=1.5"], "strategy.powersgd_rank=1.5:", "a whole number of at least 1"),
+        (["strategy.comm_hook=FP16"], "strategy.comm_hook=FP16:", "none, fp16, bf16 or powersgd (case matters: write fp16)"),
+        (["benchmark.exposed_rounds=1.5"], "benchmark.exposed_rounds=1.5:", "auto or a whole number of at least 0"),
+        # words and combinations
+        (["device=tpu"], "device=tpu:", "auto, cpu or cuda"),
+        (["precision=fp8"], "precision=fp8:", "auto, fp32, tf32, bf16, fp16 or bf16_weights"),
+        (["precision=fp16"], "precision=fp16: needs a GPU", "auto, fp32, bf16 and bf16_weights"),
+        (["batch_size=8", "global_batch_size=8"], "global_batch_size=8:", "accepted alone, not beside batch_size=8"),
+        (["strategy=nccl_allreduce,none"], "strategy=nccl_allreduce,none:", "several values are a sweep; add -m"),
+        (["gpus=0+1,0+3"], "gpus=[0,1],[0,3]:", "several values are a sweep; add -m"),
+        (["-m", "study=a,b"], "study=a,b:", "a sweep has one study"),
+        (["-m", "strategy=glob(x*)"], "-m strategy=glob(x*): names no cell", "needs a value"),
+        # names, paths and texts that would leave their place
+        (["study=../x"], "study='../x':", "ASCII letters, digits"),
+        (["study="], "study='':", "ASCII letters, digits"),
+        (["study=''"], "study='':", "ASCII letters, digits"),
+        (["study=.hidden"], "study='.hidden':", "not first '.' or '-'"),
+        (["model.name=../../x"], "model.name='../../x':", "ASCII letters, digits"),
+        (["model.builder=hf-hub:a/b"], "model.builder='hf-hub:a/b':", "ASCII letters, digits"),
+        (["output_dir="], "output_dir='':", "printable text of 1 to 1000 characters"),
+        (["tracking.uri='  '"], "tracking.uri='  ':", "printable text"),
+        (["study=${oc.env:HOME}"], "study=${oc.env:HOME}:", "let the shell expand it, or write it out"),
+        (["study=${ oc.env:HOME}"], "study=${ oc.env:HOME}:", "let the shell expand it, or write it out"),
+        (["model.builder='${oc.env:HOME}'"], "model.builder='${oc.env:HOME}':", "or write it out"),
+        # arguments that are no option
+        (["resnet50"], "'resnet50':", "accepted is option=value"),
+        (["=1"], "'=1':", "accepted is option=value"),
+        ([""], "'':", "accepted is option=value"),
+        (["--gpus", "0"], "--gpus: unknown;", "options are -m, --help"),
+        (["nccl.socket_ifname=eth,^docker"], "nccl.socket_ifname=eth,^docker: not in Hydra's grammar", "in quotes"),
+        (['study="a'], 'study="a: not in Hydra\'s grammar', "in quotes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_request_is_one_sentence(refused, arguments, starts, accepts):
+    line = refused(*arguments)
+    assert line.startswith(starts)
+    assert accepts in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")],
+)
+def test_multicast_against_the_environment_is_refused(refused, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    line = refused("nccl.nvls_enable=1")
+    assert line.startswith(f"nccl.nvls_enable=1: the environment forbids NVLink multicast ({name}={value})")
+
+
+def test_multicast_without_such_an_environment_is_planned(planned):
+    assert len(planned("nccl.nvls_enable=1")) == 1
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(refused, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else find(name, *rest))
+    line = refused("model.library=timm")
+    assert line.startswith("model.library=timm: not installed")
+    assert "pip install '.[timm]'" in line
+
+
+@pytest.mark.parametrize("inside", ["file", "file/deeper"])
+def test_an_output_folder_that_cannot_be_written(launch, tmp_path, inside):
+    (tmp_path / "file").write_text("not a folder")
+    code, _, err = launch(f"output_dir={inside}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"launch.py: output_dir={inside}: cannot be written (")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert psutil.Process().children() == []
+
+
+HOSTILE = ["\0", "a\0b", "a\nb", "\x1b[31mred", "a" * 10_000, "[" * 10_000, "{" * 2_000 + "}" * 2_000, "'" * 10_001, "\\" * 999,
+           "é", "日本", "\u202e", "\ud800", "%s%n", "`id`", "$(id)", "a;b", "a b", "!", "*", "\t", "{a: b}", "0x", "1e999",
+           "-inf", "???", "~", "=", "==", "@", "a@b:c"]  # fmt: skip
+KEYS = ["gpus", "study", "model", "strategy", "batch_size", "nccl.algo", "nccl.p2p_level", "nccl.env.NCCL_CHECKS_DISABLE",
+        "nccl.env.X", "model.options", "tracking.uri", "model.name", "strategy.comm_hook", "output_dir", "nope"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
+    for key in KEYS[HOSTILE.index(text) % 5 :: 5]:
+        for argument in (f"{key}={text}", f"{key}='{text}'"):
+            code, out, err = launch("dry_run=true", argument)
+            assert code in (0, 2)
+            assert err.count("\n") == (code == 2) and len(err) < 5_000
+            assert err.isascii() or all(char.isprintable() for char in err.rstrip("\n"))
+            assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some.sampled_from(KEYS), some.text(max_size=12))
+def test_any_text_ends_with_0_or_one_line(launch, key, text):
+    code, _, err = launch("dry_run=true", f"{key}={text}")
+    assert (code, err.count("\n")) in ((0, 0), (2, 1))
+
+
+def test_one_line_shows_what_a_terminal_would_obey():
+    assert one_line("a\nb\x1b[31m\0é\ud800") == "a\\nb\\x1b[31m\\x00é\\ud800"
+    long = one_line("a" * 10_000 + "accepted")
+    assert len(long) < 4_000 and long.endswith("accepted")
+
+
+def test_right_requests_are_planned_in_any_order_of_arguments(planned):
+    cell = "resnet50 · nccl_allreduce · gpus 0,3"
+    assert planned("gpus=0,3") == planned("-m", "gpus=0,3") == planned("gpus=0,3", "-m") == [cell]
+    assert planned("-m", "gpus=0,3", "nccl.p2p_level=LOC") == [f"{cell} · P2P_LEVEL=LOC"]
+    assert planned("nccl.p2p_level=0", "gpus=0,3") == [f"{cell} · P2P_LEVEL=LOC"]
+    assert planned("gpus=0,3", "nccl.algo=^Tree") == [f"{cell} · ALGO=^Tree"]
+    assert len(planned("-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none")) == 4
+    assert planned("gpus=best:2", f"topology={ROOT}/tests/data/topo_dgx1_v100.txt") == [cell]
+    assert planned("nccl.algo=Ring", "gpus=0") == ["resnet50 · nccl_allreduce · gpus 0 · ALGO=Ring"]
+
+
+def test_a_second_run_in_a_process_does_not_see_the_first(planned):
+    assert planned("gpus=0") == planned("gpus=0")
+
+
+def test_help_reads_well(launch):
+    code, out, err = launch("--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("Ringside measures")
+    listed = out.split("Groups")[1].split("Options (")[0]
+    for group, choices in CHOICES.items():
+        assert f"{group}: {', '.join(choices)}" in listed
+    assert "ringside" not in listed and "schema" not in listed
+    examples = [line.strip() for line in out.split("Examples")[1].splitlines() if line.strip().startswith("python launch.py")]
+    assert len(examples) == 5
+    assert examples[1].startswith("python launch.py -m gpus=0,3 nccl.p2p_level=LOC")
+    assert max(map(len, out.splitlines())) <= 130
+    assert "Exit status" in out
+
+
+def test_every_example_of_the_help_is_a_right_request(launch, planned):
+    _, out, _ = launch("--help")
+    for line in out.split("Examples")[1].splitlines():
+        if line.strip().startswith("python launch.py"):
+            assert planned(*line.strip().split("  ")[0].split()[2:])
+
+
+def test_cfg_job_prints_every_option(launch):
+    code, out, err = launch("--cfg", "job", "gpus=0,3", "nccl.p2p_level=LOC")
+    assert (code, err) == (0, "")
+    config = OmegaConf.create(out)
+    assert list(config.gpus) == ["0", "3"]
+    assert config.nccl.p2p_level == "LOC"
+    assert set(FIELDS) < set(config.nccl)
+    assert "hydra" not in config
+
+
+@pytest.fixture(scope="module")
+def hydra():
+    GlobalHydra.instance().clear()
+    schema.register()
+    return str(ROOT / "conf")
+
+
+@pytest.mark.parametrize("choice", [f"{group}={choice}" for group in GROUPS for choice in CHOICES[group]])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_choice_of_every_group_is_a_cell(hydra, choice, device):
+    prefix = "+" if choice.startswith("experiment=") else ""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(hydra, version_base="1.3"):
+        config, notices = checked(OmegaConf.to_object(compose("config", overrides=[prefix + choice])))
+    cell = resolve(config, (0, 1), device)
+    group, name = choice.split("=")
+    if group in ("model", "strategy", "benchmark", "profiler"):
+        found = getattr(config, group)
+        assert (found["name"] if isinstance(found, dict) else found.name) == name
+    assert notices == []
+    assert Cell.from_dict(cell.to_dict()) == cell
+    assert cell.world_size == 2 and cell.batch_size >= 1 and cell.device == device
+
+
+@pytest.mark.parametrize("name", CHOICES["experiment"])
+def test_every_experiment_plans_cells(launch, name):
+    text = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+    assert f"python launch.py +experiment={name}" in text
+    topology = f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"
+    code, out, err = launch(f"+experiment={name}", topology, "dry_run=true")
+    assert (code, err) == (0, "") and " · gpus " in out
+
+
+def test_the_same_request_has_the_same_key_and_another_one_another(hydra):
+    def key(*arguments):
+        config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(arguments))))
+        return resolve(config, (0, 1), "cpu").key
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(hydra, version_base="1.3"):
+        assert key() == key("study=other") == key("batch_size=8") == key("precision=fp32") == key("nccl.p2p_level=null")
+        assert key("nccl.p2p_level=0") == key("nccl.p2p_level=LOC")
+        others = [key(), key("seed=1"), key("batch_size=4"), key("nccl.p2p_level=LOC"), key("strategy=none"), key("optimize=compile")]
+    assert len(set(others)) == len(others)
+
+
+def command(*arguments, folder):
+    environment = {**CLEAN, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch.py"), *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_itself_refuses_with_one_line(tmp_path):
+    done = command("-m", "gpus=0,0", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launch.py: gpus=0,0: GPU 0 is named twice") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_itself_refuses_bytes_that_are_no_text(tmp_path):
+    done = command(b"study='\xff\xfe'", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launch.py: study=") and done.stderr.count("\n") == 1
+
+
+def test_the_command_itself_plans(tmp_path):
+    done = command("-m", "gpus=0,3", "nccl.p2p_level=LOC", "dry_run=true", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC" in done.stdout
+    assert list(tmp_path.iterdir()) == []
