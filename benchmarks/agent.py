@@ -8,11 +8,12 @@ hands the socket to torch's store, so that nothing outside reaches it and two ce
 
 import datetime
 import json
+import os
 import socket
 import sys
 from pathlib import Path
 
-from torch.distributed import PrefixStore, TCPStore, run
+from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -64,6 +65,7 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 def main(folder: Path, ranks: int) -> int:
     """Run the ranks to their end. Exit status 0, or 1 with `failures.json` in the folder: {rank: exit status}."""
     processes.die_with_parent()
+    os.environ.update(processes.started_by_me({}))  # what the ranks inherit
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
         run.main([

@@ -12,6 +12,9 @@ import dataclasses
 import json
 import math
 import os
+import sys
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 FILE_NAME = "record.json"
+LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
 
@@ -93,12 +97,16 @@ def write(folder: Path, record: Record) -> Path:
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """Write one JSON object atomically: temporary file, fsync, rename, fsync of the folder. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(_plain(content), file, indent=1, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    data = _encoded(content, indent=1)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -107,14 +115,35 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
+# JSON has no word for these, and a record with a bad number must stay readable: they are written as text.
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _encoded(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON object and a newline. Bytes that are no UTF-8 (in a variable, in a path) come back as they were."""
+    text = json.dumps(_plain(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    # A lone surrogate becomes \\udcXX, which is how JSON writes it.
+    return (text + "\n").encode("utf-8", errors="backslashreplace")
+
+
 def _plain(value: Any) -> Any:
-    """NaN and infinity as strings: JSON has no word for them, and a record with a bad number must stay readable."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    return value
+
+
+def _restored(value: Any) -> Any:
+    """The inverse of _plain for values that hold numbers."""
+    if isinstance(value, str):
+        return NOT_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: _restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
     return value
 
 
@@ -126,19 +155,55 @@ def read(path: Path) -> Record:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: no readable record ({error})") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or version < 1:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise RecordError(f"{path}: no record (schema_version={version!r})")
     if version > SCHEMA_VERSION:
         raise RecordError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here")
     try:
-        failure = Failure(**content.pop("failure")) if content.get("failure") else None
-        metrics = {name: float(value) for name, value in content.pop("metrics").items()}
-        return Record(**{**content, "failure": failure, "validity": Validity(**content["validity"]), "metrics": metrics})
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        for name in ("model", "metrics", "series", "checks"):
+            content[name] = _restored(content[name])
+        content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
+        content["validity"] = Validity(**content["validity"])
+        record = Record(**content)
+        _check_types(record)
+        if not _fits(record.cell.get("gpus"), list[int]):
+            raise TypeError("cell.gpus is no list of ids")
+        if not 0 <= record.started_at < LAST_TIME or not 0 <= record.ended_at < LAST_TIME:
+            raise ValueError("started_at and ended_at are no times")
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
+    return record
+
+
+def _check_types(instance: "Record | Failure | Validity") -> None:
+    """Raises TypeError where a field holds what its annotation does not allow: a later reader may rely on it."""
+    for name, hint in typing.get_type_hints(type(instance)).items():
+        if not _fits(value := getattr(instance, name), hint):
+            raise TypeError(f"{name}={value!r:.100}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation of the classes above allows. Times and numbers fit a double."""
+    if hint is Any:
+        return True
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, one) for one in inner)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
+    if hint is float:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, float) or (whole and abs(value) <= sys.float_info.max)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Failure | Validity):
+        _check_types(value)
+    return isinstance(value, hint)
 
 
 def read_study(folder: Path) -> tuple[list[Record], list[RecordError]]:
@@ -153,31 +218,60 @@ def read_study(folder: Path) -> tuple[list[Record], list[RecordError]]:
 
 
 class Lines:
-    """Append-only JSON lines of one writer. `write` is for every line; `sync` puts all of them on disk."""
+    """Append-only JSON lines. `write` is for every line; `sync` puts all of them on disk.
+
+    Each line is one write to the end of the file, so that two processes can share a journal.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open for appending; the folder exists. Raises OSError."""
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
+        self._torn = _torn(path)
 
     def write(self, kind: str, time: float, **content: Any) -> None:
-        """One line; visible to readers at once, on disk after `sync`."""
-        self._file.write(json.dumps({"kind": kind, "time": time, **_plain(content)}, ensure_ascii=False) + "\n")
-        self._file.flush()
+        """One line; visible to readers at once, on disk after `sync`. Raises OSError."""
+        data = _encoded({"kind": kind, "time": time, **content})
+        if self._torn:  # by a crash or a full disk: a line of its own for what comes next
+            data = b"\n" + data
+        self._torn = True
+        while data:
+            data = data[self._file.write(data) :]
+        self._torn = False
 
     def sync(self) -> None:
-        """Force what was written to disk."""
+        """Force what was written to disk. Raises OSError."""
         os.fsync(self._file.fileno())
+
+
+def _torn(path: Path) -> bool:
+    """Whether a file ends within a line."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def read_line(text: str | bytes) -> dict[str, Any] | None:
+    """One line that Lines wrote; None where it is torn or foreign."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return None
+    time = line.get("time")
+    if not isinstance(time, int | float) or isinstance(time, bool):
+        return None
+    return {name: _restored(value) for name, value in line.items()}
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one writer; a torn or foreign line is passed over. A missing file has no lines."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open("rb") as file:
         for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and "kind" in line:
+            line = read_line(text)
+            if line is not None:
                 yield line

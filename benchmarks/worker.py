@@ -3,13 +3,17 @@ writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of 
 """
 
 import datetime
+import faulthandler
 import importlib
+import importlib.metadata
 import os
 import platform
+import signal
 import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from benchmarks import processes
 
@@ -21,17 +25,20 @@ def main(folder: Path) -> int:
     log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1)  # a hang: the supervisor asks where every thread stands
     from benchmarks.reporter import Reporter  # after the redirection: what an import prints is in the log
 
     reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
     try:
         _measure(folder, rank, reporter)
     except BaseException as error:
-        traceback.print_exc()
-        reporter.line("error", type=type(error).__name__, message=str(error)[:2000])
-        sys.stderr.flush()
-        # Not the ordinary exit: the destructors of a broken process group can wait forever.
-        os._exit(1)
+        try:
+            traceback.print_exc()
+            sys.stderr.flush()
+            reporter.line("error", type=type(error).__name__, message=str(error)[:2000])
+        finally:
+            # Not the ordinary exit: the destructors of a broken process group can wait forever.
+            os._exit(1)
     reporter.line("done")
     return 0
 
@@ -65,21 +72,27 @@ def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ig
 
 
 def _identity(device: "torch.device") -> dict[str, object]:  # type: ignore[name-defined] # noqa: F821
-    """Which device this rank really has, and the versions that it really loaded."""
+    """Which device this rank really has, and the versions of what it runs."""
     import torch
-    import torchvision
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__}
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    # Not imported for its version: that takes seconds, and not every model is from there.
+    versions["torchvision"] = importlib.metadata.version("torchvision")
     facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         versions |= {
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
         bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        facts |= {"uuid": f"GPU-{properties.uuid}", "bus_id": bus, "name": properties.name, "memory_bytes": properties.total_memory}
+        facts |= {
+            "uuid": f"GPU-{properties.uuid}",
+            "bus_id": bus,
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+        }
     return facts
 
 

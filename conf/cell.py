@@ -116,6 +116,8 @@ def checked(config: Config) -> tuple[Config, list[str]]:
     ):
         if path is not None and (not path.strip() or not path.isprintable() or len(path) > 1000):
             raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
+    if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
+        raise Refused(f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes")
     _choice("profiler", config.profiler.name)
     return dataclasses.replace(
         config,

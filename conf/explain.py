@@ -49,9 +49,10 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         one = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
         return f"{ambiguous[1]}: several values are a sweep; add -m{one}"
     if "Config group override must be" in text:
-        wrong = next((a for a in arguments if a.partition("=")[0].lstrip("+") in GROUPS), "a group")
-        group = wrong.partition("=")[0].lstrip("+")
-        return f"{wrong}: accepted are {', '.join(_choices(group))}"
+        for argument in arguments:
+            group, _, choice = argument.lstrip("+").partition("=")
+            if group in GROUPS and choice not in _choices(group):
+                return f"{argument}: accepted are {', '.join(_choices(group))}"
     if group_missing := re.search(r"Could not find '([^']+)'|In '[^']*': (.*)", text):
         return next(part for part in group_missing.groups() if part).split("\n")[0] + ": no such group or choice"
     return " ".join(line.strip() for line in text.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line)

@@ -42,6 +42,13 @@ def end(token: str, grace_s: float) -> list[int]:
     return [process.pid for process in left]
 
 
+def ask_for_stacks(token: str, pids: list[int]) -> None:
+    """Have ranks of a cell write where each of their threads stands to their logs (benchmarks.worker)."""
+    for process in of(token):
+        if process.pid in pids:
+            _signal(process, signal.SIGUSR1)
+
+
 def state(pid: int) -> str:
     """What the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' where there is none."""
     try:

@@ -1,11 +1,11 @@
 """The folder of a study: one folder for each cell, its attempts, and the journal that survives the launching process.
 
-    <output_dir>/<study>/journal.jsonl        what was begun and ended, and by which process; append-only
-    <output_dir>/<study>/<cell>/cell.json     what is asked of the ranks
-    <output_dir>/<study>/<cell>/attempt.json  who measures it, when, in which environment
-    <output_dir>/<study>/<cell>/ranks/*.jsonl what each rank measured
-    <output_dir>/<study>/<cell>/record.json   the record of the newest attempt
-    <output_dir>/<study>/<cell>/attempt-1/…   an earlier attempt that did not finish, whole
+<output_dir>/<study>/journal.jsonl        what was begun and ended, and by which process; append-only
+<output_dir>/<study>/<cell>/cell.json     what is asked of the ranks
+<output_dir>/<study>/<cell>/attempt.json  who measures it, when, in which environment
+<output_dir>/<study>/<cell>/ranks/*.jsonl what each rank measured
+<output_dir>/<study>/<cell>/record.json   the record of the newest attempt
+<output_dir>/<study>/<cell>/attempt-1/…   an earlier attempt that did not finish, whole
 """
 
 import contextlib
@@ -17,16 +17,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.validity import judged
 from benchmarks import record as records
 from benchmarks.record import Failure, Lines, Record, RecordError, read_lines, write_json
 from conf.cell import Cell
 from conf.knobs import Refused
+from conf.schema import Validity
 from launch import processes
 from launch.assemble import assemble
 from launch.sweeps import Process
 
 # What an attempt leaves beside its record.
-PARTS = ("cell.json", "attempt.json", "failures.json", "topology.txt", "ranks", "logs", "nccl", "tuning", records.FILE_NAME)
+PARTS = (
+    "cell.json",
+    "attempt.json",
+    "failures.json",
+    "topology.txt",
+    "gpus.jsonl",
+    "ranks",
+    "logs",
+    "nccl",
+    "tuning",
+    records.FILE_NAME,
+)
+# Where they are gathered before the folder gets its number: a launcher may die between two of them.
+ASIDE = ".aside"
 
 
 @dataclass(frozen=True)
@@ -71,25 +86,17 @@ class Study:
                 return attempt.parent
         return folder
 
-    @contextlib.contextmanager
-    def lock(self, cell: Cell) -> Iterator[bool]:
-        """Hold a cell; yields False where another launcher holds it. The kernel lets go when its holder dies."""
-        folder = self.folder / cell.folder
-        folder.mkdir(exist_ok=True)
-        with (folder / ".lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-                return
-            yield True
+    def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
+        """Hold a cell; False where another launcher holds it. The kernel lets go when its holder dies."""
+        return _lock(self.folder / cell.folder)
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
-        """Set an earlier attempt aside and prepare the folder for a new one. Raises OSError.
+        """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError.
 
         `token` marks the attempt and its processes; `details` are the fields of a Record that are known before it starts.
         """
         folder = self.folder / cell.folder
+        self._close_left(folder)
         _set_aside(folder)
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
@@ -115,15 +122,30 @@ class Study:
         for token, line in begun.items():
             if not Process(**line["process"]).gone:
                 continue  # another sweep is measuring it now
-            processes.end(token, 0.0)
-            folder = self.folder / line["cell"]
-            failure = Failure("interrupted", None, "the launching process ended before the cell did")
-            with contextlib.suppress(RecordError):
-                record = assemble(folder, "interrupted", failure, ended_at=_last_sign(folder, line["time"]))
-                if record.record_id == token:  # else it was set aside, whole
-                    self.end(Attempt(folder, token), record)
+            with _lock(self.folder / line["cell"]) as ours:
+                if not ours:
+                    continue  # another sweep is closing it, or measures it anew
+                processes.end(token, 0.0)
+                record = self._close_left(self.folder / line["cell"])
+                if record is not None and record.record_id == token:
                     closed.append(record)
+                else:  # its record is there already
+                    self._line("end", cell=line["cell"], token=token, state="closed before")
         return closed
+
+    def _close_left(self, folder: Path) -> Record | None:
+        """Close the attempt that a dead launcher left in a cell's folder without a record, as interrupted; its lock is held."""
+        if (folder / records.FILE_NAME).exists() or not (folder / "attempt.json").exists():
+            return None  # it died after the record was written, or before anything was begun
+        failure = Failure("interrupted", None, "the launching process ended before the cell did")
+        try:
+            record = assemble(folder, "interrupted", failure, ended_at=_last_sign(folder))
+        except RecordError:
+            return None
+        processes.end(record.record_id, 0.0)
+        record = judged(record, Validity())
+        self.end(Attempt(folder, record.record_id), record)
+        return record
 
     def note(self, kind: str, **content: Any) -> None:
         """A line of the journal that is about the sweep."""
@@ -143,18 +165,31 @@ def prepare(folder: Path, cell: Cell) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    folder.mkdir(exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
 def _set_aside(folder: Path) -> None:
     """Move what an earlier attempt left into a folder of its own: nothing measured is lost."""
+    aside = folder / ASIDE
     left = [folder / part for part in PARTS if (folder / part).exists()]
-    if not left:
+    if not left and not aside.exists():
         return
-    number = 1 + sum(1 for _ in folder.glob("attempt-*"))
-    aside = folder / f"attempt-{number}"
-    aside.mkdir()
+    aside.mkdir(exist_ok=True)
     for path in left:
         path.rename(aside / path.name)
+    aside.rename(folder / f"attempt-{1 + sum(1 for _ in folder.glob('attempt-*'))}")
 
 
-def _last_sign(folder: Path, begun: float) -> float:
-    """When the ranks were last heard of, seconds since 1970."""
-    return max([line["time"] for path in folder.glob("ranks/*.jsonl") for line in read_lines(path)] + [begun])
+def _last_sign(folder: Path) -> float:
+    """When the ranks were last heard of, or else when the attempt was begun; seconds since 1970."""
+    said: list[float] = [line["time"] for path in folder.glob("ranks/*.jsonl") for line in read_lines(path)]
+    return max([*said, (folder / "attempt.json").stat().st_mtime])

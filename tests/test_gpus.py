@@ -218,7 +218,8 @@ def test_every_rendering_of_subsets_composes_to_exactly_them(subsets, render):
 
 
 PIECES = ["0", "3", "13", "03", "all", "best:2", "classes", "choice(", ")", "range(", "[", "]", "'", '"', ",", "+", "\\,",
-          " ", ";", ":", "-", "_", ".", "GPU-8932f937", "1b:00.0", "٣", "\0", "\n", "$", "{", "}", "=", "null", "1e1"]  # fmt: skip
+          " ", ";", ":", "-", "_", ".", "GPU-8932f937", "1b:00.0", "٣", "\0", "\n", "$", "{", "}", "=", "null",
+          "1e1"]  # fmt: skip
 
 
 @settings(derandomize=True, max_examples=400, deadline=None)
@@ -238,7 +239,9 @@ def test_any_other_text_is_refused_or_means_what_it_says(text):
         place = text.index(device, place) + len(device)
 
 
-@pytest.mark.parametrize("text", ["[" * 10_000, "0," * 5_000, "0+" * 5_000 + "0", "'" * 10_001, "a" * 10_000, "[0]" * 3_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 10_000, "0," * 5_000, "0+" * 5_000 + "0", "'" * 10_001, "a" * 10_000, "[0]" * 3_000]
+)
 def test_long_nonsense_is_refused_at_once(text):
     with pytest.raises(Refused):
         canonical(text)

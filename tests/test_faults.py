@@ -1,0 +1,388 @@
+"""Faults in real sweeps: ranks, agents and launchers that die, stop, raise or run out of memory, and what is left of them.
+
+Ranks are real (gloo, two workers). `PLANT` is put on the ranks' PYTHONPATH: it makes a rank misbehave at a step of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import record as records
+from benchmarks.record import read_lines
+
+ROOT = Path(__file__).parent.parent
+SILENCE_S = 8.0
+# Options that make a cell short; what a cell of two ranks costs is the import of torch.
+TINY = [
+    "model=fmnist_cnn",
+    "batch_size=2",
+    "benchmark.max_seconds=0.1",
+    "benchmark.min_iterations=3",
+    "benchmark.max_iterations=10",
+    "benchmark.warmup_max_seconds=0.1",
+    "benchmark.exchange_iterations=2",
+    "benchmark.exposed_rounds=0",
+    "tracking=none",
+    "device=cpu",
+    "engine.stop_grace_s=1",
+]
+# Environment that forbids NVLink multicast: it must reach every rank.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+# Fault of a cell in the sweep of faults, by its bucket_cap_mb: (fault, rank that has it).
+FAULTS = {
+    11: ("slow", 1),  # the test kills rank 1
+    12: ("slow", 1),  # the test stops rank 1
+    13: ("slow", 1),  # the test kills the agent
+    14: ("exception", 1),
+    15: ("status", 1),
+    16: ("segmentation", 0),
+    17: ("memory", 1),
+    18: ("leave", 1),
+    19: ("none", 0),
+}
+PLANT = """
+import json, os, sys, threading, time
+
+def plant(fault, rank):
+    while not hasattr(sys.modules.get("trainers.step"), "Training"):
+        time.sleep(0.005)
+    from trainers.step import Training
+    real, steps = Training.step, [0]
+    def step(self):
+        steps[0] += 1
+        if fault == "slow":
+            time.sleep(0.2)
+            if steps[0] == 1 and rank == 0:
+                import subprocess
+                subprocess.Popen(["sleep", "600"], start_new_session=True)
+        if steps[0] == 3 and fault == "exception":
+            raise RuntimeError("planted in step 3")
+        if steps[0] == 3 and fault == "status":
+            os._exit(7)
+        if steps[0] == 3 and fault == "leave":
+            os._exit(0)
+        if steps[0] == 3 and fault == "segmentation":
+            import ctypes
+            ctypes.string_at(0)
+        if steps[0] == 3 and fault == "memory":
+            import torch
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        real(self)
+    Training.step = step
+
+if "RANK" in os.environ and "benchmarks.worker" in sys.orig_argv:
+    with open(os.path.join(sys.orig_argv[-1], "cell.json")) as file:
+        cell = json.load(file)
+    planted = json.loads(os.environ["PLANTED"])
+    fault, rank = planted.get(str(int(cell["strategy"]["bucket_cap_mb"])), ("none", 0))
+    if fault == "slow" or rank == int(os.environ["RANK"]):
+        threading.Thread(target=plant, args=(fault, int(os.environ["RANK"])), daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """The folder that plants faults."""
+    folder = tmp_path_factory.mktemp("plant")
+    (folder / "sitecustomize.py").write_text(PLANT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoys(tmp_path_factory):
+    """Processes that look like ours and are not: they must outlive everything here."""
+    program = [sys.executable, "-c", "import time; time.sleep(900)", "-m", "benchmarks.worker"]
+    bare = {name: value for name, value in os.environ.items() if name != "RINGSIDE_TOKEN"}
+    running = [
+        subprocess.Popen([*program, str(tmp_path_factory.mktemp("decoy"))], env=environment)
+        for environment in (bare, {**bare, "RINGSIDE_TOKEN": "f" * 32})
+    ]
+    yield running
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def start(output_dir, planted, faults, *overrides):
+    """A launcher in its own session; its text goes to a file."""
+    environment = {**os.environ, **NO_MULTICAST, "PYTHONPATH": str(planted), "PLANTED": json.dumps(faults)}
+    output_dir.mkdir(exist_ok=True)
+    said = (output_dir / f"said-{time.monotonic_ns()}.txt").open("w+")
+    process = subprocess.Popen(
+        [sys.executable, "launch.py", "-m", *TINY, f"output_dir={output_dir}", *overrides],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return process, Path(said.name)
+
+
+def until(condition, seconds, process=None):
+    """Poll until a condition holds and return what it returned."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        if process is not None and process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s, or the launcher ended before")
+
+
+def stepping(folder):
+    """{rank: pid} of a cell whose two ranks step, else None."""
+    pids = {}
+    for number in (0, 1):
+        lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
+        if not any(line["kind"] == "beat" for line in lines):
+            return None
+        pids[number] = next(line["pid"] for line in lines if line["kind"] == "start")
+    return pids
+
+
+def cell_folders(output_dir):
+    """{bucket_cap_mb: folder} of the cells of all studies that have begun."""
+    found = {}
+    for path in output_dir.glob("*/*/cell.json"):
+        if (path.parent / "attempt.json").exists():
+            found[int(json.loads(path.read_text())["strategy"]["bucket_cap_mb"])] = path.parent
+    return found
+
+
+def tokens(study):
+    return {line["token"] for line in read_lines(study / "journal.jsonl") if line["kind"] == "begin"}
+
+
+def alive(tokens):
+    """Processes that carry one of the tokens."""
+    marks = {f"RINGSIDE_TOKEN={token}".encode() for token in tokens}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+                if marks & set(environ.split(b"\0")):
+                    found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def environment_of(pid):
+    pairs = (pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return {name.decode(): value.decode() for name, _, value in pairs if name}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory, planted, decoys):
+    """Two sweeps at once, a study each, with a fault in every cell but the last: their records by bucket_cap_mb and what
+    was seen while they ran.
+    """
+    output_dir = tmp_path_factory.mktemp("faults") / "out"
+    halves = {"left": [*FAULTS][::2], "right": [*FAULTS][1::2]}
+    launchers = {
+        name: start(
+            output_dir,
+            planted,
+            FAULTS,
+            f"study={name}",
+            "gpus=0+1",
+            f"strategy.bucket_cap_mb={','.join(map(str, caps))}",
+            f"engine.silence_timeout_s={SILENCE_S}",
+        )
+        for name, caps in halves.items()
+    }
+    seen = {}
+    until(lambda: _meddle(output_dir, launchers, seen), 150)
+    seen["exits"] = [process.returncode for process, _ in launchers.values()]
+    seen["said"] = "".join(said.read_text() for _, said in launchers.values())
+    seen["left"] = alive(tokens(output_dir / "left") | tokens(output_dir / "right"))
+    seen["folders"] = cell_folders(output_dir)
+    measured = [records.read_study(output_dir / name) for name in halves]
+    assert not any(unreadable for _, unreadable in measured)
+    by_cap = {int(one.cell["strategy"]["bucket_cap_mb"]): one for known, _ in measured for one in known}
+    return by_cap, seen
+
+
+def _meddle(output_dir, launchers, seen):
+    """Act on the cells that step, once each; whether all launchers have ended."""
+    for cap, folder in cell_folders(output_dir).items():
+        if FAULTS[cap][0] != "slow" or cap in seen or not (pids := stepping(folder)):
+            continue
+        agent = psutil.Process(pids[1]).ppid()
+        if cap == 11:
+            ours = alive({json.loads((folder / "attempt.json").read_text())["record_id"]})
+            seen["variables"] = [environment_of(pid) for pid in pids.values()]
+            seen["listening"] = {
+                connection.laddr.ip
+                for process in [*ours, *(psutil.Process(process.pid) for process, _ in launchers.values())]
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            }
+            seen["grandchildren"] = [
+                process.pid for process in ours if process.name() == "sleep" and os.getsid(process.pid) == process.pid
+            ]
+        if cap == 12:
+            os.kill(pids[1], signal.SIGSTOP)
+        else:
+            os.kill(pids[1] if cap == 11 else agent, signal.SIGKILL)
+        seen[cap] = time.time()
+    return all(process.poll() is not None for process, _ in launchers.values())
+
+
+def test_every_other_cell_finishes_and_the_exit_status_says_that_some_failed(sweep):
+    by_cap, seen = sweep
+    assert seen["exits"] == [1, 1], seen["said"]
+    assert {cap: record.state for cap, record in by_cap.items()} == {
+        **dict.fromkeys(range(11, 19), "failed"),
+        19: "finished",
+    }
+    assert all(by_cap[cap].validity.verdict == "invalid" for cap in range(11, 19))
+    assert "throughput/images_per_second" in by_cap[19].metrics
+    assert all(by_cap[cap].failure.message in seen["said"] for cap in range(11, 19))
+
+
+def test_a_killed_rank_is_named(sweep):
+    failure = sweep[0][11].failure
+    assert (failure.cause, failure.rank) == ("killed", 1)
+    assert "SIGKILL" in failure.message
+
+
+def test_a_stopped_rank_is_a_hang_and_is_named_in_time(sweep):
+    by_cap, seen = sweep
+    failure = by_cap[12].failure
+    assert (failure.cause, failure.rank) == ("hang", 1)
+    assert "stopped" in failure.message
+    assert by_cap[12].ended_at - seen[12] < SILENCE_S + 15
+
+
+def test_the_waiting_rank_of_a_hang_writes_where_it_stands(sweep):
+    log = (sweep[1]["folders"][12] / "logs" / "rank0.log").read_text()
+    assert "most recent call first" in log and "in backward" in log
+
+
+def test_a_killed_agent_takes_its_ranks_along(sweep):
+    failure = sweep[0][13].failure
+    assert (failure.cause, failure.rank) == ("killed", None)
+    assert "agent" in failure.message and "SIGKILL" in failure.message
+
+
+def test_a_rank_that_raises_is_named_with_its_log(sweep):
+    failure = sweep[0][14].failure
+    assert (failure.cause, failure.rank) == ("exception", 1)
+    assert "RuntimeError" in failure.message and "planted in step 3" in failure.message
+    assert "Traceback" in failure.log_tail or "planted in step 3" in failure.log_tail
+
+
+def test_a_rank_that_exits_is_named_with_its_status(sweep):
+    failure = sweep[0][15].failure
+    assert (failure.cause, failure.rank) == ("exception", 1)
+    assert "status 7" in failure.message
+
+
+def test_a_segmentation_fault_is_named_with_its_log(sweep):
+    failure = sweep[0][16].failure
+    assert (failure.cause, failure.rank) == ("killed", 0)
+    assert "SIGSEGV" in failure.message
+    assert "string_at" in failure.log_tail
+
+
+def test_out_of_memory_is_told_from_other_exceptions(sweep):
+    failure = sweep[0][17].failure
+    assert (failure.cause, failure.rank) == ("oom", 1)
+
+
+def test_a_rank_that_leaves_early_with_status_0_is_named(sweep):
+    failure = sweep[0][18].failure
+    assert (failure.cause, failure.rank) == ("exception", 1)
+    assert "status 0" in failure.message
+
+
+def test_no_process_of_ours_is_left_and_no_other_is_harmed(sweep, decoys):
+    _, seen = sweep
+    assert seen["grandchildren"], "the planted grandchild was not running"
+    assert seen["left"] == []
+    assert [decoy.poll() for decoy in decoys] == [None, None]
+
+
+def test_variables_that_forbid_multicast_reach_the_ranks(sweep):
+    for environment in sweep[1]["variables"]:
+        assert {name: environment.get(name) for name in NO_MULTICAST} == NO_MULTICAST
+        assert environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_nothing_listens_beyond_this_machine(sweep):
+    assert sweep[1]["listening"], "the store of the ranks listens somewhere"
+    assert sweep[1]["listening"] <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, planted, decoys):
+    output_dir = tmp_path / "out"
+    study = output_dir / "default"
+    slow = {25: ("slow", 1)}
+
+    def in_two_rank_cell(launcher):
+        def found():
+            for path in study.glob("*-gpus0-1-*/attempt.json"):
+                if pids := stepping(path.parent):
+                    return path.parent, json.loads(path.read_text())["record_id"], pids
+            return None
+
+        return until(found, 60, launcher)
+
+    # SIGKILL in the second cell, while another launcher finds that cell held.
+    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0")
+    folder, first_token, pids = in_two_rank_cell(launcher)
+    (finished_path,) = study.glob("*-gpus0-????*/record.json")
+    finished = records.read(finished_path)
+    assert finished.state == "finished"
+    other, said = start(output_dir, planted, slow, "gpus=0+1")
+    assert other.wait(timeout=30) == 0
+    assert "held elsewhere" in said.read_text()
+    assert set(pids.values()) <= {process.pid for process in alive({first_token})}
+    launcher.kill()
+    launcher.wait()
+    # A grandchild of its own session has nobody who would end it before the next launcher looks.
+    until(lambda: all("sleep" in process.name() for process in alive(tokens(study))), 10)
+
+    # The next one closes what was left, measures it anew, and is interrupted there.
+    launcher, said = start(output_dir, planted, slow, "gpus=0+1,0")
+    until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, launcher)
+    left = records.read(folder / "attempt-1" / "record.json")
+    assert (left.state, left.failure.cause, left.record_id) == ("interrupted", "interrupted", first_token)
+    assert left.validity.verdict == "invalid"
+    assert next(read_lines(folder / "attempt-1" / "ranks" / "0.jsonl"))["kind"] == "start"
+    assert alive({first_token}) == []
+    _, second_token, _ = in_two_rank_cell(launcher)
+    assert second_token != first_token
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=15) == 130
+    assert alive(tokens(study)) == []
+    assert "left open by a launcher that died" in said.read_text()
+    stopped = records.read(folder / "record.json")
+    assert (stopped.state, stopped.failure.cause) == ("interrupted", "interrupted")
+    assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))
+
+    # The third goes on from there.
+    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0")
+    assert launcher.wait(timeout=90) == 0, said.read_text()
+    assert records.read(finished_path) == finished, "a finished cell was measured again"
+    assert [(record.cell["gpus"], record.state) for record in records.read_study(study)[0]] == [
+        ([0], "finished"),
+        ([0, 1], "interrupted"),
+        ([0, 1], "interrupted"),
+        ([0, 1], "finished"),
+    ]
+    assert alive(tokens(study)) == []
+    assert [decoy.poll() for decoy in decoys] == [None, None]

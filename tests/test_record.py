@@ -1,0 +1,358 @@
+"""Records and lines: whole or absent, never torn; damage is one kind of error; what is written is read again."""
+
+import dataclasses
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import record as records
+from benchmarks.record import (
+    SCHEMA_VERSION,
+    Failure,
+    Lines,
+    Record,
+    RecordError,
+    Validity,
+    read,
+    read_lines,
+    read_study,
+    write,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_record(**changes):
+    made = Record(
+        record_id="0" * 32,
+        cell_key="1" * 16,
+        name="resnet50 · nccl_allreduce · gpus 0,3",
+        cell={"gpus": [0, 3], "nccl": {"NCCL_P2P_LEVEL": "LOC"}, "global_batch_size": None},
+        study="default",
+        sweep_id="2" * 32,
+        overrides=["gpus=0,3"],
+        state="finished",
+        started_at=1_795_000_000.25,
+        ended_at=1_795_000_060.5,
+        failure=Failure("hang", 1, "rank 1 gave no sign", "last line"),
+        validity=Validity("suspect", {"noisy": "wide"}, {"wrong_gpu": "no identity"}),
+        environment={"versions": {"torch": "2.11"}},
+        model={"parameters": 1199882},
+        metrics={"throughput/images_per_second": 5000.0},
+        series={"step/ms_median": [[20, 51.0], [40, 50.0]]},
+        checks={"losses": [2.3, 2.2], "half_width": 0.01, "warmup_flat": True},
+        ranks=[{"rank": 0, "done": True}],
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def damaged(tmp_path, change):
+    """Read a record whose JSON was changed."""
+    content = json.loads(write(tmp_path, make_record()).read_text())
+    change(content)
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(content))
+    return read(path)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    record = make_record()
+    assert read(write(tmp_path, record)) == record
+    assert read(write(tmp_path, make_record(failure=None))).failure is None
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_record_is_frozen():
+    record = make_record()
+    for thing, name in ((record, "state"), (record.validity, "verdict"), (record.failure, "cause")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(thing, name, "finished")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_are_not_finite_come_back_as_numbers(tmp_path, value):
+    record = make_record(
+        metrics={"x": value},
+        model={"y": value},
+        series={"s": [[1, value]]},
+        checks={"losses": [value, 1.0], "half_width": value, "deep": {"er": [value]}},
+    )
+    back = read(write(tmp_path, record))
+    found = [
+        back.metrics["x"], back.model["y"], back.series["s"][0][1],
+        back.checks["losses"][0], back.checks["half_width"], back.checks["deep"]["er"][0],
+    ]  # fmt: skip
+    assert all(type(one) is float and repr(one) == repr(value) for one in found)
+    # Strict JSON all the same: a reader that is not Python's must accept it.
+    json.loads((tmp_path / "record.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+
+
+def test_bytes_that_are_no_utf8_come_back(tmp_path):
+    odd = os.fsdecode(b"caf\xe9 \xff")
+    record = make_record(overrides=[odd], environment={"variables": {"NCCL_X": odd}})
+    assert read(write(tmp_path, record)) == record
+    lines = Lines(tmp_path / "lines.jsonl")
+    lines.write("note", 1.0, text=odd)
+    assert next(read_lines(tmp_path / "lines.jsonl"))["text"] == odd
+
+
+def test_a_newer_schema_is_refused_with_both_versions(tmp_path):
+    with pytest.raises(RecordError, match=f"schema_version={SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"):
+        damaged(tmp_path, lambda content: content.update(schema_version=SCHEMA_VERSION + 1, something="new"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("started_at", "yesterday"),
+        ("started_at", "nan"),
+        ("started_at", 1e400),
+        ("started_at", 10**400),
+        ("started_at", -1),
+        ("ended_at", None),
+        ("ended_at", 1e300),
+        ("ended_at", True),
+        ("state", "done"),
+        ("state", 1),
+        ("name", None),
+        ("cell", []),
+        ("cell", {}),
+        ("cell", {"gpus": "0,3"}),
+        ("cell", {"gpus": [0, "3"]}),
+        ("overrides", "gpus=0"),
+        ("overrides", [1]),
+        ("metrics", {"x": "fast"}),
+        ("metrics", {"x": None}),
+        ("metrics", {"x": 10**400}),
+        ("metrics", []),
+        ("model", {"parameters": [1]}),
+        ("series", {"s": [1, 2]}),
+        ("series", {"s": [["a", 1]]}),
+        ("failure", "broken"),
+        ("failure", {"cause": 1, "rank": None, "message": ""}),
+        ("failure", {"cause": "hang", "rank": "1", "message": ""}),
+        ("failure", {"cause": "hang"}),
+        ("validity", None),
+        ("validity", {"verdict": "fine"}),
+        ("validity", {"verdict": "valid", "codes": {"a": 1}}),
+        ("ranks", {}),
+        ("ranks", [1]),
+        ("drift", "no"),
+        ("schema_version", True),
+        ("schema_version", 0),
+        ("schema_version", "1"),
+        ("schema_version", None),
+        ("surprise", 1),
+    ],
+)
+def test_a_wrong_field_is_a_record_error(tmp_path, field, value):
+    with pytest.raises(RecordError, match=r"record\.json"):
+        damaged(tmp_path, lambda content: content.update({field: value}))
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Record) if f.default is dataclasses.MISSING])
+def test_a_missing_field_is_a_record_error(tmp_path, field):
+    if field in json.loads(write(tmp_path, make_record()).read_text()) and field not in (
+        "environment",
+        "effective",
+        "ranks",
+    ):
+        with pytest.raises(RecordError):
+            damaged(tmp_path, lambda content: content.pop(field))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"null", b"[]", b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 100_000, b'"' + b"x" * 10_000_000]
+)  # fmt: skip
+def test_what_is_no_record_is_a_record_error(tmp_path, data):
+    path = tmp_path / "record.json"
+    path.write_bytes(data)
+    with pytest.raises(RecordError):
+        read(path)
+
+
+def test_a_missing_file_or_a_folder_is_a_record_error(tmp_path):
+    for path in (tmp_path / "record.json", tmp_path):
+        with pytest.raises(RecordError):
+            read(path)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damage")
+    text = write(folder, make_record()).read_bytes()
+    if data.draw(st.booleans()):  # bytes
+        start = data.draw(st.integers(0, len(text)))
+        text = text[:start] + data.draw(st.binary(max_size=8)) + text[data.draw(st.integers(start, len(text))) :]
+    else:  # values
+        content = json.loads(text)
+        for name in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=3)):
+            content[name] = data.draw(JSON)
+        text = json.dumps(content).encode()
+    (folder / "record.json").write_bytes(text)
+    try:
+        record = read(folder / "record.json")
+    except RecordError:
+        return
+    assert isinstance(record.usable, bool)
+    assert record.started_at <= record.started_at + 1
+    assert all(isinstance(value, float) for value in map(float, record.metrics.values()))
+    assert sorted(record.cell["gpus"]) is not None
+    assert read(write(folder, record)).record_id == record.record_id
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("limit", [0, 1, 100, 700, 1300])
+def test_a_full_disk_leaves_the_old_record_or_none(tmp_path, before, limit):
+    old, new = make_record(name="old"), make_record(name="new " * 100)
+    if before:
+        write(tmp_path, old)
+    child = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pathlib import Path
+from benchmarks.record import write
+from test_record import make_record
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+try:
+    write(Path({str(tmp_path)!r}), make_record(name="new " * 100))
+except OSError as error:
+    sys.exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == 3
+    assert [path.name for path in tmp_path.iterdir()] == (["record.json"] if before else [])
+    if before:
+        assert read(tmp_path / "record.json") == old
+    write(tmp_path, new)
+    assert read(tmp_path / "record.json") == new
+
+
+def test_a_process_killed_while_it_writes_leaves_a_whole_record(tmp_path):
+    write(tmp_path, make_record())
+    child = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+from pathlib import Path
+from benchmarks.record import write
+from test_record import make_record
+big = make_record(series={{"s": [[n, n / 3] for n in range(3000)]}})
+print("go", flush=True)
+while True:
+    write(Path({str(tmp_path)!r}), big)
+"""
+    for delay in (0.0, 0.003, 0.007):
+        with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            signal.sigtimedwait([], delay)
+            process.kill()
+        assert read(tmp_path / "record.json").state == "finished"
+
+
+def test_a_torn_last_line_is_dropped_and_the_next_one_is_not_lost(tmp_path):
+    path = tmp_path / "0.jsonl"
+    lines = Lines(path)
+    lines.write("start", 1.0, rank=0)
+    lines.write("beat", 2.0, iterations=5)
+    whole = path.read_bytes()
+    for cut in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        expected = 2 if cut == len(whole) - 1 else 1  # only the newline is missing
+        assert [line["kind"] for line in read_lines(path)] == ["start", "beat"][:expected]
+        Lines(path).write("begin", 3.0, cell="c")
+        assert [line["kind"] for line in read_lines(path)] == [*["start", "beat"][:expected], "begin"]
+
+
+def test_a_line_torn_by_a_full_disk_does_not_take_the_next_one_along(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    lines = Lines(path)
+    lines.write("first", 1.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+        with pytest.raises(OSError):
+            lines.write("torn", 2.0, text="x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    lines.write("second", 3.0)
+    assert [line["kind"] for line in read_lines(path)] == ["first", "second"]
+
+
+def test_foreign_lines_are_passed_over(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    foreign = [b"", b"null", b"[1]", b"{}", b'{"kind": 1, "time": 1}', b'{"kind": "x"}', b'{"kind": "x", "time": "now"}',
+               b"\xff\xfe", b"\0" * 8, b"[" * 50_000]  # fmt: skip
+    path.write_bytes(b"\n".join([*foreign, b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti']))
+    assert list(read_lines(path)) == [{"kind": "good", "time": 1.5}]
+    assert list(read_lines(tmp_path / "absent.jsonl")) == []
+
+
+def test_numbers_of_lines_that_are_not_finite_come_back(tmp_path):
+    lines = Lines(tmp_path / "lines.jsonl")
+    lines.write("result", 1.0, metrics={"a": math.inf}, checks={"losses": [math.nan]})
+    (line,) = read_lines(tmp_path / "lines.jsonl")
+    assert line["metrics"]["a"] == math.inf and math.isnan(line["checks"]["losses"][0])
+
+
+def test_two_writers_of_one_journal_never_mix_their_lines(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    child = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        f"from pathlib import Path\nfrom benchmarks.record import Lines\nlines = Lines(Path({str(path)!r}))\n"
+        "for n in range(200): lines.write('sweep', 1.0, who=sys.argv[1], order=[sys.argv[1]] * 3000)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", child, name]) for name in ("a", "b")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    lines = list(read_lines(path))
+    assert len(lines) == 400
+    assert all(line["order"] == [line["who"]] * 3000 for line in lines)
+
+
+def test_a_study_is_read_in_order_of_start_with_earlier_attempts(tmp_path):
+    for number, folder in enumerate(["b", "a/attempt-1", "a", "c"]):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        write(tmp_path / folder, make_record(record_id=f"{number:032x}", started_at=100.0 - number))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "record.json").write_text("{")
+    (tmp_path / "record.json").write_text("{")  # not in a cell
+    found, unreadable = read_study(tmp_path)
+    assert [record.started_at for record in found] == [97.0, 98.0, 99.0, 100.0]
+    assert len(unreadable) == 1 and str(tmp_path / "d") in str(unreadable[0])
+    assert read_study(tmp_path / "absent") == ([], [])
+
+
+def test_words_of_a_record_are_checked():
+    with pytest.raises(ValueError, match="accepted are finished, failed, interrupted"):
+        make_record(state="done")
+    with pytest.raises(ValueError, match="accepted are valid, suspect, invalid"):
+        make_record(validity=Validity("ok"))
+
+
+def test_the_module_needs_only_the_standard_library():
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); before = set(sys.modules); import benchmarks.record; "
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "print(sorted(new - set(sys.stdlib_module_names) - {'benchmarks'}))"
+    )
+    said = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+    assert records.FILE_NAME == "record.json"
