@@ -15,7 +15,9 @@ RATE = "throughput/images_per_second"
 
 def condition(record: Record) -> tuple[Any, ...]:
     """What must be equal between a cell and its baseline: all that was asked but the GPUs, NCCL's settings and the repeat."""
-    different = {"gpus", "nccl", "repeat", "seed"} | ({"batch_size"} if record.cell.get("global_batch_size") else set())
+    different = {"gpus", "nccl", "repeat", "seed", "labels"} | (
+        {"batch_size"} if record.cell.get("global_batch_size") else set()
+    )
     return tuple(sorted((name, repr(value)) for name, value in record.cell.items() if name not in different))
 
 

@@ -1,7 +1,7 @@
 """The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
 
 Options of a strategy or a benchmark live in that strategy's or benchmark's own YAML (`conf/strategy/NAME.yaml`), so
-that a new one is one file and one YAML; conf.cell holds them to the types and the `accepts` of that YAML.
+that a new one is one file and one YAML; conf.resolve holds them to the types and the `accepts` of that YAML.
 """
 
 # ruff: noqa: RUF009 (knob() makes a dataclass field, not a value)
@@ -36,6 +36,8 @@ class Model:
     channels: int = knob(3, "channels of an image", least=1, most=64)
     classes: int = knob(1000, "classes of the last layer", least=2, most=1 << 20)
     auxiliary_weight: float = knob(0.0, "weight in the loss of each auxiliary head", least=0, most=1)
+    least_image_size: int = knob(32, "smallest image that its layers accept, pixels of a side", least=1, most=4096)
+    most_image_size: int = knob(4096, "largest", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
     options: dict[str, Any] = knob({}, "further arguments of the builder")

@@ -12,9 +12,10 @@ from analysis.subsets import best, classes, worst
 from analysis.topology import Topology
 from analysis.topology_source import load_topology
 from conf import nccl
-from conf.cell import Cell, checked, resolve
+from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, expand
 from conf.knobs import Refused
+from conf.resolve import checked, resolve
 from conf.schema import Config
 from launch.machine import Device, Machine, look
 
@@ -94,8 +95,8 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         if any(cell.nccl for cell in listed):
             notices.append("NCCL settings are not applicable to CPU workers: they are recorded and have no effect")
     unique = list({cell.key: cell for cell in listed}.values())
-    if len(unique) < len(listed):
-        notices.append(f"{len(listed) - len(unique)} cells were asked for twice and are measured once")
+    if twice := len(listed) - len(unique):
+        notices.append(f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once")
     return Plan(first, machine, _ordered(unique, first.repeats, first.seed), list(dict.fromkeys(notices)))
 
 

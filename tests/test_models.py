@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from conf import schema
-from conf.cell import Network, checked, resolve
+from conf.cell import Network
+from conf.resolve import checked, resolve
 from trainers import models
 from trainers.batches import synthetic
 

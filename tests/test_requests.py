@@ -18,10 +18,11 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
 from conf import schema
-from conf.cell import Cell, checked, resolve
+from conf.cell import Cell
 from conf.explain import one_line
 from conf.nccl import FIELDS
 from conf.overrides import GROUPS, normalise
+from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
 CHOICES = {group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS}

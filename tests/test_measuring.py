@@ -1,0 +1,350 @@
+"""The real measurement in two real ranks: every metric of the contract, what is counted, and faults that the checks find.
+
+The ranks are started once for the module; each measures all cases of `CASES` one after the other.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks import checks, throughput
+from benchmarks.ranks import Ranks
+from benchmarks.record import read_lines
+from benchmarks.reporter import Reporter
+from conf.cell import Cell, Network
+from conf.schema import Optimizer
+from trainers.step import Training
+from trainers.strategies import load
+
+ROOT = Path(__file__).parent.parent
+PARAMETERS = 1_199_882
+BENCHMARK = {
+    "name": "throughput",
+    "min_iterations": 4,
+    "max_iterations": 6,
+    "max_seconds": 0.2,
+    "interval_target": 0.0025,
+    "warmup_iterations": 2,
+    "warmup_max_seconds": 0.1,
+    "exchange_iterations": 4,
+    "exposed_rounds": 1,
+}
+DDP = {
+    "name": "nccl_allreduce",
+    "bucket_cap_mb": 25.0,
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "broadcast_buffers": False,
+    "comm_hook": "none",
+    "powersgd_rank": 4,
+}
+METRICS = {
+    "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
+    "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s",
+    "comm/exposed_ms", "comm/overlap_fraction",
+}  # fmt: skip
+
+
+def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benchmark):
+    """A tiny cell of the Fashion-MNIST network on CPU workers."""
+    return Cell(
+        model=Network("fmnist_cnn", "ringside", "fmnist_cnn", 1, 10, 28, 0.0, {}),
+        strategy=strategy or DDP,
+        benchmark=BENCHMARK | benchmark,
+        nccl={},
+        optimizer=Optimizer(),
+        profiler="none",
+        gpus=gpus,
+        device="cpu",
+        batch_size=batch_size,
+        global_batch_size=None,
+        precision=precision,
+        optimize="eager",
+        channels_last=False,
+        seed=0,
+    )
+
+
+CASES = {
+    "ddp": make_cell(),
+    "none": make_cell(strategy={"name": "none"}),
+    "fp16": make_cell(strategy=DDP | {"comm_hook": "fp16"}, exposed_rounds=0),
+    "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
+    "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
+    "small buckets": make_cell(strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0),
+}
+
+
+# Strategies with a fault. Each wraps the model of a healthy one; the checks must notice.
+
+
+@contextlib.contextmanager
+def _nothing():
+    yield
+
+
+class Skips:
+    """Claims to be synchronous and exchanges nothing."""
+
+    synchronous = exact = True
+
+    def prepare(self, model):
+        self.model = model
+        return model
+
+    def without_exchange(self):
+        return _nothing()
+
+    def bytes_moved(self, gradient_bytes, world_size):
+        return gradient_bytes
+
+    def exchange_alone(self, parameters):
+        return None
+
+    def exchange(self):
+        return
+
+    def update(self, optimizer):
+        optimizer.step()
+
+
+class Exchanges(Skips):
+    """Sums in place between backward and update; `share` is what the sum is divided by."""
+
+    share = 2.0
+
+    def __init__(self):
+        self.on = True
+
+    @contextlib.contextmanager
+    def without_exchange(self):
+        self.on = False
+        yield
+        self.on = True
+
+    def exchange(self):
+        if self.on:
+            for parameter in self.model.parameters():
+                self.reduce(parameter.grad)
+
+    def reduce(self, gradient):
+        dist.all_reduce(gradient)
+        gradient /= self.share
+
+
+class Sums(Exchanges):
+    """Forgets to divide by the number of ranks."""
+
+    share = 1.0
+
+
+class SkipsBias(Exchanges):
+    """Exchanges all but the first element of each array: the kind of fault that a broken kernel makes."""
+
+    def reduce(self, gradient):
+        kept = gradient.flatten()[0].item()
+        super().reduce(gradient)
+        gradient.view(-1)[0] = kept
+
+
+FAULTY = {"healthy": Exchanges, "skips": Skips, "sums": Sums, "skips one element": SkipsBias}
+
+
+def measure(rank, folder):
+    """What each rank does: all cases, then the faulty strategies, then a slow rank."""
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    found = {}
+    for name, cell in CASES.items():
+        result = throughput.run(cell, ranks, Reporter(folder / f"{name}-{rank}.jsonl"))
+        found[name] = dataclasses.asdict(result)
+    for name, faulty in FAULTY.items():
+        training = faulty_training(faulty(), ranks)
+        for _ in range(2):
+            training.step()
+        error, spread = checks.gradient_error(training, ranks)
+        found[name] = {"error": error, "spread": spread, "equal": checks.replicas_equal(training, ranks)}
+    found["slow rank"] = slow_rank(ranks, folder)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+def faulty_training(strategy, ranks):
+    """A Training whose strategy is replaced before its first step."""
+    training = Training(make_cell(strategy={"name": "none"}), ranks.device, ranks.rank)
+    strategy.prepare(training.model)
+    training.strategy = strategy
+    return training
+
+
+def slow_rank(ranks, folder):
+    """Independent ranks of which the second sleeps longer in every step."""
+    cell = make_cell(strategy={"name": "none"}, batch_size=8, min_iterations=10, max_iterations=10)
+    measurement = throughput.Measurement(cell, ranks, Reporter(folder / f"slow-{ranks.rank}.jsonl"))
+
+    def step():
+        time.sleep(0.03 if ranks.rank else 0.01)
+        measurement.training.images += 8
+
+    measurement.training.step = step
+    measurement.step_ms = 200.0
+    measurement.timed()
+    return measurement.result.metrics
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(what rank 0 found, what rank 1 found, the folder with their lines)."""
+    folder = tmp_path_factory.mktemp("measured")
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:3]; import torch.distributed as dist, test_measuring as t; "
+        "from pathlib import Path; rank, folder = int(sys.argv[3]), Path(sys.argv[4]); "
+        "dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2); "
+        "t.measure(rank, folder); dist.destroy_process_group()"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests"), str(rank), str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stderr=(folder / f"said-{rank}").open("w"),
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        codes = [process.wait(timeout=120) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert codes == [0, 0], "\n".join((folder / f"said-{rank}").read_text()[-2000:] for rank in (0, 1))
+    return *(json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)), folder
+
+
+def lines(measured, case):
+    return [list(read_lines(measured[2] / f"{case}-{rank}.jsonl")) for rank in (0, 1)]
+
+
+def blocks(lines, purpose):
+    return [line for line in lines if line["kind"] == "block" and line["purpose"] == purpose]
+
+
+def test_every_metric_of_the_contract_is_there_and_finite(measured):
+    metrics = measured[0]["ddp"]["metrics"]
+    assert set(metrics) >= METRICS
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["throughput/ci_low"] <= metrics["throughput/images_per_second"] <= metrics["throughput/ci_high"]
+    assert metrics["step/ms_median"] <= metrics["step/ms_p95"]
+    assert metrics["comm/exposed_ms_ci_low"] <= metrics["comm/exposed_ms_ci_high"]
+
+
+def test_every_rank_found_the_same(measured):
+    assert measured[0]["ddp"] == measured[1]["ddp"]
+    assert measured[0]["none"] == measured[1]["none"]
+
+
+@pytest.mark.parametrize("case", ["ddp", "none", "bf16_weights"])
+def test_images_are_those_of_the_timed_windows_and_nothing_else(measured, case):
+    metrics, said = measured[0][case]["metrics"], lines(measured, case)
+    timed = [blocks(of_rank, "timed") for of_rank in said]
+    steps = sum(len(block["ms"]) for block in timed[0])
+    images = sum(block["images"] for of_rank in timed for block in of_rank)
+    assert metrics["throughput/images"] == images == steps * 2 * 2
+    assert metrics["step/iterations"] == steps
+    totals = [sum(sum(block["ms"]) for block in of_rank) for of_rank in timed]
+    assert metrics["throughput/seconds"] == pytest.approx(max(totals) / 1e3)
+    assert metrics["throughput/images_per_second"] == pytest.approx(images / (max(totals) / 1e3))
+    assert metrics["throughput/images_per_second_per_gpu"] * 2 == pytest.approx(images / (max(totals) / 1e3))
+    slowest = [max(pair) for a, b in zip(*timed, strict=True) for pair in zip(a["ms"], b["ms"], strict=True)]
+    assert metrics["step/ms_median"] == pytest.approx(sorted(slowest)[len(slowest) // 2], rel=0.5)
+    assert min(slowest) <= metrics["step/ms_median"] <= max(slowest)
+    series = measured[0][case]["series"]["throughput/images_per_second"]
+    assert len(series) == len(timed[0]) and series[-1][0] == steps
+
+
+def test_samples_outside_the_timed_windows_are_kept_and_not_counted(measured):
+    said = lines(measured, "ddp")[0]
+    assert blocks(said, "first") and blocks(said, "warm-up") and blocks(said, "exchange")
+    assert len(blocks(said, "with exchange")) == len(blocks(said, "without exchange")) == 2
+    order = [line["purpose"] for line in said if line["kind"] == "block" and "exchange" in line["purpose"]]
+    assert order == ["exchange", "with exchange", "without exchange", "without exchange", "with exchange"]
+    assert all(block["lead_in_ms"] > 0 for block in blocks(said, "timed"))
+
+
+def test_the_bandwidth_is_that_of_the_whole_gradient(measured):
+    metrics, model = measured[0]["ddp"]["metrics"], measured[0]["ddp"]["model"]
+    assert model["parameters"] == PARAMETERS
+    assert model["gradient_bytes"] == 4 * PARAMETERS
+    seconds = metrics["comm/exchange_ms"] / 1e3
+    assert metrics["comm/algbw_gb_per_s"] == pytest.approx(4 * PARAMETERS / seconds / 1e9)
+    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(metrics["comm/algbw_gb_per_s"] * 2 * (2 - 1) / 2)
+    assert metrics["comm/bytes_moved"] == 4 * PARAMETERS * 2 * (2 - 1) / 2
+    assert metrics["comm/overlap_fraction"] == pytest.approx(
+        1 - metrics["comm/exposed_ms"] / metrics["comm/exchange_ms"]
+    )
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16"])
+def test_a_hook_of_half_the_digits_moves_half_the_bytes(measured, hook):
+    plain, hooked = measured[0]["ddp"]["metrics"], measured[0][hook]["metrics"]
+    assert hooked["comm/bytes_moved"] == plain["comm/bytes_moved"] / 2
+    assert hooked["comm/algbw_gb_per_s"] == pytest.approx(2 * hooked["comm/busbw_gb_per_s"])
+    assert measured[0][hook]["checks"]["replicas_equal"] is True
+
+
+def test_a_hook_whose_size_is_not_known_says_so():
+    strategy = load(DDP | {"comm_hook": "powersgd"})
+    assert math.isnan(strategy.bytes_moved(1e6, 2))
+    assert not strategy.exact
+
+
+def test_half_precision_weights_have_half_the_gradient(measured):
+    assert measured[0]["bf16_weights"]["model"]["gradient_bytes"] == 2 * PARAMETERS
+
+
+def test_the_exchanged_gradient_is_the_mean(measured):
+    for case in ("ddp", "small buckets"):
+        facts = measured[0][case]["checks"]
+        assert facts["gradient_error"] < 1e-5
+        assert facts["gradient_spread"] > 0.1, "the ranks see different data"
+        assert facts["replicas_equal"] is True
+        assert len(facts["losses"]) == 2 and facts["losses"][0] != facts["losses"][1]
+    for hook in ("fp16", "bf16", "bf16_weights"):
+        facts = measured[0][hook]["checks"]
+        assert facts["gradient_error"] < facts["gradient_tolerance"], f"{hook}: {facts['gradient_error']}"
+
+
+def test_no_exchange_has_no_communication(measured):
+    found = measured[0]["none"]
+    assert not [name for name in found["metrics"] if name.startswith("comm/")]
+    assert "gradient_error" not in found["checks"] and "replicas_equal" not in found["checks"]
+
+
+def test_a_healthy_exchange_passes(measured):
+    facts = measured[0]["healthy"]
+    assert facts["error"] < 1e-5 < facts["spread"]
+    assert facts["equal"] is True
+
+
+@pytest.mark.parametrize(("fault", "equal"), [("skips", False), ("sums", True), ("skips one element", False)])
+def test_a_faulty_exchange_is_found(measured, fault, equal):
+    facts = measured[0][fault]
+    assert facts["equal"] is equal
+    assert facts["error"] > checks.TOLERANCE["fp32"], facts
+
+
+def test_the_slowest_rank_sets_the_rate(measured):
+    metrics = measured[0]["slow rank"]
+    assert metrics == measured[1]["slow rank"]
+    assert metrics["throughput/images"] == 2 * 8 * 10
+    assert 0.30 <= metrics["throughput/seconds"] < 0.5
+    assert metrics["throughput/images_per_second"] < 2 * 8 / 0.03
+    assert metrics["step/ms_median"] >= 30
+    assert metrics["ranks/spread"] > 0.5
