@@ -1,0 +1,280 @@
+"""Every check of validity fires on a planted fault and on no clean record; baselines take only what may be compared.
+
+Clean records are real ones: four H200s, tests/data/h200_x4.
+"""
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from analysis.scaling import RATE, baselines, efficiency
+from analysis.validity import CHECKS, CODES, SETTINGS, judge, judged
+from benchmarks import record as records
+from benchmarks.record import Record, Validity
+from conf.schema import Validity as Limits
+
+DATA = Path(__file__).parent / "data" / "h200_x4"
+REAL = [record for study in sorted(DATA.iterdir()) if study.is_dir() for record in records.read_study(study)[0]]
+PAIR = next(r for r in REAL if r.state == "finished" and r.cell["gpus"] == [0, 1] and "gpu_samples" in r.checks)
+LIMITS = Limits()
+
+
+def changed(change, record=PAIR):
+    """A deep copy of a record after `change(copy)`."""
+    made = copy.deepcopy(record)
+    change(made)
+    return made
+
+
+def test_real_records_of_clean_cells_have_no_code_of_a_check():
+    finished = [record for record in REAL if record.state == "finished"]
+    assert len(finished) >= 15
+    for record in finished:
+        found = judge(dataclasses.replace(record, effective={}), LIMITS)
+        assert (found.verdict, found.codes) == ("valid", {}), record.name
+        alone = len(record.cell["gpus"]) == 1
+        assert set(found.unchecked) == ({"replicas_differ", "gradient_not_mean"} if alone else set())
+
+
+def samples(**values):
+    return lambda record: record.checks["gpu_samples"].update(values)
+
+
+PLANTED = {
+    "missing_rank": [
+        lambda r: r.ranks.pop(),
+        lambda r: r.ranks[0].update(done=False),
+        lambda r: r.ranks.clear(),
+    ],
+    "wrong_gpu": [
+        lambda r: r.ranks[1].update(uuid="GPU-other"),
+        lambda r: r.ranks.reverse() or [rank.update(rank=n) for n, rank in enumerate(r.ranks)],
+        lambda r: r.ranks[0].pop("uuid"),
+    ],
+    "replicas_differ": [lambda r: r.checks.update(replicas_equal=False)],
+    "gradient_not_mean": [
+        lambda r: r.checks.update(gradient_error=1.0),
+        lambda r: r.checks.update(gradient_error=math.nan),
+        lambda r: r.checks.update(gradient_error=math.inf),
+    ],
+    "loss_not_finite": [
+        lambda r: r.checks.update(losses=[2.0, math.nan]),
+        lambda r: r.checks.update(losses=[-math.inf, 2.0]),
+    ],
+    "clocks_disagree": [
+        lambda r: r.checks.update(clock_disagreement=0.011),
+        lambda r: r.checks.update(clock_disagreement=math.nan),
+    ],
+    "foreign_load": [
+        samples(foreign_pids=[4711]),
+        samples(before_memory_bytes=3 * 2**30),
+        samples(before_busy_percent=50),
+    ],
+    "throttled": [samples(throttle_reasons=["0x40"])],
+    "noisy": [lambda r: r.checks.update(half_width=0.06)],
+    "cpu_bound": [lambda r: r.metrics.update({"gpu/idle_share": 0.3})],
+    "too_few_iterations": [lambda r: r.checks.update(iterations=1)],
+    "warmup_not_flat": [lambda r: r.checks.update(warmup_flat=False)],
+}
+SEVERITY = {check.code: check.severity for check in CHECKS}
+
+
+def test_every_check_has_a_planted_fault():
+    assert set(PLANTED) == {check.code for check in CHECKS}
+    assert set(CODES) == set(PLANTED) | set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("code", "number"), [(code, n) for code, plants in PLANTED.items() for n in range(len(plants))]
+)
+def test_a_planted_fault_has_its_code_and_no_other(code, number):
+    record = dataclasses.replace(PAIR, effective={})
+    found = judge(changed(PLANTED[code][number], record), LIMITS)
+    assert set(found.codes) == {code}, found.codes
+    assert found.verdict == SEVERITY[code]
+    assert "{" not in found.codes[code] and not found.codes[code].endswith(": ")
+    assert code not in found.unchecked
+
+
+def test_the_sentence_names_what_was_found():
+    said = judge(changed(PLANTED["wrong_gpu"][0]), LIMITS).codes["wrong_gpu"]
+    assert "rank 1 has GPU-other" in said and PAIR.environment["planned_uuids"][1] in said
+    assert "rank 1 left" in judge(changed(lambda r: r.ranks[1].update(done=False)), LIMITS).codes["missing_rank"]
+    assert (
+        judge(changed(lambda r: r.checks.update(losses=[1.0, math.nan])), LIMITS).codes["loss_not_finite"].endswith("1")
+    )
+
+
+UNCHECKED = {
+    "wrong_gpu": lambda r: r.environment.update(planned_uuids=[]),
+    "replicas_differ": lambda r: r.checks.pop("replicas_equal"),
+    "gradient_not_mean": lambda r: r.checks.pop("gradient_error"),
+    "loss_not_finite": lambda r: r.checks.update(losses=[]),
+    "clocks_disagree": lambda r: r.checks.pop("clock_disagreement"),
+    "throttled": samples(reasons_known=False, throttle_reasons=[]),
+    "noisy": lambda r: r.checks.update(half_width=math.nan),
+    "cpu_bound": lambda r: r.metrics.pop("gpu/idle_share"),
+    "too_few_iterations": lambda r: r.checks.pop("iterations"),
+    "warmup_not_flat": lambda r: r.checks.pop("warmup_flat"),
+}
+
+
+@pytest.mark.parametrize("code", UNCHECKED)
+def test_a_check_that_cannot_run_is_unchecked_with_a_reason_and_never_passed(code):
+    found = judge(changed(UNCHECKED[code], dataclasses.replace(PAIR, effective={})), LIMITS)
+    assert set(found.unchecked) == {code}
+    assert found.unchecked[code].strip()
+    assert (found.verdict, found.codes) == ("valid", {})
+
+
+def test_gpus_that_were_not_sampled_leave_two_checks_unchecked():
+    found = judge(changed(lambda r: r.checks.pop("gpu_samples")), LIMITS)
+    assert {"foreign_load", "throttled"} <= set(found.unchecked)
+
+
+def test_gradients_that_are_alike_prove_no_exchange():
+    found = judge(changed(lambda r: r.checks.update(gradient_spread=1e-6, gradient_error=1e-9)), LIMITS)
+    assert "gradient_not_mean" in found.unchecked and "gradient_not_mean" not in found.codes
+
+
+def test_the_worst_severity_is_the_verdict_whatever_the_order():
+    suspect = changed(PLANTED["noisy"][0])
+    assert judge(suspect, LIMITS).verdict == "suspect"
+    both = changed(PLANTED["loss_not_finite"][0], suspect)
+    assert judge(both, LIMITS).verdict == "invalid"
+    assert set(judge(both, LIMITS).codes) >= {"noisy", "loss_not_finite"}
+
+
+@pytest.mark.parametrize(
+    ("severity", "verdict"),
+    [("invalid", "invalid"), ("suspect", "suspect"), ("finding", "valid"), ("unchecked", "valid")],
+)
+def test_findings_about_settings_join_the_verdict(severity, verdict):
+    finding = {
+        "code": "setting_ignored",
+        "sentence": "NCCL_ALGO=Ring was ignored",
+        "severity": severity,
+        "setting": "x",
+    }
+    record = dataclasses.replace(PAIR, effective={"findings": [finding, {**finding, "sentence": "and again"}]})
+    found = judge(record, LIMITS)
+    assert found.verdict == verdict
+    where = found.unchecked if severity == "unchecked" else found.codes
+    assert where["setting_ignored"] == "NCCL_ALGO=Ring was ignored; and again"
+    # A finding never takes back what a check said.
+    assert judge(changed(PLANTED["replicas_differ"][0], record), LIMITS).verdict == "invalid"
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted"])
+def test_an_unfinished_cell_is_invalid_and_every_check_is_unchecked(state):
+    record = judged(dataclasses.replace(PAIR, state=state), LIMITS)
+    assert record.validity.verdict == "invalid" and not record.usable
+    assert set(record.validity.unchecked) == set(PLANTED)
+    assert all(state in why for why in record.validity.unchecked.values())
+
+
+def test_limits_come_from_the_configuration():
+    noisy = changed(PLANTED["noisy"][0])
+    assert judge(noisy, dataclasses.replace(LIMITS, noise_limit=0.1)).verdict == "valid"
+    assert judge(PAIR, dataclasses.replace(LIMITS, clock_limit=0.0)).verdict == "invalid"
+
+
+def test_the_judgement_survives_the_file(tmp_path):
+    record = judged(changed(PLANTED["gradient_not_mean"][1]), LIMITS)
+    back = records.read(records.write(tmp_path, record))
+    assert back.validity == record.validity == judge(back, LIMITS)
+
+
+# Scaling.
+
+
+def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **cell):
+    """A record of a cell that differs from PAIR's in what is given."""
+    return Record(
+        record_id=f"{number:032x}",
+        cell_key="0" * 16,
+        name="",
+        cell={**PAIR.cell, "gpus": gpus, **cell},
+        study="s",
+        sweep_id="",
+        overrides=[],
+        state=state,
+        started_at=1.0 + number,
+        ended_at=2.0,
+        validity=Validity(verdict),
+        metrics={} if rate is None else {RATE: rate},
+    )
+
+
+def test_efficiency_is_against_the_slowest_member():
+    alone = [cell_of([0], 100.0), cell_of([1], 80.0), cell_of([2], 10.0)]
+    assert baselines(cell_of([0, 1], 144.0), alone) == {0: 100.0, 1: 80.0}
+    assert efficiency(cell_of([0, 1], 144.0), alone) == pytest.approx(144 / (2 * 80))
+    assert efficiency(cell_of([1, 0], 144.0), alone) == pytest.approx(144 / (2 * 80))
+    assert efficiency(cell_of([0, 3], 144.0), alone) == pytest.approx(144 / (2 * 100)), "the members that are known"
+
+
+def test_a_baseline_is_the_median_of_its_runs():
+    alone = [cell_of([0], rate, number, repeat=number) for number, rate in enumerate([90.0, 100.0, 500.0])]
+    assert baselines(cell_of([0, 1], 1.0), alone) == {0: 100.0}
+
+
+def test_only_usable_cells_are_baselines():
+    for unusable in (
+        cell_of([0], 50.0, verdict="invalid"),
+        cell_of([0], 50.0, state="failed"),
+        cell_of([0], 50.0, state="interrupted"),
+        cell_of([0], None),
+        cell_of([0, 1], 50.0),
+    ):
+        assert baselines(cell_of([0, 1], 1.0), [unusable]) == {}
+        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0)]) == {0: 100.0}
+    assert baselines(cell_of([0, 1], 1.0), [cell_of([0], 70.0, verdict="suspect")]) == {0: 70.0}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 1},
+        {"precision": "fp32"},
+        {"optimize": "compile"},
+        {"device": "cpu"},
+        {"strategy": {"name": "none"}},
+        {"model": {"name": "resnet18"}},
+        {"channels_last": False},
+        {"global_batch_size": 512},
+    ],
+)
+def test_only_cells_of_the_same_condition_are_baselines(other):
+    assert PAIR.cell | other != PAIR.cell
+    assert efficiency(cell_of([0, 1], 150.0), [cell_of([0], 100.0, **other)]) is None
+
+
+@pytest.mark.parametrize("other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}])
+def test_what_one_gpu_cannot_feel_does_not_matter(other):
+    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == 0.75
+
+
+def test_strong_scaling_keeps_the_images_per_step():
+    alone = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
+    assert efficiency(cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone) == 0.75
+    assert efficiency(cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024), alone) is None
+    assert efficiency(cell_of([0, 1], 150.0, batch_size=512), alone) is None, "weak and strong are never mixed"
+
+
+def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
+    alone = [cell_of([0], 100.0)]
+    assert efficiency(cell_of([0], 100.0), alone) is None
+    assert efficiency(cell_of([0, 1], 100.0), []) is None
+    assert efficiency(cell_of([0, 1], None), alone) is None
+
+
+def test_efficiency_of_real_records():
+    weak = [r for r in REAL if r.state == "finished" and len(r.cell["gpus"]) > 1 and "scaling/efficiency" in r.metrics]
+    assert weak
+    for record in weak:
+        share = efficiency(record, [other for other in REAL if other.study == record.study])
+        assert share is not None and 0.5 < share < 1.02, (record.name, share)
