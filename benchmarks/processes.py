@@ -3,16 +3,10 @@
 import ctypes
 import os
 import signal
-from collections.abc import Mapping
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-# The id of the process that started this one. A starter that ends before the kernel knows our wish is noticed by it.
+# The id of the process that started this one (launch.processes): one that ends before the kernel knows our wish is noticed.
 STARTER = "RINGSIDE_STARTER"
-
-
-def started_by_me(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that the calling one starts and that calls die_with_parent."""
-    return {**environment, STARTER: str(os.getpid())}
 
 
 def die_with_parent() -> None:

@@ -13,7 +13,7 @@ from trainers.step import Training
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {
-    "max_seconds": (20.0, 12.0),
+    "max_seconds": (20.0, 8.0),
     "warmup_iterations": (10, 2),
     "exchange_iterations": (50, 10),
     "exposed_rounds": (4, 2),
@@ -63,7 +63,9 @@ class Measurement:
             self.result.checks |= {
                 "gradient_error": error,
                 "gradient_spread": spread,
-                "gradient_tolerance": checks.TOLERANCE[self.training.cell.precision],
+                "gradient_tolerance": max(
+                    checks.TOLERANCE[self.training.cell.precision], self.training.strategy.rounding
+                ),
             }
         self.timed()
         if self.ranks.world_size > 1 and self.training.strategy.synchronous:

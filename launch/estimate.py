@@ -10,7 +10,7 @@ from conf.cell import Cell
 START_SECONDS = {"cpu": 30.0, "cuda": 30.0}
 # Compiling ResNet-50 on an H200 takes 25 to 45 s.
 COMPILE_SECONDS = 45.0
-TIMED_SECONDS = {"cpu": 12.0, "cuda": 20.0}
+TIMED_SECONDS = {"cpu": 8.0, "cuda": 20.0}
 
 
 def estimate(cell: Cell, known: Iterable[Record]) -> float:

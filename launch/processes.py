@@ -3,10 +3,19 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
 
 import psutil
 
 from launch.environment import TOKEN
+
+# The id of the launching process, by which an agent notices that it ended early (benchmarks.processes).
+STARTER = "RINGSIDE_STARTER"
+
+
+def started_by_me(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for an agent of the calling process."""
+    return {**environment, STARTER: str(os.getpid())}
 
 
 def of(token: str) -> list[psutil.Process]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import processes as own
 from benchmarks.record import Failure, read_line
 from conf.cell import Cell
 from conf.schema import Engine
@@ -22,6 +21,7 @@ POLL_SECONDS = 0.1
 # For the ranks of a hang to write where they stand.
 STACKS_SECONDS = 0.5
 LOG_TAIL_LINES = 20
+STARTING = ("build", "first step")
 # What a rank says when a peer went away: the consequence of a failure, not its cause.
 CONSEQUENCE = re.compile(
     r"connection (was likely )?(closed|reset|refused|timed out)|(closed|reset) by (remote )?peer|broken pipe|"
@@ -119,7 +119,7 @@ def run(
     opened = time.monotonic()
     with (folder / "logs" / "agent.log").open("ab") as log:
         agent = subprocess.Popen(
-            arguments(folder, cell), cwd=ROOT, env=own.started_by_me(environment), stdin=subprocess.DEVNULL, stdout=log,
+            arguments(folder, cell), cwd=ROOT, env=processes.started_by_me(environment), stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     ended: Failure | None = None
@@ -165,7 +165,11 @@ def _overdue(watch: Watch, opened: float, engine: Engine) -> Failure | None:
 
 def _silent(rank: Rank, now: float, engine: Engine) -> bool:
     """Whether a rank that still exists, done or not, has written nothing for too long."""
-    if now - rank.last_seen <= engine.silence_timeout_s:
+    # The first step compiles, tunes and connects, all without a sign of life: it has as long as the start.
+    first = rank.phase in STARTING
+    if now - rank.last_seen <= (
+        max(engine.silence_timeout_s, engine.start_timeout_s) if first else engine.silence_timeout_s
+    ):
         return False
     return not rank.done or (rank.pid is not None and processes.state(rank.pid) not in ("gone", "zombie"))
 

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
 PROJECTED, KIND = "ringside.projected", "ringside.kind"
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
-ARTIFACTS = (FILE_NAME, "failures.json", "topology.txt", "*.log", "logs/**/*", "ranks/*.jsonl", "nccl/*.log")
+ARTIFACTS = (
+    FILE_NAME,
+    "failures.json",
+    "topology.txt",
+    "*.log",
+    "logs/**/*",
+    "ranks/*.jsonl",
+    "nccl/*.log",
+    "gpus.jsonl",
+)
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
 ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from test_measuring import make_cell
 
 from benchmarks import record as records
-from benchmarks.record import read_lines
+from benchmarks.record import Lines, read_lines
+from conf.schema import Engine
+from launch import supervise
+from launch.assemble import assemble
+from launch.study import Study
 
 ROOT = Path(__file__).parent.parent
 SILENCE_S = 8.0
+# What a launcher knows of an attempt before it starts.
+DETAILS = {"study": "s", "sweep_id": "c" * 32, "overrides": [], "drift": False, "environment": {}}
 # Options that make a cell short; what a cell of two ranks costs is the import of torch.
 TINY = [
     "model=fmnist_cnn",
@@ -386,3 +393,131 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     ]
     assert alive(tokens(study)) == []
     assert [decoy.poll() for decoy in decoys] == [None, None]
+
+
+# What a launcher finds that others left, without ranks.
+
+
+def begun(tmp_path, gone=True):
+    """(study, cell, attempt) of an attempt that another process began; `gone`: that process has ended."""
+    study, cell = Study(str(tmp_path), "s"), make_cell()
+    with study.lock(cell):
+        attempt = study.begin(cell, "a" * 32, DETAILS)
+    Lines(attempt.folder / "ranks" / "0.jsonl").write("start", time.time() + 5, rank=0, pid=1, versions={})
+    if gone:
+        text = (study.folder / "journal.jsonl").read_text()
+        (study.folder / "journal.jsonl").write_text(text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,'))
+    return Study(str(tmp_path), "s"), cell, attempt
+
+
+def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
+    study, cell, attempt = begun(tmp_path)
+    (closed,) = study.recover()
+    assert (closed.state, closed.record_id) == ("interrupted", attempt.token)
+    assert closed.ended_at > time.time(), "the last sign of a rank"
+    assert records.read(attempt.folder / "record.json") == closed
+    assert study.recover() == []
+    assert study.finished(cell) is None
+
+
+def test_what_a_living_launcher_measures_is_left_alone(tmp_path):
+    study, _, attempt = begun(tmp_path, gone=False)
+    assert study.recover() == []
+    assert not (attempt.folder / "record.json").exists()
+
+
+def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
+    study, cell, attempt = begun(tmp_path)
+    with study.lock(cell) as ours:
+        assert ours
+        assert study.recover() == []
+    assert not (attempt.folder / "record.json").exists()
+    assert len(study.recover()) == 1
+
+
+def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path):
+    study, cell, attempt = begun(tmp_path)
+    finished = assemble(attempt.folder, "finished", None, time.time())
+    records.write(attempt.folder, finished)
+    assert study.recover() == []
+    assert study.finished(cell) == finished
+    said = (study.folder / "journal.jsonl").read_text()
+    assert study.recover() == [] and (study.folder / "journal.jsonl").read_text() == said
+
+
+def test_an_attempt_is_set_aside_whole_even_by_two_launchers(tmp_path):
+    study, cell, attempt = begun(tmp_path)
+    study.recover()
+    aside = attempt.folder / ".aside"  # the first launcher died here
+    aside.mkdir()
+    (attempt.folder / "cell.json").rename(aside / "cell.json")
+    study.begin(cell, "b" * 32, DETAILS)
+    names = {path.name for path in (attempt.folder / "attempt-1").iterdir()}
+    assert names >= {"cell.json", "attempt.json", "ranks", "logs", "record.json"}
+    assert not aside.exists() and (attempt.folder / "cell.json").exists()
+
+
+def test_an_open_attempt_without_its_journal_is_closed_before_the_next(tmp_path):
+    study, cell, attempt = begun(tmp_path)
+    study.begin(cell, "b" * 32, DETAILS)
+    left = records.read(attempt.folder / "attempt-1" / "record.json")
+    assert (left.state, left.record_id) == ("interrupted", attempt.token)
+
+
+def test_a_process_whose_starter_has_ended_does_not_go_on():
+    program = "from benchmarks.processes import die_with_parent; die_with_parent(); print('on')"
+    for starter, code in ((str(os.getpid()), 0), ("4194304", -signal.SIGKILL)):
+        environment = {**os.environ, "RINGSIDE_STARTER": starter}
+        run = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, check=False
+        )
+        assert run.returncode == code
+
+
+def watched(tmp_path, counts):
+    """A Watch of ranks that this process stands for, whose last lines are older than their counts."""
+    (tmp_path / "ranks").mkdir()
+    for rank, count in enumerate(counts):
+        lines = Lines(tmp_path / "ranks" / f"{rank}.jsonl")
+        lines.write("start", 1.0, rank=rank, pid=os.getpid())
+        lines.write("beat", 2.0, phase="timed", iterations=100 - rank)
+        (tmp_path / "ranks" / f"{rank}.count").write_text(str(count))
+    watch = supervise.Watch(tmp_path, len(counts))
+    assert watch.update()
+    return watch
+
+
+def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_path):
+    failure = supervise._hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
+    assert (failure.cause, failure.rank) == ("hang", 0)
+    assert "after 90 iterations" in failure.message
+
+
+def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):
+    assert supervise._hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
+
+
+def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
+    watch = watched(tmp_path, [110, 110])
+    for rank in (0, 1):
+        Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("done", 3.0)
+    watch.update()
+    engine = Engine(silence_timeout_s=0.0)
+    failure = supervise._overdue(watch, time.monotonic() - 1, engine)
+    assert failure.cause == "hang" and "exit" in failure.message
+
+
+def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
+    watch = watched(tmp_path, [0, 0])
+    watch.ranks[1].pid = None
+    assert supervise._overdue(watch, time.monotonic(), Engine(silence_timeout_s=0.0)) is None
+    late = supervise._overdue(watch, time.monotonic() - 2, Engine(start_timeout_s=1.0))
+    assert (late.cause, late.rank) == ("start", 1)
+
+
+def test_a_torn_line_of_a_rank_does_not_end_the_sweep(tmp_path):
+    watch = watched(tmp_path, [5])
+    with (tmp_path / "ranks" / "0.jsonl").open("ab") as file:
+        file.write(b'{"kind": "be\n\xff\n{"kind": "beat", "time": 3.0, "iterations": 7}\n{"kind"')
+    assert watch.update()
+    assert watch.ranks[0].iterations == 7

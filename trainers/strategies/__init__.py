@@ -21,6 +21,8 @@ class Strategy(ABC):
     synchronous = True
     # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression is not).
     exact = True
+    # Relative rounding that the exchange itself adds to the gradient (a half-precision compression does).
+    rounding = 0.0
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> nn.Module:

@@ -22,6 +22,8 @@ from trainers.strategies import Strategy
 FIRST_BUCKET_BYTES = 1 << 20
 # Share of a gradient's bytes that a hook sends.
 WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+# Four units in the last place of the format that is sent: casts and sums round in it.
+ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
@@ -81,6 +83,7 @@ class NcclAllreduce(Strategy):
         self._comm_hook = comm_hook
         self._powersgd_rank = powersgd_rank
         self.exact = comm_hook != "powersgd"
+        self.rounding = ROUNDING.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
 
     def _hook(self) -> tuple[object, Hook] | None:

@@ -1,0 +1,135 @@
+"""The main path, whole: a command, real gloo ranks, records, and an MLflow store that a person can trust."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import read_study
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "model=fmnist_cnn", "batch_size=16", "benchmark.max_seconds=0.5",
+    "benchmark.min_iterations=3", "benchmark.warmup_iterations=2",
+    "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3", "benchmark.exposed_rounds=1",
+]  # fmt: skip
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run launch.py as a person would, without any GPU of this machine."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "launch.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def runs(store: Path):
+    """(parents, children) of a store's only experiment."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store}")
+    (experiment,) = [one for one in client.search_experiments() if one.name != "Default"]
+    everyone = client.search_runs([experiment.experiment_id])
+    children = [run for run in everyone if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in everyone if run not in children], children
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """The main job, on CPU workers."""
+    folder = tmp_path_factory.mktemp("swept")
+    asked = [
+        "-m",
+        "gpus=0,3",
+        "nccl.p2p_level=LOC",
+        f"output_dir={folder}",
+        f"tracking.uri=sqlite:///{folder}/m.db",
+        *SMALL,
+    ]
+    return folder, asked, command(*asked)
+
+
+def test_the_main_job_leaves_one_parent_and_one_child(swept):
+    folder, _, done = swept
+    assert done.returncode == 0, done.stdout + done.stderr
+    (parent,), (child,) = runs(folder / "m.db")
+    assert parent.info.status == child.info.status == "FINISHED"
+    params, metrics, tags = child.data.params, child.data.metrics, child.data.tags
+    assert params["gpus"] == "0,3" and params["world_size"] == "2"
+    assert (
+        params["nccl.p2p_level"] == "LOC" and params["model"] == "fmnist_cnn" and params["strategy"] == "nccl_allreduce"
+    )
+    assert {
+        "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
+        "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s", "comm/exposed_ms",
+        "comm/overlap_fraction",
+    } <= metrics.keys()  # fmt: skip
+    assert tags["validity"] in ("valid", "suspect")
+    assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"]
+
+
+def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
+    folder, asked, _ = swept
+    (record,), unreadable = read_study(folder / "default")
+    assert not unreadable and record.state == "finished" and record.overrides == asked
+    (child,) = runs(folder / "m.db")[1]
+    rate = record.metrics["throughput/images_per_second"]
+    assert child.data.metrics["throughput/images_per_second"] == rate
+    metrics = record.metrics
+    assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
+    assert record.model["parameters"] == 1_199_882
+    assert record.checks["replicas_equal"] and record.checks["gradient_error"] < 1e-3
+    assert [rank["rank"] for rank in record.ranks] == [0, 1]
+
+
+def test_the_last_lines_say_where_everything_is(swept):
+    folder, _, done = swept
+    assert f"records  {folder}/default" in done.stdout
+    assert f"mlflow ui --backend-store-uri sqlite:///{folder}/m.db" in done.stdout
+
+
+def test_the_same_command_measures_nothing_twice(swept):
+    folder, asked, _ = swept
+    before = (folder / "default" / "journal.jsonl").read_text().count('"begin"')
+    again = command(*asked)
+    assert again.returncode == 0 and "done before" in again.stdout
+    assert (folder / "default" / "journal.jsonl").read_text().count('"begin"') == before
+    assert len(runs(folder / "m.db")[1]) == 1
+
+
+def test_two_subsets_and_two_strategies_are_four_children(tmp_path):
+    done = command(
+        "-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none", f"output_dir={tmp_path}", "validity.noise_limit=10", *SMALL
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (_,), children = runs(tmp_path / "mlflow.db")
+    asked = {(run.data.params["gpus"], run.data.params["strategy"]) for run in children}
+    assert asked == {(gpus, strategy) for gpus in ("0,1", "0,3") for strategy in ("nccl_allreduce", "none")}
+    assert all("comm/exchange_ms" not in run.data.metrics for run in children if run.data.params["strategy"] == "none")
+    records, _ = read_study(tmp_path / "default")
+    assert not any(record.validity.codes for record in records), [record.validity for record in records]
+
+
+def readme_commands() -> list[str]:
+    """Every `python launch.py …` of the README, without its remark."""
+    found = re.findall(r"python (launch\.py[^`\n]*)", (ROOT / "README.md").read_text())
+    return sorted({re.split(r"  +|`|;| && ", text)[0].strip() for text in found})
+
+
+@pytest.mark.parametrize("text", readme_commands())
+def test_every_command_of_the_readme_is_a_right_request(text, tmp_path):
+    arguments = text.split()[1:]
+    if "--help" in arguments or "gpus=classes" in arguments:  # classes needs links, which CPU workers do not have
+        arguments += [] if "--help" in arguments else ["topology=tests/data/topo_dgx1_v100.txt"]
+    precision = ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
+    extra = [] if "--help" in arguments else ["dry_run=true", f"output_dir={tmp_path}", *precision]
+    done = command(*arguments, *extra)
+    assert done.returncode == 0, done.stderr

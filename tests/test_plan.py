@@ -1,0 +1,138 @@
+"""From requests to an ordered list of cells, on this machine's CPU workers and on recorded topologies."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from analysis.subsets import classes
+from analysis.topology_source import load_topology
+from conf import schema
+from conf.knobs import Refused
+from conf.overrides import normalise
+from launch.environment import environment
+from launch.machine import Device, Machine, look
+from launch.plan import Request, plan
+
+ROOT = Path(__file__).parent.parent
+DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")
+H200 = str(ROOT / "tests" / "data" / "topo_h200_x8.txt")
+
+
+def planned(*combinations: list[str], surrounding: dict[str, str] | None = None):
+    """Plan a sweep of composed combinations."""
+    schema.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        requests = [
+            Request(OmegaConf.to_object(compose("config", normalise(["device=cpu", *typed]))), typed)
+            for typed in combinations
+        ]
+    return plan(requests, {} if surrounding is None else surrounding)
+
+
+def subsets(plan_) -> list[tuple[int, ...]]:
+    return [entry.cell.gpus for entry in plan_.cells]
+
+
+def test_words_name_subsets_of_the_cores():
+    cores = min(len(os.sched_getaffinity(0)), 8)
+    every = tuple(range(cores))
+    assert subsets(planned(["gpus=all"])) == [every]
+    assert subsets(planned(["gpus=each"])) == [(slot,) for slot in every]
+    assert subsets(planned(["gpus=0,3"])) == [(0, 3)]  # slots exist beyond the cores
+    assert subsets(planned(["gpus=3,0"])) == [(3, 0)]  # the order is the rank order
+
+
+def test_baselines_and_cells_with_fewer_settings_come_first():
+    sweep = planned(["gpus=0,1", "nccl.p2p_level=LOC"], ["gpus=0,1"], ["gpus=0"])
+    assert [(entry.cell.gpus, bool(entry.cell.nccl)) for entry in sweep.cells] == [
+        ((0,), False),
+        ((0, 1), False),
+        ((0, 1), True),
+    ]
+
+
+def test_repeats_are_shuffled_by_the_seed_and_end_with_the_first_cell():
+    combinations = [[f"gpus={gpus}", "repeats=3", "seed=7"] for gpus in ("0", "1", "2", "0,1", "0,2")]
+    order = planned(*combinations).cells
+    assert len(order) == 3 * 5 + 1
+    for repeat in range(3):
+        turn = order[5 * repeat : 5 * repeat + 5]
+        assert {entry.cell.repeat for entry in turn} == {repeat}
+        assert len({entry.cell.gpus for entry in turn}) == 5
+    assert order[-1].drift and order[-1].cell.gpus == order[0].cell.gpus
+    assert len({entry.cell.key for entry in order}) == 16
+    assert subsets(planned(*combinations)) == [entry.cell.gpus for entry in order]
+    other = planned(*[[*typed[:2], "seed=8"] for typed in combinations])
+    assert subsets(other) != [entry.cell.gpus for entry in order]
+
+
+def test_equal_cells_are_measured_once():
+    sweep = planned(["gpus=0,1"], ["gpus=0,1", "batch_size=8"], ["gpus=1,0"])
+    assert subsets(sweep) == [(0, 1), (1, 0)]  # batch 8 is what auto means for ResNet-50 on a CPU worker
+    assert any("asked for twice" in notice for notice in sweep.notices)
+
+
+def test_a_sweep_has_one_study():
+    with pytest.raises(Refused, match="study=a,b: a sweep has one study"):
+        planned(["study=a"], ["study=b"])
+
+
+def test_no_gpu_is_said_once_and_settings_are_not_applicable():
+    sweep = planned(["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1"])
+    assert sum("no GPU is used" in notice for notice in sweep.notices) == 1
+    assert sum("not applicable" in notice for notice in sweep.notices) == 1
+
+
+@pytest.mark.parametrize(("topology", "expected"), [(DGX1, 56 + 1), (H200, 7 + 1)])
+def test_classes_of_recorded_machines(topology, expected):
+    sweep = planned(["gpus=classes", f"topology={topology}", "dry_run=true"])
+    assert len(sweep.cells) == expected
+    assert sweep.cells[0].cell.gpus == (0,)
+
+
+def test_sizes_best_worst_and_second_members():
+    dgx1 = [f"topology={DGX1}", "dry_run=true"]
+    assert len(planned(["gpus=classes:3", *dgx1]).cells) == 7
+    assert len(planned(["gpus=classes:2", "second_member=true", *dgx1]).cells) == 6
+    topology = load_topology(DGX1)
+    for word, expected in (("best:2", "NV2"), ("worst:2", "SYS")):
+        (subset,) = subsets(planned([f"gpus={word}", *dgx1]))
+        assert topology.link_class_of(subset) == expected
+    assert [one.size for one in classes(topology, 2)] == [2, 2, 2]
+    with pytest.raises(Refused, match="classes:9: accepted is a size of 1 to 8"):
+        planned(["gpus=classes:9", *dgx1])
+
+
+def test_topology_words_need_a_topology(tmp_path):
+    with pytest.raises(Refused, match="best:2: CPU workers have no topology"):
+        planned(["gpus=best:2"])
+    broken = tmp_path / "topo.txt"
+    broken.write_text("nothing of the kind\n")
+    with pytest.raises(Refused, match="needs the machine's topology"):
+        planned(["gpus=classes", f"topology={broken}", "dry_run=true"])
+    with pytest.raises(Refused, match="needs the machine's topology"):
+        planned(["gpus=classes", f"topology={tmp_path / 'absent.txt'}", "dry_run=true"])
+
+
+def test_every_surrounding_variable_but_another_launchers_reaches_the_ranks(tmp_path):
+    cell = planned(["gpus=0,1", "nccl.p2p_level=LOC"]).cells[0].cell
+    safe = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+    made = environment(cell, look("cpu", {}), tmp_path, "t", {**safe, "RANK": "3", "MASTER_PORT": "1", "HOME": "h"})
+    assert {name: made[name] for name in safe} == safe
+    assert made["HOME"] == "h" and "RANK" not in made and "MASTER_PORT" not in made
+    assert "NCCL_P2P_LEVEL" not in made  # a CPU worker has no NCCL
+
+
+def test_gpu_ranks_get_their_gpus_in_order_and_an_empty_nccl_conf(tmp_path):
+    machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in range(4)), (0, 1, 2, 3), 8)
+    cell = planned(["gpus=3,0", "nccl.p2p_level=LOC"]).cells[0].cell
+    cell = dataclasses.replace(cell, device="cuda")
+    made = environment(cell, machine, tmp_path, "t", {"NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"})
+    assert made["CUDA_VISIBLE_DEVICES"] == "GPU-3,GPU-0"
+    assert made["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert made["NCCL_P2P_LEVEL"] == "LOC" and made["NCCL_NVLS_ENABLE"] == "0"
+    assert made["NCCL_CONF_FILE"] == str(tmp_path / "nccl" / "nccl.conf")
