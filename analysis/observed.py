@@ -46,6 +46,8 @@ def observe(
     if log is not None:
         if log.transports:
             effective["transport"] = describe_transport(log, links, gpus)
+        if (channels := log.channels.get("collective")) is not None:
+            effective["channels"] = channels
         effective["nccl"] = {
             "version": log.version,
             "channels": log.channels,

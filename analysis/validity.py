@@ -138,11 +138,31 @@ def _too_few(record: Record, _: Limits) -> Found | None:
     return Found(f"{done}, asked were at least {wanted}") if done < wanted else None
 
 
+def _miscounted(record: Record, _: Limits) -> Found | None:
+    counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
+    if counted is None or steps is None:
+        return unchecked("this benchmark counts no images")
+    expected = steps * record.cell["batch_size"] * len(record.cell["gpus"])
+    return Found(f"{counted:.0f} counted, {expected:.0f} asked for") if counted != expected else None
+
+
+def _above_one(record: Record, _: Limits) -> Found | None:
+    share = record.metrics.get("scaling/efficiency")
+    if len(record.cell["gpus"]) == 1:
+        return None  # a baseline is not compared with itself
+    if share is None:
+        return unchecked("no one-GPU baseline to compare with")
+    return Found(f"{share:.1%}") if share > MOST_EFFICIENCY else None
+
+
 def _warmup(record: Record, _: Limits) -> Found | None:
     if "warmup_flat" not in record.checks:
         return unchecked("no warm-up was measured")
     return None if record.checks["warmup_flat"] else Found("")
 
+
+# Above this a baseline was slower than it should be: cherry-picked, disturbed, or of another kind.
+MOST_EFFICIENCY = 1.02
 
 CHECKS = (
     Check("missing_rank", "invalid", "rank {} left no complete samples", _missing_rank),
@@ -156,11 +176,15 @@ CHECKS = (
     ),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
     Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),
+    Check(
+        "images_miscounted", "invalid", "ranks consumed other numbers of images than their steps hold: {}", _miscounted
+    ),
     Check("foreign_load", "invalid", "something else used these GPUs: {}", _foreign_load),
     Check("throttled", "invalid", "a GPU lowered its clocks for heat or power in the timed window: {}", _throttled),
     Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", _noisy),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", _cpu_bound),
     Check("too_few_iterations", "suspect", "few iterations were measured: {}", _too_few),
+    Check("efficiency_above_one", "suspect", "scaling efficiency is above what a fair baseline allows: {}", _above_one),
     Check("warmup_not_flat", "suspect", "the step time was still falling when the warm-up ran out of time", _warmup),
 )
 # Codes of analysis.effective, which compares what was asked of NCCL with its log: the sentence comes from there.

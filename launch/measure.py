@@ -18,8 +18,9 @@ from launch.environment import NCCL_SUBSYSTEMS, TOKEN, environment
 from launch.machine import Machine, facts, variables
 from launch.plan import Planned
 from launch.study import Study, prepare
-from launch.supervise import Outcome, Watch
+from launch.supervise import Outcome
 from launch.sweeps import Sweep
+from launch.watching import Watch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,8 @@ NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stor
 PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+# What MLflow's pages show first: they keep the order in which a run's metrics were written.
+FIRST = ("throughput/", "scaling/", "comm/", "step/")
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 
 
@@ -137,6 +139,9 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
             time = started + (ended - started) * number // len(points)
             rows.append((key, float(value), max(0, time), int(step)))
     finite = [row for row in rows if math.isfinite(row[1])]
+    finite.sort(
+        key=lambda row: next((place for place, group in enumerate(FIRST) if row[0].startswith(group)), len(FIRST))
+    )
     return finite, _unique(name for name, value, _, _ in rows if not math.isfinite(value))
 
 

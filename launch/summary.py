@@ -1,15 +1,16 @@
 """The table of a sweep in Markdown: the note of its parent run."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from benchmarks.record import Record
 from launch.projection import escaped, run_name
 
 COLUMNS = (
     "cell",
-    "images/s (95 % interval)",
-    "images/s per GPU",
+    "images/s",
+    "95 % interval",
+    "per GPU",
     "efficiency",
     "busbw GB/s",
     "exposed ms",
@@ -19,12 +20,64 @@ COLUMNS = (
 )
 ABSENT = "–"
 CELL_LENGTH = 200  # characters of a table cell
+BETWEEN = " · "  # the parts of a name
+UNITS = {"_gb_per_s": " GB/s", "_per_second": "/s", "_ms": " ms", "_us": " µs"}  # by the end of a metric's name
 
 
 def summary_markdown(records: Iterable[Record]) -> str:
-    """One row for each record, in the order given; what a record does not say is '–', never 0."""
-    rows = [COLUMNS, ("---", *["---:"] * 5, *["---"] * 3), *map(_row, records)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """One row for each record, in the order given; what a record does not say is '–', never 0.
+
+    MLflow gives the table little room: what all names begin with is said once, above it, and the headline of benchmarks
+    other than `throughput` has a column only where there is one.
+    """
+    records = list(records)
+    names = [run_name(record).split(BETWEEN) for record in records]
+    common = _common(names)
+    results = [headline(record) if record.state == "finished" else "" for record in records]
+    head, align = [*COLUMNS], ["---", *["---:"] * 6, *["---"] * 3]
+    rows = [[_cell(BETWEEN.join(name[common:])), *_row(record)] for name, record in zip(names, records, strict=True)]
+    if any(results):
+        for row, result in zip([head, align, *rows], ["result", "---", *results], strict=True):
+            row.insert(1, result if row in (head, align) else _cell(result or ABSENT))
+    above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""
+    return above + "".join(f"| {' | '.join(row)} |\n" for row in [head, align, *rows])
+
+
+def _common(names: Sequence[Sequence[str]]) -> int:
+    """With how many parts all names of a table begin; the last part of each stays in its row."""
+    most = min((len(name) for name in names), default=1) - 1 if len(names) > 1 else 0
+    return next((place for place in range(most) if len({name[place] for name in names}) > 1), most)
+
+
+def headline(record: Record) -> str:
+    """The first number of a benchmark other than `throughput`, with its unit and interval; empty where there is none."""
+    benchmark, metrics = record.cell.get("benchmark", {}).get("name"), record.metrics
+    name = next((name for name in metrics if name.startswith(f"{benchmark}/")), None)
+    if name is None or benchmark == "throughput":
+        return ""
+    label = name.rpartition("/")[2]
+    suffix = next((suffix for suffix in UNITS if label.endswith(suffix)), "")
+    share = label.endswith(("share", "fraction", "efficiency"))
+    ends = [metrics.get(f"{name}_ci_{end}") for end in ("low", "high")]
+    interval = [f"{100 * end:.2f}" if share else number(end) for end in ends if end is not None]
+    value = percent(metrics[name], 2) if share else number(metrics[name]) + UNITS.get(suffix, "")
+    words = label.removesuffix(suffix).replace("_", " ")
+    return f"{words} {value}" + (f" ({' to '.join(interval)})" if len(interval) == 2 else "")
+
+
+def half_width(record: Record) -> float | None:
+    """Half the 95 % interval of images/sec, as a share of it."""
+    rate, low, high = (record.metrics.get(f"throughput/{name}") for name in ("images_per_second", "ci_low", "ci_high"))
+    return (high - low) / 2 / rate if rate and low is not None and high is not None else None
+
+
+def percent(share: float | None, digits: int | None = None) -> str:
+    """`98.1 %`; with `digits` left to it two below one percent. Empty where the share is absent or not finite."""
+    if share is None or not math.isfinite(share):
+        return ""
+    if digits is None and 0 <= share < 0.00005:
+        return "<0.01 %"
+    return f"{100 * share:.{(2 if share < 0.01 else 1) if digits is None else digits}f} %"
 
 
 def cut_to(markdown: str, length: int) -> str:
@@ -37,17 +90,13 @@ def cut_to(markdown: str, length: int) -> str:
 
 
 def _row(record: Record) -> tuple[str, ...]:
-    metrics = record.metrics
-    rate = number(metrics.get("throughput/images_per_second"))
-    low, high = (metrics.get(f"throughput/ci_{end}") for end in ("low", "high"))
-    if rate != ABSENT and ABSENT not in (number(low), number(high)):
-        rate += f" ({number(low)} to {number(high)})"
-    efficiency = metrics.get("scaling/efficiency")
+    """The columns after the cell's name."""
+    metrics, interval = record.metrics, percent(half_width(record))
     return (
-        _cell(run_name(record)),
-        rate,
+        number(metrics.get("throughput/images_per_second")),
+        f"± {interval}".replace(" ", "\N{NO-BREAK SPACE}") if interval else ABSENT,
         number(metrics.get("throughput/images_per_second_per_gpu")),
-        f"{efficiency:.1%}".replace("%", " %") if efficiency is not None and math.isfinite(efficiency) else ABSENT,
+        percent(metrics.get("scaling/efficiency"), 1).replace(" ", "\N{NO-BREAK SPACE}") or ABSENT,
         number(metrics.get("comm/busbw_gb_per_s")),
         number(metrics.get("comm/exposed_ms")),
         *(_cell(_words(record.effective.get(name))) for name in ("transport", "link_class")),

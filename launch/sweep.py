@@ -94,7 +94,7 @@ class _Sweep:
             order=[c.cell.folder for c in self.cells],
         )
         with Screen(self.cells, known, self.console) as screen:
-            for number, planned in enumerate(self.cells):
+            for number in range(len(self.cells)):
                 if number in done:
                     screen.settle(number, "done before", done[number])
                 elif not self.stopping():
@@ -104,7 +104,7 @@ class _Sweep:
         if self.stopping():
             return 130
         strict = self.config.validity.strict
-        bad = [r for r in self.measured if r.state != "finished" or strict and r.validity.verdict == "invalid"]
+        bad = [r for r in self.measured if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
         return 1 if bad else 0
 
     def _done_before(self) -> dict[int, Record]:

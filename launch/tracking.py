@@ -116,22 +116,22 @@ class Tracker:
             state: finished, failed (a cell failed) or interrupted.
             note_markdown: the table; beyond MLflow's 8000 characters it is cut, and whole in the artifact summary.md.
         """
-        from mlflow.entities import Metric
-
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
-        counts = {f"cells/{state}": sum(record.state == state for record in own) for state in STATUS}
-        counts["cells/invalid"] = sum(record.validity.verdict == "invalid" for record in own)
+        counts = {state: sum(record.state == state for record in own) for state in STATUS}
+        invalid = sum(record.state == "finished" and not record.usable for record in own)
+        said = [f"{count} {state}" for state, count in counts.items() if count]
         tags = {
+            # A tag: as metrics they would be the first charts of the experiment, before the cells' own.
+            "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
             "mlflow.note.content": cut_to(note_markdown, TAG_LENGTH),
             "ringside.records": str(len(own)),
             "state": state,
         }
-        metrics = [Metric(name, float(count), ended, 0) for name, count in counts.items()]
         with self._writing():
             run_id = self._parent(sweep).info.run_id
             self._client.log_text(run_id, note_markdown, "summary.md")
-            self._client.log_batch(run_id, metrics=metrics, tags=_entities(tags))
+            self._client.log_batch(run_id, tags=_entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
 
     def written(self) -> set[str]:
@@ -223,7 +223,14 @@ class Tracker:
 
         if run is None:
             ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
-            tags = {"mlflow.parentRunId": parent, KIND: "cell", **ids, **_process_tags(Process.own())}
+            # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
+            tags = {
+                "mlflow.parentRunId": parent,
+                **projection.tags,
+                KIND: "cell",
+                **ids,
+                **_process_tags(Process.own()),
+            }
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
         left_out = []

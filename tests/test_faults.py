@@ -18,7 +18,7 @@ from test_measuring import make_cell
 from benchmarks import record as records
 from benchmarks.record import Lines, read_lines
 from conf.schema import Engine
-from launch import supervise
+from launch import causes, supervise, watching
 from launch.assemble import assemble
 from launch.study import Study
 
@@ -482,19 +482,19 @@ def watched(tmp_path, counts):
         lines.write("start", 1.0, rank=rank, pid=os.getpid())
         lines.write("beat", 2.0, phase="timed", iterations=100 - rank)
         (tmp_path / "ranks" / f"{rank}.count").write_text(str(count))
-    watch = supervise.Watch(tmp_path, len(counts))
+    watch = watching.Watch(tmp_path, len(counts))
     assert watch.update()
     return watch
 
 
 def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_path):
-    failure = supervise._hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
+    failure = causes.hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
     assert (failure.cause, failure.rank) == ("hang", 0)
     assert "after 90 iterations" in failure.message
 
 
 def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):
-    assert supervise._hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
+    assert causes.hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
 
 
 def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):

@@ -45,7 +45,7 @@ def test_everything_is_projected_once(study_dir):
     tracker = open_store(study_dir)
     found = parents(tracker)
     assert {sweep: run.info.status for sweep, run in found.items()} == {"a" * 32: "FINISHED", OTHER: "FAILED"}
-    assert found["a" * 32].data.metrics["cells/invalid"] == 1
+    assert found["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
     assert found["a" * 32].info.run_name.startswith("scaling · 2 cells · ")
     assert "**failed**: hang" in found[OTHER].data.tags["mlflow.note.content"]
     children = tracker._client.search_runs(

@@ -162,9 +162,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     assert "ran out of memory" in found["bad"].data.tags["mlflow.note.content"]
     parent = tracker._client.get_run(parent.info.run_id)
     assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
-    assert parent.data.metrics == {
-        "cells/finished": 2, "cells/failed": 1, "cells/interrupted": 1, "cells/invalid": 1
-    }  # fmt: skip
+    assert parent.data.tags["cells"] == "2 finished, 1 failed, 1 interrupted" and parent.data.metrics == {}
 
 
 def test_logging_twice_changes_nothing(tracker, output_dir):
@@ -271,6 +269,12 @@ def test_a_series_does_not_hide_the_metric_of_its_name():
     assert [row[0] for row in projection.metrics] == [name, f"{name}/window", f"{name}/window"]
 
 
+def test_the_numbers_of_the_contract_come_before_the_others():
+    metrics = {"step/first_ms": 1.0, "warmup/iterations": 10.0, "comm/busbw_gb_per_s": 12.0, "throughput/images": 9.0}
+    order = [row[0] for row in project(make_record(1, metrics=metrics, series={})).metrics]
+    assert order == ["throughput/images", "comm/busbw_gb_per_s", "step/first_ms", "warmup/iterations"]
+
+
 HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
 
 
@@ -321,13 +325,37 @@ def test_the_summary_is_one_row_for_each_record():
     lines = summary_markdown([make_record(1, metrics=metrics), bad]).splitlines()
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == len(COLUMNS) + 1 for line in lines)
     assert lines[2] == (
-        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 (4,640 to 4,671) | 2,326 | 98.1 % | 12.3 "
+        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 12.3 "
         "| 0.123 | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
     assert escaped("\x1b]0;\r\n\\|[x](y)*") == " \\]0;  \\\\\\|\\[x\\](y)\\*"
     assert len(cut_to("line\n" * 5000, 8000)) <= 8000
+
+
+def test_the_summary_says_once_what_all_names_begin_with():
+    base = make_record().cell
+    names = ["resnet50 · nccl_allreduce · gpus 0,3", "resnet50 · nccl_allreduce · gpus 0,3 · ALGO=Ring"]
+    lines = summary_markdown([make_record(i, name=name) for i, name in enumerate(names)]).splitlines()
+    assert lines[:2] == ["Every cell: resnet50 · nccl_allreduce", ""]
+    assert [line.split(" | ")[0] for line in lines[4:]] == ["| gpus 0,3", "| gpus 0,3 · ALGO=Ring"]
+    same = [make_record(0), make_record(1, cell={**base, "repeat": 1}), make_record(2, name="resnet18 · none")]
+    assert (
+        summary_markdown(same)
+        .splitlines()[3]
+        .startswith("| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC · rep")
+    )
+    assert summary_markdown([]).count("\n") == 2
+
+
+def test_the_summary_has_the_headline_of_another_benchmark():
+    cell = {**make_record().cell, "benchmark": {"name": "overhead"}}
+    metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012, "overhead/share_ci_low": -0.0005,
+               "overhead/share_ci_high": 0.003}  # fmt: skip
+    lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")]).splitlines()
+    assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 12 for line in lines)
+    assert "| share 0.12 % (-0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
 
 
 @pytest.mark.parametrize(

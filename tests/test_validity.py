@@ -36,7 +36,9 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
         found = judge(dataclasses.replace(record, effective={}), LIMITS)
         assert (found.verdict, found.codes) == ("valid", {}), record.name
         alone = len(record.cell["gpus"]) == 1
-        assert set(found.unchecked) == ({"replicas_differ", "gradient_not_mean"} if alone else set())
+        no_baseline = not alone and "scaling/efficiency" not in record.metrics
+        skipped = {"replicas_differ", "gradient_not_mean"} if alone else set()
+        assert set(found.unchecked) == skipped | ({"efficiency_above_one"} if no_baseline else set())
 
 
 def samples(**values):
@@ -68,6 +70,11 @@ PLANTED = {
         lambda r: r.checks.update(clock_disagreement=0.011),
         lambda r: r.checks.update(clock_disagreement=math.nan),
     ],
+    "images_miscounted": [
+        lambda r: r.metrics.update({"throughput/images": r.metrics["throughput/images"] - 1}),
+        lambda r: r.metrics.update({"step/iterations": r.metrics["step/iterations"] + 1}),
+    ],
+    "efficiency_above_one": [lambda r: r.metrics.update({"scaling/efficiency": 1.03})],
     "foreign_load": [
         samples(foreign_pids=[4711]),
         samples(before_memory_bytes=3 * 2**30),

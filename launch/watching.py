@@ -1,0 +1,70 @@
+"""What the ranks of a running cell have told so far, read from the lines that they append."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import read_line
+
+
+@dataclass
+class Rank:
+    """What is known of one rank from its lines."""
+
+    number: int
+    phase: str = ""
+    iterations: int = 0
+    pid: int | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    last_seen: float = field(default_factory=time.monotonic)
+
+
+class Watch:
+    """Follows the lines that ranks append, each from where it was last read."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.ranks = [Rank(number) for number in range(world_size)]
+        self._folder = folder
+        self._read = [0] * world_size
+
+    def update(self) -> bool:
+        """Read what is new; whether there was anything."""
+        news = False
+        for rank in self.ranks:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                (self._folder / "ranks" / f"{rank.number}.jsonl").open("rb") as file,
+            ):
+                file.seek(self._read[rank.number])
+                whole, newline, _ = file.read().rpartition(b"\n")
+                if newline:
+                    self._read[rank.number] += len(whole) + 1
+                    news = True
+                    rank.last_seen = time.monotonic()
+                    for text in whole.split(b"\n"):
+                        line = read_line(text)  # a full disk tears lines
+                        if line is not None:
+                            self._take(rank, line)
+        return news
+
+    def count(self, rank: Rank) -> int:
+        """Iterations that a rank has begun, also those since its last line."""
+        try:
+            return int((self._folder / "ranks" / f"{rank.number}.count").read_bytes())
+        except (OSError, ValueError):
+            return rank.iterations
+
+    def _take(self, rank: Rank, line: dict[str, Any]) -> None:
+        if rank.pid is None and "pid" in line:
+            for other in self.ranks:  # those that reported earlier were waiting for this one
+                other.last_seen = time.monotonic()
+        rank.phase = line.get("phase", rank.phase)
+        rank.iterations = line.get("iterations", rank.iterations)
+        rank.pid = line.get("pid", rank.pid)
+        if line["kind"] == "done":
+            rank.done, rank.phase = True, "exit"
+        if line["kind"] == "error":
+            rank.error = rank.error or line

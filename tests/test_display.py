@@ -1,0 +1,269 @@
+"""What a person sees of a sweep: whole numbers at any width, the running cell, the cause of a failure, plain lines."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.record import Failure, Validity, read_study
+from conf.cell import Cell
+from launch import display
+from launch.display import Screen, duration
+from launch.plan import Planned
+from launch.summary import headline
+from launch.watching import Watch
+
+DATA = Path(__file__).parent / "data" / "h200_x4"
+
+
+def records(study):
+    """What 4 H200s gave, as this version would plan it."""
+    found, unreadable = read_study(DATA / study)
+    assert found and not unreadable
+    return [dataclasses.replace(record, cell={"labels": [], **record.cell}) for record in found]
+
+
+def planned(measured):
+    return [Planned(Cell.from_dict(record.cell), record.drift) for record in measured]
+
+
+def console(width=120, height=30, terminal=True):
+    return Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=terminal, color_system=None, highlight=False,
+        soft_wrap=True, legacy_windows=False,
+    )  # fmt: skip
+
+
+def watch(phase, iterations):
+    seen = Watch(Path("nowhere"), 2)
+    for rank in seen.ranks:
+        rank.phase, rank.iterations = phase, iterations
+    return seen
+
+
+def drawn(screen):
+    """The lines of the table as it stands now."""
+    paper = console(screen.console.width, screen.console.height)
+    paper.print(screen._draw(), soft_wrap=False)
+    lines = [line.rstrip() for line in paper.file.getvalue().splitlines()]
+    assert all(len(line) <= screen.console.width for line in lines), lines
+    return lines
+
+
+def settled(study, width, change=lambda records: records, height=30):
+    """A screen with all cells of a study closed, and its lines."""
+    measured = change(records(study))
+    screen = Screen(planned(measured), [], console(width, height))
+    screen._estimate()
+    for number, record in enumerate(measured):
+        screen.settle(number, record.state, record)
+    screen._last = True
+    return screen, drawn(screen)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Time that stands still until it is told."""
+    now = [1000.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_wide_terminal_has_every_number():
+    _, lines = settled("settings", 120)
+    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s       ±  per GPU  busbw GB/s  validity")
+    assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 0.02 % 4,563 26.6 valid"
+    assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 0.01 % 4,676 226 valid: setting_no_effect"
+    assert lines[-1] == "8 of 8 cells, 0 s passed"
+
+
+@pytest.mark.parametrize(
+    ("study", "width"),
+    [(study, width) for study in ("settings", "scaling", "feet") for width in (72, 80, 100, 120)] + [("settings", 60)],
+)
+def test_gpus_state_rate_and_verdict_are_whole_at_every_width(study, width):
+    screen, lines = settled(study, width)
+    for record, line in zip(screen.records, lines[1:], strict=False):
+        words = line.split()
+        assert ",".join(map(str, record.cell["gpus"])) in words and record.state in words
+        if record.state == "finished":
+            assert f"{record.metrics['throughput/images_per_second']:,.0f}" in words
+            assert record.validity.verdict in line
+        numbers = line.split(record.state)[1]
+        assert "…" not in numbers
+
+
+def test_efficiency_is_against_the_baseline_of_the_same_condition():
+    _, lines = settled("scaling", 120)
+    shares = [line.split("%")[1].split()[-1] for line in lines if line.count("%") == 2]
+    assert shares == ["99.5", "99.9", "97.6", "97.4", "99.5", "99.5"]
+    assert all(line.count("%") == 1 for line in lines[1:5])  # one GPU has an interval and no efficiency
+
+
+def test_columns_that_are_the_same_for_all_are_said_once_and_break_between_words():
+    measured = records("settings")
+    screen = Screen(planned(measured), [], console(60))
+    with screen:
+        pass
+    text = screen.console.file.getvalue()
+    assert "model resnet50  benchmark throughput" in text and "batch 256" in text and "precision bf16" in text
+    assert all(len(line) <= 60 for line in text.splitlines() if "resnet50" in line)
+    assert "optimize eager" in text
+
+
+def test_several_codes_are_shortened_before_a_number_is():
+    codes = {code: "a sentence" for code in ("setting_ignored", "transport_unexpected", "noisy", "throttled")}
+
+    def change(measured):
+        return [dataclasses.replace(record, validity=Validity("invalid", codes)) for record in measured]
+
+    _, wide = settled("settings", 200, change)
+    _, narrow = settled("settings", 80, change)
+    assert wide[1].endswith("invalid: setting_ignored, transport_unexpected, noisy, throttled")
+    assert narrow[1].endswith("invalid, 4 codes") and "9,125" in narrow[1]
+    assert settled("feet", 80)[1][1].endswith("227  invalid: setting_ignored +1")
+
+
+def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
+    measured = records("scaling")[:6]  # one GPU: 19 to 20 s, two and four: 27 and 32 s
+    screen = Screen(planned(measured), [], console(80))
+    with screen:
+        for number, record in enumerate(measured[:4]):
+            screen.settle(number, "finished", record)
+        screen.progress(4, watch("timed", 73))
+        lines = drawn(screen)
+        assert next(line for line in lines if "▸ timed" in line).startswith("0,1,2,3")
+        assert next(line for line in lines if "waiting" in line).startswith("0,1 ")
+        assert lines[-1] == "4 of 6 cells, 0 s passed, about 40 s left, cell 5: timed, 73 steps"
+        clock[0] += 10
+        assert "about 30 s left" in drawn(screen)[-1] and "10 s passed" in drawn(screen)[-1]
+        clock[0] += 100  # longer than the estimate: only what follows is left
+        assert "about 20 s left" in drawn(screen)[-1]
+    assert drawn(screen)[-1] == "4 of 6 cells, 1 min 50 s passed, 2 not begun"
+
+
+def test_time_left_is_there_from_the_start():
+    screen = Screen(planned(records("settings")), [], console())
+    with screen:
+        assert "0 of 8 cells, 0 s passed, about " in drawn(screen)[-1]
+
+
+def test_a_failed_cell_names_its_cause():
+    failure = Failure("hang", 1, "rank 1 gave no sign for 60 s, in phase 'timed'")
+
+    def change(measured):
+        stopped = Failure("interrupted", None, "stopped by the user")
+        return [
+            dataclasses.replace(measured[0], state="failed", failure=failure, metrics={}, validity=Validity("invalid")),
+            dataclasses.replace(measured[1], state="interrupted", failure=stopped, metrics={}),
+            *measured[2:],
+        ]
+
+    _, lines = settled("settings", 80, change)
+    assert lines[1].split()[-4:] == ["failed", "hang,", "rank", "1"]
+    assert lines[2].split()[-1] == "interrupted"
+    assert lines[-1] == "8 of 8 cells, 0 s passed, 1 failed, 1 interrupted"
+
+
+def repeated(count):
+    first = records("settings")[1]
+    cells = [Planned(Cell.from_dict({**first.cell, "repeat": repeat})) for repeat in range(count)]
+    return first, [*cells, Planned(cells[0].cell, drift=True)]
+
+
+def test_many_cells_scroll_while_running_and_all_that_ran_stay_at_the_end():
+    first, cells = repeated(40)
+    screen = Screen(cells, [], console(80, 24))
+    with screen:
+        for number in range(25):
+            screen.settle(number, "finished", first)
+        screen.progress(25, watch("warm-up", 4))
+        lines = drawn(screen)
+        assert len(lines) <= 22 and any("▸ warm-up" in line for line in lines)
+        assert "rows 17–34" in " ".join(lines[-2:])
+    lines = drawn(screen)
+    assert sum("finished" in line and "9,360" in line for line in lines) == 25
+    assert not any("waiting" in line for line in lines) and "16 not begun" in lines[-1]
+
+
+def test_repeats_and_drift_are_told_apart():
+    first, cells = repeated(2)
+    screen = Screen(cells, [], console(80))
+    with screen:
+        for number in range(3):
+            screen.settle(number, "finished", first)
+    lines = drawn(screen)
+    place = lines[0].index("repeat")
+    assert [line[place : place + 6].strip() for line in lines[1:4]] == ["0", "1", "drift"]
+
+
+def test_options_that_tell_cells_apart_have_a_column():
+    first = records("settings")[1]
+    cells = [
+        Planned(Cell.from_dict({**first.cell, "strategy": {**first.cell["strategy"], "bucket_cap_mb": size}}))
+        for size in (1, 25)
+    ]
+    screen = Screen(cells, [], console(100))
+    with screen:
+        lines = drawn(screen)
+    assert "bucket_cap_mb" in lines[0] and lines[1].split()[1] == "1" and lines[2].split()[1] == "25"
+
+
+def overhead():
+    first = records("settings")[1]
+    metrics = {
+        "step/first_ms": 2000.0, "overhead/share": 0.00123, "overhead/share_ci_low": -0.0005,
+        "overhead/share_ci_high": 0.003, "overhead/bare_step_ms": 54.0,
+    }  # fmt: skip
+    return dataclasses.replace(first, cell={**first.cell, "benchmark": {"name": "overhead"}}, metrics=metrics)
+
+
+def test_another_benchmark_shows_its_headline():
+    record = overhead()
+    assert headline(record) == "share 0.12 % (-0.05 to 0.30)"
+    copy = dataclasses.replace(
+        record, cell={**record.cell, "benchmark": {"name": "p2p"}}, metrics={"p2p/write_gb_per_s": 377.25}
+    )
+    assert headline(copy) == "write 377 GB/s"
+    assert headline(dataclasses.replace(record, metrics={})) == ""
+    screen = Screen(planned([record]), [], console(80))
+    with screen:
+        screen.settle(0, "finished", record)
+    lines = drawn(screen)
+    assert "images/s" not in lines[0] and "result" in lines[0] and "share 0.12 % (-0.05 to 0.30)" in lines[1]
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    one, two = records("scaling")[0], records("scaling")[5]
+    failed = dataclasses.replace(
+        records("settings")[0], state="failed", failure=Failure("oom", 1, "rank [1] ran out of memory"), metrics={}
+    )
+    measured = [one, two, failed]
+    screen = Screen(planned(measured), [], console(80, terminal=False))
+    with screen:
+        for number, record in enumerate(measured):
+            screen.progress(number, watch("build", 0))
+            screen.progress(number, watch("timed", 20))
+            screen.settle(number, record.state, record)
+    lines = screen.console.file.getvalue().splitlines()
+    assert lines[1:] == [
+        "[1/3] resnet50 · nccl_allreduce · gpus 0  started",
+        "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  ±0.02 %  valid",
+        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
+        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  ±0.02 %  4,686 per GPU  99.9 % efficiency  "
+        "225 GB/s busbw  valid",
+        "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
+        "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
+        "    oom: rank [1] ran out of memory",
+        "3 of 3 cells, 0 s passed, 1 failed",
+    ]
+    assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (48, "48 s"), (365, "6 min 05 s"), (3600, "1 h 00 min"), (4520, "1 h 15 min")]
+)
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text
