@@ -108,7 +108,7 @@ class Screen:
     def progress(self, number: int, watch: Watch) -> None:
         """A running cell: its slowest rank's phase."""
         behind = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
-        phase = behind.phase or "starting"
+        phase = {"": "starting", "exit": "ending"}.get(behind.phase, behind.phase)
         first = self._running is None or self._running[0] != number
         since = time.monotonic() if first or self._running is None else self._running[1]
         self.states[number] = phase
@@ -199,7 +199,10 @@ class Screen:
         for place, number in enumerate(rows):
             cells = [Text(said[place], self._style(name, number)) for name, said in columns.items()]
             table.add_row(*cells)
-        return Group(table, Text(self._summary(), style="dim"))
+        below = [
+            Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in (self._summary(), self._now()) if line
+        ]
+        return Group(table, *below)
 
     def _fit(self, columns: dict[str, list[str]], rows: Sequence[int]) -> dict[str, int]:
         """Leave out and shorten until the columns fit the terminal; returns their widths."""
@@ -256,7 +259,7 @@ class Screen:
         return self.console.width if self.console.is_terminal else 1000
 
     def _summary(self) -> str:
-        """How far it is, and what the running cell does."""
+        """How far it is."""
         done = sum(state in SETTLED for state in self.states)
         passed = duration(time.monotonic() - self._opened)
         parts = [f"{done} of {len(self.cells)} cells, {passed} passed"]
@@ -267,10 +270,13 @@ class Screen:
         else:
             left = self._left()
             parts += [f"about {duration(left)} left"] if left else []
-            parts += [f"cell {self._running[0] + 1}: {self._running[2]}"] if self._running else []
             rows = self._rows()
             parts += [f"rows {rows[0] + 1}–{rows[-1] + 1}"] if len(rows) < len(self.cells) else []
         return ", ".join(parts)
+
+    def _now(self) -> str:
+        """What the running cell does; a line of its own, so that neither wraps and the table keeps its place."""
+        return f"cell {self._running[0] + 1}: {self._running[2]}" if self._running else ""
 
     def _estimate(self) -> None:
         """What each cell will take, as far as is known now; equal ones are asked for once."""

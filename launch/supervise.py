@@ -18,7 +18,6 @@ from launch.watching import Rank, Watch
 POLL_SECONDS = 0.1
 # For the ranks of a hang to write where they stand.
 STACKS_SECONDS = 0.5
-STARTING = ("build", "first step")
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,9 @@ def _overdue(watch: Watch, opened: float, engine: Engine) -> Failure | None:
 
 def _silent(rank: Rank, now: float, engine: Engine) -> bool:
     """Whether a rank that still exists, done or not, has written nothing for too long."""
-    # The first step compiles, tunes and connects, all without a sign of life: it has as long as the start.
-    first = rank.phase in STARTING
-    if now - rank.last_seen <= (
-        max(engine.silence_timeout_s, engine.start_timeout_s) if first else engine.silence_timeout_s
-    ):
+    patience_s = engine.silence_timeout_s
+    if rank.iterations == 0:  # the first step compiles, tunes and connects without a sign: it has as long as the start
+        patience_s = max(patience_s, engine.start_timeout_s)
+    if now - rank.last_seen <= patience_s:
         return False
     return not rank.done or (rank.pid is not None and processes.state(rank.pid) not in ("gone", "zombie"))
