@@ -5,6 +5,7 @@ A host clock around the same window must agree. On a CPU worker both clocks are 
 """
 
 import gc
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Clock:
             between()
         torch.cuda.synchronize(self._ranks.device)
         host_ms = (time.perf_counter() - opened) * 1e3
-        ms = [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
+        ms = [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
         return Block(ms[1:], ms[0], (launched - opened) * 1e3, events[0].elapsed_time(events[-1]), host_ms)
 
     def _host_block(self, iterate: Callable[[], None], calls: int, between: Callable[[], None]) -> Block:

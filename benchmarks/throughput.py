@@ -43,7 +43,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 class Measurement:
-    """One cell on this rank, phase by phase."""
+    """One cell on this rank, phase by phase; another benchmark may use single phases."""
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
@@ -56,6 +56,7 @@ class Measurement:
         self.result = Result(model=models.sizes(self.training.parameters))
 
     def run(self) -> Result:
+        """Every phase, in an order in which none disturbs a later one."""
         self.warm_up()
         self.reporter.phase("check")
         if self.ranks.world_size > 1 and self.training.strategy.synchronous and self.training.strategy.exact:

@@ -35,9 +35,11 @@ def hang(watch: Watch, what: str) -> Failure:
     behind = [rank for rank in waiting if counts[rank.number] == least]
     suspects = odd or (behind if len(behind) < len(waiting) or len(waiting) == 1 else [])
     if not suspects:
-        return Failure("hang", None, f"no rank is behind the others; each {what} in phase {waiting[0].phase!r}")
+        return Failure(
+            "hang", None, f"no rank is behind the others; each {what} in phase {waiting[0].phase or 'start'!r}"
+        )
     rank = suspects[0]
-    where = f"in phase {rank.phase!r} after {counts[rank.number]} iterations; its process is {states[rank.number]}"
+    where = f"in phase {rank.phase or 'start'!r} after {counts[rank.number]} iterations; its process is {states[rank.number]}"
     return Failure("hang", rank.number, f"rank {rank.number} {what}, {where}")
 
 
@@ -79,11 +81,11 @@ def _told(rank: Rank) -> Failure:
     first = message.splitlines()[0] if message else kind
     text = f"{kind} {message}"
     cause = "oom" if OUT_OF_MEMORY.search(text) else "nccl" if NCCL_ERROR.search(text) else "exception"
-    return Failure(cause, rank.number, f"rank {rank.number} raised {kind} in phase {rank.phase!r}: {first}")
+    return Failure(cause, rank.number, f"rank {rank.number} raised {kind} in phase {rank.phase or 'start'!r}: {first}")
 
 
 def _untold(rank: Rank, code: int) -> Failure:
-    where = f"in phase {rank.phase!r}" if rank.phase else "before it reported"
+    where = f"in phase {rank.phase or 'start'!r}" if rank.phase else "before it reported"
     if code < 0:
         name = signal.Signals(-code).name
         return Failure("killed", rank.number, f"rank {rank.number} was ended by {name} {where}")
@@ -92,8 +94,10 @@ def _untold(rank: Rank, code: int) -> Failure:
 
 def with_log(failure: Failure, folder: Path) -> Failure:
     """The failure with the end of the log that tells most."""
-    name = "agent.log" if failure.rank is None else f"rank{failure.rank}.log"
-    for path in (folder / "logs" / name, folder / "logs" / "agent.log"):
+    name = f"rank{failure.rank or 0}.log"
+    # The agent of a cell that we ended ourselves only says that we did.
+    names = [name] if failure.cause == "hang" else ["agent.log", name] if failure.rank is None else [name, "agent.log"]
+    for path in (folder / "logs" / name for name in names):
         with contextlib.suppress(OSError):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
             if lines:

@@ -19,7 +19,7 @@ from benchmarks.record import Record
 from conf.cell import Cell
 from launch.estimate import estimate
 from launch.plan import Planned
-from launch.summary import half_width, headline, percent
+from launch.summary import half_width, headline, percent, wires
 from launch.summary import number as shown
 from launch.watching import Watch
 
@@ -33,10 +33,10 @@ STYLES = {
 }
 SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
 WAITING = "waiting"
-# Columns of numbers, right-justified; one without any number is left out.
-NUMBERS = ("images/s", "±", "per GPU", "efficiency", "busbw GB/s", "result")
+# Columns of what was measured; one without any value is left out.
+NUMBERS = ("images/s", "±", "per GPU", "efficiency", "busbw GB/s", "result", "transport")
 # What a narrow terminal can do without, in this order.
-DISPENSABLE = ("per GPU", "busbw GB/s", "±", "efficiency")
+DISPENSABLE = ("transport", "per GPU", "busbw GB/s", "±", "efficiency")
 STATE_WIDTH = 12  # of "interrupted": the column shall not jump
 LEAST_WIDTH = 6  # of a column of words that is cut because nothing else is left to leave out
 GAP = 2  # between columns
@@ -162,6 +162,7 @@ class Screen:
                 "efficiency": percent(efficiency(record, self._known), 1) if several else "",
                 "busbw GB/s": _number(metrics.get("comm/busbw_gb_per_s")),
                 "result": headline(record) if rate is None else "",
+                "transport": wires(record),
             }
             self._numbers[number] = {name: text for name, text in said.items() if text}
 
@@ -195,7 +196,12 @@ class Screen:
         widths = self._fit(columns, rows)
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in columns:
-            table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True, width=widths[name])
+            table.add_column(
+                name,
+                justify="right" if name in NUMBERS and name != "transport" else "left",
+                no_wrap=True,
+                width=widths[name],
+            )
         for place, number in enumerate(rows):
             cells = [Text(said[place], self._style(name, number)) for name, said in columns.items()]
             table.add_row(*cells)

@@ -62,7 +62,8 @@ class Projector:
             uri = "URI"
         if self._failed:
             return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
-        return [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
+        lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
+        return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
 
     def _folder(self, record: Record) -> Path:
         return self._study.folder_of(record)

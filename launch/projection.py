@@ -161,7 +161,7 @@ def _tags(record: Record) -> dict[str, str]:
         "ringside.record_id": record.record_id,
         "ringside.sweep_id": record.sweep_id,
     }
-    for name in ("transport", "link_class"):
+    for name in ("transport", "link_class", "channels"):
         if record.effective.get(name):
             tags[name] = _text(record.effective[name])
     if record.failure:

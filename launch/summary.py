@@ -99,7 +99,8 @@ def _row(record: Record) -> tuple[str, ...]:
         percent(metrics.get("scaling/efficiency"), 1).replace(" ", "\N{NO-BREAK SPACE}") or ABSENT,
         number(metrics.get("comm/busbw_gb_per_s")),
         number(metrics.get("comm/exposed_ms")),
-        *(_cell(_words(record.effective.get(name))) for name in ("transport", "link_class")),
+        _cell(wires(record) or ABSENT),
+        _cell(_words(record.effective.get("link_class"))),
         _validity(record),
     )
 
@@ -109,6 +110,14 @@ def number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return ABSENT
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def wires(record: Record) -> str:
+    """`P2P/CUMEM over NV18, 24 channels`: what NCCL really used; empty where its log does not say."""
+    transport, channels = (record.effective.get(name) for name in ("transport", "channels"))
+    if not transport:
+        return ""
+    return f"{transport}, {channels} channels" if channels else str(transport)
 
 
 def _words(value: object) -> str:

@@ -23,8 +23,8 @@ from launch.tracking_store import without_credentials
 class Stopping:
     """Remembers that the user asked to stop, by Ctrl-C or SIGTERM."""
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(self, console: Console) -> None:
+        self._asked, self._console = False, console
 
     def __call__(self) -> bool:
         """Whether the user asked."""
@@ -41,6 +41,8 @@ class Stopping:
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
+        if not self._asked:
+            self._console.print("stopping: the cell in hand is closed, what it measured is kept")
         self._asked = True
 
 
@@ -52,13 +54,13 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     """
     surrounding = dict(os.environ)
     planned = plan(requests, surrounding)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
         _print_plan(planned, console)
         return 0
-    stopping = Stopping()
+    stopping = Stopping(console)
     with stopping.listening():
         return _Sweep(planned, [without_credentials(text) for text in typed], surrounding, stopping, console).run()
 

@@ -82,6 +82,11 @@ class Tracker:
         """Where it writes, for people: credentials removed."""
         return without_credentials(self._uri)
 
+    @property
+    def page(self) -> str:
+        """The page of the experiment's runs, behind the address that `mlflow ui` prints; its first page shows none."""
+        return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning"
+
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, RUNNING, unless the store has it."""
         identifier(sweep.sweep_id)
