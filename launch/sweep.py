@@ -55,6 +55,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     surrounding = dict(os.environ)
     planned = plan(requests, surrounding)
     console = Console(highlight=False)
+    console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
@@ -143,9 +144,8 @@ class _Sweep:
                 self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
                 for line in record.failure.log_tail.splitlines()[-5:]:
                     self.console.print(f"    {line}", markup=False, style="dim")
-        self.console.print(f"records  {self.study.folder}", markup=False)
-        for line in self.projector.where():
-            self.console.print(line, markup=False)
+        for line in (f"records  {self.study.folder}", *self.projector.where()):
+            self.console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
 def _print_plan(planned: Plan, console: Console) -> None:
