@@ -30,12 +30,12 @@ def read_logs(folder: Path) -> NcclLog | None:
 def observe(
     record: Record, folder: Path, known: Iterable[Record], folder_of: Callable[[Record], Path]
 ) -> dict[str, Any]:
-    """The `effective` part of a record: `transport`, `link_class`, `nccl` and `findings`; empty on CPU workers.
+    """The `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …; only findings on CPU workers.
 
     `known` are the other records of the study: the same cell without a setting tells whether it had an effect.
     """
     if record.cell["device"] != "cuda":
-        return {}
+        return {"findings": [_not_applicable(name, value) for name, value in record.cell["nccl"].items()]}
     links: Mapping[str, str] = record.environment.get("links", {})
     gpus = record.cell["gpus"]
     effective: dict[str, Any] = {}
@@ -66,8 +66,11 @@ def observe(
     for name, value in record.cell["nccl"].items():
         reference = without(record, name, others)
         reference_log = read_logs(folder_of(reference)) if reference else None
-        found = judge({name: value}, log, reference_log, links, gpus=gpus, env_logged=True)
-        if name in ("NCCL_ALGO", "NCCL_PROTO"):  # the timed pass logs no choice; the tuning pass does
+        found = judge(record.cell["nccl"], log, reference_log, links, gpus=gpus, env_logged=True)
+        found = [one for one in found if one.setting in (name, None)]
+        if (
+            name in ("NCCL_ALGO", "NCCL_PROTO") and tuning is not None
+        ):  # the timed pass logs no choice; the tuning pass does
             found = [one for one in found if one.code != "algorithm_unexpected"]
             found += [
                 one
@@ -81,6 +84,11 @@ def observe(
             for one in findings
         ]
     return effective
+
+
+def _not_applicable(name: str, value: str) -> dict[str, str]:
+    sentence = f"{name}={value}: not applicable, CPU workers communicate through gloo"
+    return {"code": "setting_ignored", "sentence": sentence, "severity": "unchecked", "setting": name}
 
 
 def link_classes(gpus: Iterable[int], links: Mapping[str, str]) -> str:

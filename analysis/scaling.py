@@ -14,11 +14,14 @@ RATE = "throughput/images_per_second"
 
 
 def condition(record: Record) -> tuple[Any, ...]:
-    """What must be equal between a cell and its baseline: all that was asked but the GPUs, NCCL's settings and the repeat."""
+    """What must be equal between a cell and its baseline: the kind of GPU, torch, and all that was asked but
+    the GPUs, NCCL's settings and the repeat."""
     different = {"gpus", "nccl", "repeat", "seed", "labels"} | (
         {"batch_size"} if record.cell.get("global_batch_size") else set()
     )
-    return tuple(sorted((name, repr(value)) for name, value in record.cell.items() if name not in different))
+    asked = sorted((name, repr(value)) for name, value in record.cell.items() if name not in different)
+    hardware = sorted({str(rank.get("name")) for rank in record.ranks})
+    return (*asked, *hardware, record.environment.get("versions", {}).get("torch"))
 
 
 def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:

@@ -115,6 +115,8 @@ def _foreign_load(record: Record, limits: Limits) -> Found | None:
     if samples["foreign_pids"]:
         return Found(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
     memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
+    if memory is None and busy is None and not samples.get("processes_known", True):
+        return unchecked("the driver does not tell who uses the GPUs")
     if memory is not None and memory > limits.foreign_memory_gib * 2**30:
         return Found(f"{memory / 2**30:.1f} GiB were in use before the ranks started")
     if busy is not None and busy > limits.foreign_busy_percent:

@@ -4,13 +4,32 @@ Windows of instrumented steps (an event after every iteration, signs of life) an
 order A B A B; both are timed by the host clock around the window, which either has.
 """
 
+import gc
 import time
+
+import torch
 
 from benchmarks import statistics
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.throughput import Measurement, Result
 from conf.cell import Cell
+
+
+def _bare(measurement: Measurement, iterations: int, ranks: Ranks) -> float:
+    """ms of a plain loop of steps between two synchronisations, without the garbage collector as in a window."""
+    gc.collect()
+    gc.disable()
+    try:
+        ranks.barrier()
+        opened = time.perf_counter()
+        for _ in range(iterations):
+            measurement.training.step()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        return (time.perf_counter() - opened) * 1e3
+    finally:
+        gc.enable()
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -23,12 +42,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(cell.benchmark["rounds"]):
         block, _ = measurement.block("instrumented", iterations - 1)  # and its lead-in
         instrumented.append(block.host_ms / iterations)
-        ranks.barrier()
-        opened = time.perf_counter()
-        for _ in range(iterations):
-            measurement.training.step()
-        ranks.barrier()
-        bare.append((time.perf_counter() - opened) * 1e3 / iterations)
+        bare.append(_bare(measurement, iterations, ranks) / iterations)
         reporter.line("bare", ms=bare[-1])
     slow, fast = ranks.slowest(instrumented), ranks.slowest(bare)
     low, high = statistics.difference_interval(slow, fast)

@@ -69,6 +69,7 @@ class Measurement:
                 ),
             }
         self.timed()
+        self.reporter.phase("compare")
         if self.ranks.world_size > 1 and self.training.strategy.synchronous:
             self.result.checks["replicas_equal"] = checks.replicas_equal(self.training, self.ranks)
         losses = self.ranks.gather([self.training.loss.item() if self.training.loss is not None else float("nan")])
@@ -135,9 +136,8 @@ class Measurement:
             half_width = (high_ms - low_ms) / 2 / mean_ms
             enough = len(slowest) >= options["min_iterations"]
             narrow = half_width <= options["interval_target"] and len(launch_ms) >= FEWEST_WINDOWS
-            if enough and (narrow or max(totals) >= options["max_seconds"] * 1e3):
-                break
-            if len(slowest) >= options["max_iterations"]:
+            spent = max(totals) >= options["max_seconds"] * 1e3 or len(slowest) >= options["max_iterations"]
+            if (enough and narrow) or spent:
                 break
         rate = images / (max(totals) / 1e3)
         median_low, median_high = statistics.median_interval(slowest)

@@ -10,7 +10,7 @@ Variables that load libraries, write files or redirect traffic to another host h
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from conf.knobs import Refused, check, closest, described, knob
@@ -230,6 +230,20 @@ def environment(nccl: Nccl) -> dict[str, str]:
     """The environment variables that the settings ask for; what is `null` is not in it."""
     asked = {f"NCCL_{name.upper()}": str(getattr(nccl, name)) for name in FIELDS if getattr(nccl, name) is not None}
     return asked | {name: str(value) for name, value in nccl.env.items()}
+
+
+def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:
+    """The surroundings with what NCCL's configuration files say of multicast, which a study's own file would hide.
+
+    `texts` are the files in the order in which NCCL reads them; a variable that is set goes before every file.
+    """
+    merged = dict(surrounding)
+    for text in texts:
+        for line in text.splitlines():
+            name, equals, value = line.partition("=")
+            if equals and name.strip() == "NCCL_NVLS_ENABLE":
+                merged.setdefault(name.strip(), value.strip())
+    return merged
 
 
 def against_surroundings(nccl: Nccl, surrounding: Mapping[str, str]) -> None:

@@ -2,12 +2,14 @@
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ class Machine:
     devices: tuple[Device, ...]
     everyone: tuple[int, ...]
     cores: int
+    why: str = ""  # of CPU workers: why no GPU is used
 
     def device(self, text: str, typed: str) -> Device:
         """The device that a number, UUID or PCI bus id names. Raises Refused."""
@@ -70,12 +73,12 @@ def look(asked: str, surrounding: Mapping[str, str]) -> Machine:
     if gpus:
         return Machine("cuda", gpus, tuple(device.id for device in gpus), cores)
     slots = tuple(Device(number, name="CPU worker") for number in range(CPU_SLOTS))
-    return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores)
+    return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores, reason or "device=cpu")
 
 
 def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, and the reason where there are none."""
-    if importlib.metadata.version("torch").endswith("+cpu"):
+    if not _torch_has_cuda():
         return (), "the installed torch is built without CUDA"
     import pynvml
 
@@ -83,24 +86,27 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return (), f"no NVIDIA driver answers ({error})"
-    found = []
+    found, refused = [], ""
     for number in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-        pci = pynvml.nvmlDeviceGetPciInfo(handle)
-        found.append(
-            Device(
-                number,
-                pynvml.nvmlDeviceGetUUID(handle),
-                _text(pci.busId).lower(),
-                _text(pynvml.nvmlDeviceGetName(handle)),
-            )
-        )
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
+            found.append(Device(number, uuid, _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(), name))
+        except pynvml.NVMLError as error:  # lost, or not ours
+            refused = f"the driver refuses GPU {number} ({error})"
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
         found = [d for d in found if any(str(d.id) == name or d.uuid.startswith(name) for name in names)]
         return tuple(found), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
-    return tuple(found), "this machine has no NVIDIA GPU"
+    return tuple(found), refused or "this machine has no NVIDIA GPU"
+
+
+def _torch_has_cuda() -> bool:
+    """What torch says of its build, read without importing it: the name of a wheel does not tell."""
+    spec = importlib.util.find_spec("torch")
+    text = _read(str(Path(spec.origin).parent / "version.py")) if spec and spec.origin else None
+    return not re.search(r"^cuda\b[^=]*= None", text or "", re.MULTILINE)
 
 
 def _text(value: str | bytes) -> str:
@@ -140,6 +146,12 @@ def facts() -> dict[str, Any]:
     return {name: value for name, value in known.items() if value not in (None, {}, "")}
 
 
+def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
+    """The texts of NCCL's configuration files here, the user's first, as NCCL reads them."""
+    user = surrounding.get("NCCL_CONF_FILE", "~/.nccl.conf")
+    return [text for path in (user, "/etc/nccl.conf") if (text := _read(str(Path(path).expanduser()))) is not None]
+
+
 def _links() -> dict[str, str] | None:
     """{"0-1": "NV18"} for every pair of GPUs of this machine, as the driver has it."""
     try:
@@ -155,32 +167,38 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gpu_facts() -> dict[str, Any]:
+    """Driver and GPUs; what the driver does not tell is absent."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            clocks = {
-                name: pynvml.nvmlDeviceGetMaxClockInfo(handle, kind)
-                for name, kind in (("sm_mhz", pynvml.NVML_CLOCK_SM), ("memory_mhz", pynvml.NVML_CLOCK_MEM))
-            }
-            gpus.append(
-                {
-                    "id": number,
-                    "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-                    "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                    "bus_id": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
-                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    "max_clocks": clocks,
-                    "nvlinks": _nvlinks(pynvml, handle),
-                }
-            )
     except pynvml.NVMLError:
         return {}
-    return {"driver": driver, "gpus": gpus}
+
+    def asked(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            answer = question(*arguments)
+        except pynvml.NVMLError:
+            return None
+        return _text(answer) if isinstance(answer, bytes) else answer
+
+    gpus = []
+    for number in range(asked(pynvml.nvmlDeviceGetCount) or 0):
+        handle = asked(pynvml.nvmlDeviceGetHandleByIndex, number)
+        if handle is None:
+            continue
+        memory, pci = asked(pynvml.nvmlDeviceGetMemoryInfo, handle), asked(pynvml.nvmlDeviceGetPciInfo, handle)
+        answers = {
+            "uuid": asked(pynvml.nvmlDeviceGetUUID, handle),
+            "name": asked(pynvml.nvmlDeviceGetName, handle),
+            "bus_id": _text(pci.busId).lower() if pci else None,
+            "memory_bytes": int(memory.total) if memory else None,
+            "max_sm_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "max_memory_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "nvlinks": _nvlinks(pynvml, handle),
+        }
+        gpus.append({"id": number, **{name: answer for name, answer in answers.items() if answer is not None}})
+    return {"driver": asked(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
 
 def _nvlinks(pynvml: Any, handle: Any) -> int:

@@ -101,7 +101,11 @@ class Measurer:
 
     def _tuning_pass(self, cell: Cell, folder: Path, variable: Mapping[str, str]) -> None:
         """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
-        inside = prepare(folder / TUNING_FOLDER, dataclasses.replace(cell, benchmark={"name": "tuning_pass"}))
+        try:
+            inside = prepare(folder / TUNING_FOLDER, dataclasses.replace(cell, benchmark={"name": "tuning_pass"}))
+        except OSError as error:
+            self.note(f"the tuning pass of {cell.name} could not be run: {error}")
+            return
         logged = {
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
             "NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log"),

@@ -89,8 +89,8 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")
     elif machine.kind == "cpu":
         notices.append(
-            f"no GPU is used: {machine.cores} cores give CPU workers 0 to {len(machine.everyone) - 1} (gpus=all), "
-            "gloo communicates, images are small"
+            f"no GPU is used ({machine.why}): {machine.cores} cores give CPU workers 0 to {len(machine.everyone) - 1} "
+            "(gpus=all), gloo communicates, images are small"
         )
         if any(cell.nccl for cell in listed):
             notices.append("NCCL settings are not applicable to CPU workers: they are recorded and have no effect")
@@ -100,17 +100,23 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     return Plan(first, machine, _ordered(unique, first.repeats, first.seed), list(dict.fromkeys(notices)))
 
 
-def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
-    """As listed, but what others are compared with first: one-GPU baselines, then cells with fewer NCCL settings.
+def _compared_with_others(cell: Cell) -> tuple[bool, int]:
+    """What others are compared with sorts first: one-GPU baselines, then cells with fewer NCCL settings."""
+    return cell.world_size > 1, len(cell.nccl)
 
-    Repeated lists are shuffled each time, and end with their first cell again.
+
+def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
+    """As listed, but what others are compared with first.
+
+    Repeated lists are shuffled each time within that, and end with their first cell again.
     """
     if repeats == 1:
-        return [Planned(cell) for cell in sorted(cells, key=lambda cell: (cell.world_size > 1, len(cell.nccl)))]
+        return [Planned(cell) for cell in sorted(cells, key=_compared_with_others)]
     order: list[Planned] = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
         random.Random(f"{seed}/{repeat}").shuffle(turn)
+        turn.sort(key=_compared_with_others)  # stable: the rest stays shuffled
         order += [Planned(cell) for cell in turn]
     return [*order, Planned(dataclasses.replace(order[0].cell, repeat=repeats), drift=True)]
 
@@ -158,7 +164,9 @@ def _by_topology(config: Config, machine: Machine) -> list[tuple[int, ...]]:
             f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(machine.everyone)}, the GPUs of this machine"
         )
     topology = _topology(config)
-    if set(topology.gpus) != {device.id for device in machine.devices}:
+    ours = {device.id for device in machine.devices}  # CUDA_VISIBLE_DEVICES may leave some of the machine's
+    topology = dataclasses.replace(topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours))
+    if set(topology.gpus) != ours:
         here = ", ".join(str(device.id) for device in machine.devices)
         raise Refused(
             f"gpus={config.gpus[0]}: the topology has GPUs {', '.join(map(str, topology.gpus))}, the machine {here}"

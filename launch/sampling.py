@@ -3,6 +3,7 @@
 Nothing runs in the ranks for it. Samples go to `<cell>/gpus.jsonl`; what they say of the timed window goes to the record.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -31,9 +32,13 @@ class Sampler:
         if uuids:
             import pynvml
 
-            pynvml.nvmlInit()
             self._nvml: Any = pynvml
-            self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            try:
+                pynvml.nvmlInit()
+                self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            except pynvml.NVMLError:
+                self._uuids = []  # a GPU that is lost fails in its rank, with the reason; the samples are missing
+                return
             self._lines = Lines(folder / FILE_NAME)
 
     def __enter__(self) -> "Sampler":
@@ -61,8 +66,11 @@ class Sampler:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_SECONDS):
-            self._lines.write("sample", time.time(), gpus=[self._one(handle) for handle in self._handles])
+        try:
+            while not self._stop.wait(PERIOD_SECONDS):
+                self._lines.write("sample", time.time(), gpus=[self._one(handle) for handle in self._handles])
+        except OSError:
+            return  # the disk is full: later windows have no samples, and their checks say so
 
     def _one(self, handle: Any) -> dict[str, Any]:
         """One GPU now; what the driver does not tell is absent."""
@@ -112,8 +120,9 @@ def summary(folder: Path) -> tuple[dict[str, float], dict[str, Any]]:
     inside = [gpu for line in lines if opened <= line["time"] <= closed for gpu in line["gpus"]]
     before = [gpu for line in lines if line["kind"] == "before" for gpu in line["gpus"]]
     facts: dict[str, Any] = {
-        "before_memory_bytes": max((gpu.get("memory_bytes", 0) for gpu in before), default=None),
-        "before_busy_percent": max((gpu.get("busy_percent", 0) for gpu in before), default=None),
+        "before_memory_bytes": max((gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None),
+        "before_busy_percent": max((gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None),
+        "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
         "foreign_pids": sorted({pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}),
         "samples": len(inside),
     }
@@ -139,7 +148,7 @@ def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
 def _timed_window(folder: Path) -> tuple[float, float]:
     """When rank 0 entered and left the timed phase, seconds since 1970; an empty window where it never did."""
     phases = [line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "phase"]
-    for phase, following in zip(phases, [*phases[1:], None], strict=True):
+    for phase, following in itertools.zip_longest(phases, phases[1:]):
         if phase["phase"] == "timed":
             return phase["time"], following["time"] if following else float("inf")
     return float("inf"), float("-inf")

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from benchmarks import record as records
 from benchmarks.record import Record
+from conf import nccl
+from launch import machine
 from launch.display import Screen, duration
 from launch.estimate import estimate
 from launch.measure import Measurer
@@ -52,7 +54,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     Raises:
         Refused: the request is wrong; nothing was started.
     """
-    surrounding = dict(os.environ)
+    surrounding = nccl.with_configuration_files(os.environ, machine.nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
     console = Console(highlight=False)
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
@@ -80,6 +82,7 @@ class _Sweep:
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
+        self._writable = True
 
     def run(self) -> int:
         for left in self.study.recover():
@@ -100,14 +103,17 @@ class _Sweep:
             for number in range(len(self.cells)):
                 if number in done:
                     screen.settle(number, "done before", done[number])
-                elif not self.stopping():
-                    self._cell(number, known, screen)
+                elif not self.stopping() and self._writable:
+                    self._try_cell(number, known, screen)
         self.projector.close(self.measured, done.values(), interrupted=self.stopping())
         self._last_lines()
         if self.stopping():
             return 130
+        if not self._writable:
+            return 1
         strict = self.config.validity.strict
-        bad = [r for r in self.measured if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
+        every = [*done.values(), *self.measured]
+        bad = [r for r in every if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
         return 1 if bad else 0
 
     def _done_before(self) -> dict[int, Record]:
@@ -116,6 +122,15 @@ class _Sweep:
             return {}
         finished = {number: self.study.finished(planned.cell) for number, planned in enumerate(self.cells)}
         return {number: record for number, record in finished.items() if record}
+
+    def _try_cell(self, number: int, known: list[Record], screen: Screen) -> None:
+        """A cell; a folder that can no longer be written (a full disk) ends the sweep, with every record so far kept."""
+        try:
+            self._cell(number, known, screen)
+        except OSError as error:
+            self._writable = False
+            screen.settle(number, "failed", None)
+            self._note(f"the sweep ends here: {self.study.folder} cannot be written any more ({error})")
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         planned = self.cells[number]

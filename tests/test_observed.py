@@ -75,4 +75,7 @@ def test_a_setting_that_changed_nothing_is_a_finding(tmp_path):
 def test_cpu_workers_have_no_transport(tmp_path):
     asked = record(NCCL_P2P_LEVEL="LOC")
     asked.cell["device"] = "cpu"
-    assert observe(asked, tmp_path, [], lambda _: tmp_path) == {}
+    effective = observe(asked, tmp_path, [], lambda _: tmp_path)
+    verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
+    assert "transport" not in effective and not verdict.codes
+    assert "not applicable" in verdict.unchecked["setting_ignored"]

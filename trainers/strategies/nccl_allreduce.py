@@ -18,8 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainers.strategies import Strategy
 
-# DDP's first bucket is small so that communication starts early (torch: dist._DEFAULT_FIRST_BUCKET_BYTES).
-FIRST_BUCKET_BYTES = 1 << 20
 # Share of a gradient's bytes that a hook sends.
 WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 # Four units in the last place of the format that is sent: casts and sums round in it.
@@ -129,36 +127,39 @@ class NcclAllreduce(Strategy):
             copies = 1 + int(4 * cache_bytes // gradient_bytes)
         turns = itertools.cycle([list(self._buckets(parameters)) for _ in range(copies)])
         hook = self._hook()
+        # The mean, as DDP needs it; gloo can only sum.
+        operation = dist.ReduceOp.AVG if parameters[0].is_cuda else dist.ReduceOp.SUM
 
         def exchange() -> None:
             if hook:
                 for future in [hook[1](hook[0], bucket) for bucket in next(turns)]:
                     future.wait()
             else:
-                for work in [dist.all_reduce(bucket.flat, async_op=True) for bucket in next(turns)]:
+                for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in next(turns)]:
                     assert work is not None
                     work.wait()
 
         return exchange
 
     def _buckets(self, parameters: list[nn.Parameter]) -> Iterator[Bucket]:
-        """Random gradients in DDP's buckets: last parameters first, one dtype each, a small first one."""
+        """Random gradients in DDP's buckets: last parameters first, one dtype each, full at `bucket_cap_mb`.
+
+        DDP's small first bucket is only there where the cap is left to torch's default; ours is always given.
+        """
+        cap_bytes = self._arguments["bucket_cap_mb"] * (1 << 20)
         groups: list[list[nn.Parameter]] = []
-        filled: dict[torch.dtype, tuple[list[nn.Parameter], float]] = {}
-        limit = min(FIRST_BUCKET_BYTES, self._arguments["bucket_cap_mb"] * (1 << 20))
+        open_groups: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in reversed(parameters):
-            group, size = filled.get(parameter.dtype, ([], 0))
+            group = open_groups.setdefault(parameter.dtype, [])
             if not group:
                 groups.append(group)
             group.append(parameter)
-            size += parameter.numel() * parameter.element_size()
-            if size >= limit:
-                limit = self._arguments["bucket_cap_mb"] * (1 << 20)
-                group, size = [], 0
-            filled[parameter.dtype] = (group, size)
+            if sum(member.numel() * member.element_size() for member in group) >= cap_bytes:
+                del open_groups[parameter.dtype]
         for number, group in enumerate(groups):
-            # Small values: summing them thousands of times in place must not overflow half precision.
-            flat = torch.cat([torch.randn_like(parameter).flatten() for parameter in group]).mul_(1e-6)
+            # Tiny where gloo sums: each exchange multiplies by the number of ranks, and must not overflow.
+            scale = 1.0 if group[0].is_cuda else 1e-30
+            flat = torch.cat([torch.randn_like(parameter).flatten() for parameter in group]).mul_(scale)
             yield Bucket(flat, [parameter.shape for parameter in group], number, number == len(groups) - 1)
 
 

@@ -1,0 +1,103 @@
+"""What a plan knows of a machine, with a driver that refuses some questions; and what NCCL's own files say."""
+
+import sys
+import types
+
+import pytest
+
+from conf import nccl
+from conf.knobs import Refused
+from launch import machine
+from launch.sampling import Sampler, summary
+
+
+class NVMLError(Exception):
+    """As pynvml raises it."""
+
+
+def refuse(*_):
+    raise NVMLError("Insufficient Permissions")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver with two GPUs that answers what every driver answers, and refuses the rest."""
+    fake = types.ModuleType("pynvml")
+    fake.NVMLError = NVMLError
+    fake.NVML_CLOCK_SM = fake.NVML_CLOCK_MEM = fake.NVML_TEMPERATURE_GPU = 0
+    fake.nvmlMemory_v2 = 2
+    fake.NVML_NVLINK_MAX_LINKS = 18
+    fake.nvmlInit = lambda: None
+    fake.nvmlDeviceGetCount = lambda: 2
+    fake.nvmlDeviceGetHandleByIndex = lambda number: number
+    fake.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    fake.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}000"
+    fake.nvmlDeviceGetName = lambda handle: b"NVIDIA H200"
+    fake.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(busId=f"00000000:0{6 + handle}:00.0")
+    fake.nvmlSystemGetDriverVersion = lambda: "580.1"
+    for name in ("MemoryInfo", "MaxClockInfo", "NvLinkState", "ClockInfo", "PowerUsage", "Temperature", "UtilizationRates",
+                 "CurrentClocksEventReasons", "ComputeRunningProcesses"):  # fmt: skip
+        setattr(fake, f"nvmlDeviceGet{name}", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
+    return fake
+
+
+def test_devices_are_found_by_number_uuid_and_bus_id(driver):
+    here = machine.look("auto", {})
+    assert here.kind == "cuda" and here.everyone == (0, 1)
+    assert here.device("1", "").id == here.device("GPU-1000", "").id == here.device("07:00.0", "").id == 1
+    assert here.device("0000:06:00.0", "").id == 0
+    with pytest.raises(Refused, match="gpus=9: 9 is not here; this machine has GPUs 0, 1"):
+        here.device("9", "9")
+
+
+@pytest.mark.parametrize(("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))])
+def test_the_surroundings_may_hide_gpus(driver, visible, left):
+    assert machine.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
+
+
+def test_no_visible_gpu_is_a_reason(driver):
+    with pytest.raises(Refused, match=r"device=cuda: CUDA_VISIBLE_DEVICES=MIG-1 leaves no GPU"):
+        machine.look("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    assert "leaves no GPU" in machine.look("auto", {"CUDA_VISIBLE_DEVICES": ""}).why
+
+
+def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
+    driver.nvmlDeviceGetUUID = lambda handle: refuse() if handle == 0 else "GPU-1000"
+    assert machine.look("auto", {}).everyone == (1,)
+    driver.nvmlDeviceGetUUID = refuse
+    assert "the driver refuses GPU 1 (Insufficient Permissions)" in machine.look("auto", {}).why
+
+
+def test_facts_hold_what_the_driver_tells(driver):
+    facts = machine._gpu_facts()
+    assert facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
+    assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
+
+
+def test_what_cannot_be_sampled_is_not_known(driver, tmp_path):
+    with Sampler(tmp_path, ["GPU-0000"], "token"):
+        pass
+    _, checks = summary(tmp_path)
+    samples = checks["gpu_samples"]
+    assert samples["before_memory_bytes"] is None and samples["before_busy_percent"] is None
+    assert samples["processes_known"] is False and samples["samples"] == 0
+
+
+def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
+    driver.nvmlDeviceGetHandleByUUID = refuse
+    with Sampler(tmp_path, ["GPU-0000"], "token"):
+        pass
+    assert summary(tmp_path) == ({}, {})
+
+
+def test_nccls_own_files_can_forbid_multicast(tmp_path):
+    file = tmp_path / "nccl.conf"
+    file.write_text("NCCL_DEBUG=WARN\nNCCL_NVLS_ENABLE=0\n")
+    texts = machine.nccl_configuration({"NCCL_CONF_FILE": str(file)})
+    merged = nccl.with_configuration_files({"HOME": "h"}, texts)
+    assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
+    with pytest.raises(Refused, match="forbids NVLink multicast"):
+        nccl.against_surroundings(nccl.Nccl(nvls_enable=1), merged)
+    assert nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"
