@@ -39,7 +39,7 @@ class Projector:
 
     def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool) -> None:
         """The parent's note and state. What failed on the way is tried once more: a lock may be gone."""
-        if self._tracker is None or (not measured and not interrupted):
+        if self._tracker is None:
             return
         tracker, self._failed = self._tracker, False
 
