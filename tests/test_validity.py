@@ -89,6 +89,11 @@ PLANTED = {
 SEVERITY = {check.code: check.severity for check in CHECKS}
 
 
+def test_an_efficiency_that_noise_explains_is_no_finding():
+    metrics = {"scaling/efficiency": 1.03, "throughput/ci_low": 0.98 * PAIR.metrics["throughput/images_per_second"]}
+    assert not judge(changed(lambda r: r.metrics.update(metrics)), LIMITS).codes
+
+
 def test_every_check_has_a_planted_fault():
     assert set(PLANTED) == {check.code for check in CHECKS}
     assert set(CODES) == set(PLANTED) | set(SETTINGS)
