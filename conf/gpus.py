@@ -14,7 +14,6 @@ NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 PLAIN_WORDS = ("all", "each", "pairs", "scale")
-TOPOLOGY_WORDS = ("classes", "best", "worst")  # these need to know the links
 WORD = re.compile(r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst):[1-9][0-9]{0,3}")
 # One subset is `0+3`, `[0,3]` or `'0,3'`; quotes are also accepted around each device of a list.
 TOKEN = r"[0-9A-Za-z_:.-]+"

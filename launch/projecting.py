@@ -1,7 +1,6 @@
 """The store beside a sweep: records are projected as they are made, and a store that fails never costs one."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from rich.console import Console
 
@@ -35,7 +34,7 @@ class Projector:
         """The child run of a record."""
         if self._tracker and not self._failed:
             tracker = self._tracker
-            self._try(lambda: tracker.log(record, self._folder(record)))
+            self._try(lambda: tracker.log(record, self._study.folder_of(record)))
 
     def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool) -> None:
         """The parent's note and state. What failed on the way is tried once more: a lock may be gone."""
@@ -45,7 +44,7 @@ class Projector:
 
         def finish() -> None:
             for record in measured:
-                tracker.log(record, self._folder(record))  # those that are complete are left as they are
+                tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
             tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]))
@@ -64,9 +63,6 @@ class Projector:
             return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
         lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
         return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
-
-    def _folder(self, record: Record) -> Path:
-        return self._study.folder_of(record)
 
     def _try(self, action: Callable[[], object]) -> None:
         try:

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hypothesis import given, settings
@@ -21,12 +20,7 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-41b3359c-e721-56e5-8009-12e5797ed514"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    GlobalHydra.instance().clear()
-    schema.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def split(arguments):

@@ -4,13 +4,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
-from conf import schema
 from conf.knobs import Refused
 from conf.nccl import (
     ALGORITHMS,
@@ -29,12 +27,7 @@ from conf.overrides import normalise
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    GlobalHydra.instance().clear()
-    schema.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def composed(*arguments):
