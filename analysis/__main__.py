@@ -15,6 +15,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "subsets": ("analysis.command_subsets", "classes of GPU subsets with equal wiring"),
     "place": ("analysis.command_place", "which GPUs to take and in which ring order"),
     "nccl-log": ("analysis.command_nccl_log", "what NCCL did: transports, channels, settings, choices, warnings"),
+    "trace": ("analysis.command_trace", "where communication time goes in a trace of nsys or torch.profiler"),
+    "nccl-tests": (
+        "analysis.command_nccl_tests",
+        "tables of nccl-tests, text or JSON, and where they contradict themselves",
+    ),
+    "p2p": ("analysis.command_p2p", "matrices of p2pBandwidthLatencyTest"),
+    "compare": ("analysis.command_compare", "where two matrices or two tables differ beyond noise"),
 }
 
 

@@ -1,0 +1,58 @@
+"""`python -m analysis p2p FILE [--json]`: the matrices of p2pBandwidthLatencyTest, GB/s and µs between GPUs."""
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from analysis.errors import UnreadableInput
+from analysis.p2p_matrices import Matrices, parse_p2p
+from analysis.tables import console
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="output of p2pBandwidthLatencyTest, whole or in part")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the matrices; raises OSError for a file that cannot be read, UnreadableInput for a foreign one.
+
+    Where the file holds several runs, the JSON object is the first one and `repeats` holds the others.
+    """
+    try:
+        runs = parse_p2p(Path(arguments.file).read_text(encoding="utf-8", errors="replace"))
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{arguments.file}: {error}") from None
+    if arguments.json:
+        more = {"repeats": [one.as_json() for one in runs[1:]]} if len(runs) > 1 else {}
+        print(json.dumps(runs[0].as_json() | more))
+        return 0
+    for number, one in enumerate(runs, 1):
+        _print(one, f"run {number} of {len(runs)}: " if len(runs) > 1 else "")
+    return 0
+
+
+def _print(one: Matrices, prefix: str) -> None:
+    out = console()
+    for number, device in sorted(one.devices.items()):
+        out.print(f"GPU {number}: {escape(device['name'])}, bus id {device['bus_id']}")
+    refused = sorted({(min(pair), max(pair)) for pair, can in one.access.items() if not can})
+    if one.access:
+        pairs = ", ".join(f"{a}-{b}" for a, b in refused)
+        out.print(f"no peer access: {pairs}" if refused else "every pair has peer access", soft_wrap=True)
+    for name, columns in one.ids.items():
+        unit = "µs" if name.startswith("latency") else "GB/s"
+        table = Table(title=f"{prefix}{name}, {unit}", title_justify="left")
+        for heading in ("", *map(str, columns)):
+            table.add_column(heading, justify="right")
+        for row in columns:
+            values = [one.entries[name].get((row, column)) for column in columns]
+            if any(value is not None for value in values):
+                table.add_row(str(row), *("" if value is None else f"{value:.2f}" for value in values))
+        out.print(table)
+    for line in one.notes:
+        out.print(f"[bold]note[/bold] {escape(line)}", soft_wrap=True)

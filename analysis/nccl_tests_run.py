@@ -1,0 +1,274 @@
+"""One run of nccl-tests as a reader found it, and what its figures say about the number of ranks.
+
+Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say is None.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# program of nccl-tests: the collective's name here
+COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all_v",
+    "sendrecv": "send_recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "hypercube": "hypercube",
+}
+# busbw = algbw * (n-1)/n; all_reduce twice that; the others 1 (nccl-tests doc/PERFORMANCE.md and each *GetBw)
+_ONE_SHARE = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
+ELEMENT_BYTES = {
+    "int8": 1, "char": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "half": 2, "bfloat16": 2, "int32": 4, "int": 4, "uint32": 4, "float": 4,
+    "int64": 8, "uint64": 8, "double": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of one row in one placement; `wrong` counts elements, `error` is the largest difference (to 2.12).
+
+    `per_iteration` holds what `-I` adds: min_us, max_us, p99_us, cv_pct, and more from JSON.
+    """
+
+    time_us: float | None
+    algbw: float | None
+    busbw: float | None
+    wrong: int | None = None
+    error: float | None = None
+    cputime_us: float | None = None
+    per_iteration: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's fields and `error`; the CPU time and the iterations only where the output has them."""
+        fields = {name: getattr(self, name) for name in ("time_us", "algbw", "busbw", "wrong", "error")}
+        more = {name: getattr(self, name) for name in ("cputime_us", "per_iteration")}
+        return fields | {name: value for name, value in more.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size; `redop` and `root` are None where the collective has none. `line` is that of the file."""
+
+    bytes: int
+    count: int
+    dtype: str
+    redop: str | None
+    root: int | None
+    out_of_place: Measured | None
+    in_place: Measured | None
+    timestamp: str | None = None
+    line: int | None = None
+
+    def placements(self) -> Iterator[tuple[str, Measured]]:
+        """The placements that the row has."""
+        for name, one in (("out_of_place", self.out_of_place), ("in_place", self.in_place)):
+            if one is not None:
+                yield name, one
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's fields, and those the row was selected by."""
+        whole: dict[str, Any] = {name: getattr(self, name) for name in ("bytes", "count", "dtype", "redop", "root")}
+        for name in ("out_of_place", "in_place"):
+            one = getattr(self, name)
+            whole[name] = None if one is None else one.as_json()
+        return whole | ({} if self.timestamp is None else {"timestamp": self.timestamp})
+
+
+@dataclass(slots=True)
+class Run:
+    """One program's output; `avg_busbw` is as printed, `line` where the run starts in its file.
+
+    `listed` are (group, rank) in the order listed, `environment` the NCCL_* assignments of the command, `command_ranks`
+    the ranks that the command starts. `digits` is half a unit in the last place of a printed bandwidth below 1,000.
+    """
+
+    line: int
+    digits: float = 0.005
+    program: str | None = None
+    version: str | None = None
+    nccl_version: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    command_ranks: int | None = None
+    settings: dict[str, int] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    listed: list[tuple[int, int]] = field(default_factory=list)
+    list_cut: bool = False
+    rows: list[Row] = field(default_factory=list)
+    avg_busbw: float | None = None
+    out_of_bounds: int | None = None
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def collective(self) -> str | None:
+        """From the program's name, else from the table where only one program prints such a table."""
+        if self.program is not None:
+            return COLLECTIVES[self.program]
+        named = [row for row in self.rows if row.redop is not None]
+        if any(row.root is not None for row in named):
+            return "reduce"
+        factors = self.factors()
+        if factors is not None and factors[0] > 1:  # only all_reduce's factor exceeds 1
+            return "all_reduce"
+        # all_reduce, send_recv and broadcast count all bytes, reduce_scatter, gather and scatter those of one rank
+        if any(row.bytes > row.count * ELEMENT_BYTES.get(row.dtype, math.inf) > 0 for row in named):
+            return "reduce_scatter"
+        rooted = [row for row in self.rows if row.root is not None and row.bytes]
+        if (self.ranks or 0) > 1 and any(row.bytes == row.count * ELEMENT_BYTES.get(row.dtype, 0) for row in rooted):
+            return "broadcast"
+        return None
+
+    @property
+    def ranks(self) -> int | None:
+        """The ranks of one communicator, as listed; None where the list is absent, cut or differs by group."""
+        groups: dict[int, set[int]] = {}
+        for group, rank in self.listed:
+            groups.setdefault(group, set()).add(rank)
+        sizes = {len(ranks) for ranks in groups.values()}
+        whole = all(ranks == set(range(len(ranks))) for ranks in groups.values())
+        return sizes.pop() if len(sizes) == 1 and whole and not self.list_cut else None
+
+    @property
+    def mean_busbw(self) -> float | None:
+        """The unweighted mean over all rows and both placements, as nccl-tests averages; None without rows."""
+        values = [one.busbw for row in self.rows for _, one in row.placements() if one.busbw is not None]
+        return sum(values) / len(values) if values else None
+
+    def factors(self) -> tuple[float, float] | None:
+        """The lowest and highest busbw/algbw that all rows allow with their rounding; None without such rows.
+
+        The lowest exceeds the highest where rows contradict each other.
+        """
+        low, high = 0.0, math.inf
+        for row in self.rows:
+            for _, one in row.placements():
+                if not one.algbw or one.busbw is None:
+                    continue
+                half = [
+                    self.digits if value < 999 else max(self.digits, value * 1e-4) for value in (one.algbw, one.busbw)
+                ]
+                low = max(low, (one.busbw - half[1]) / (one.algbw + half[0]))
+                if one.algbw > half[0]:
+                    high = min(high, (one.busbw + half[1]) / (one.algbw - half[0]))
+        return None if math.isinf(high) else (low, high)
+
+    def implied_ranks(self) -> tuple[int, int | None] | None:
+        """Fewest and most ranks that busbw/algbw allows (most None: no limit); None where it tells nothing.
+
+        Raises ValueError where no number of ranks gives these figures.
+        """
+        factors = self.factors()
+        shares = {"all_reduce": 2}.get(self.collective or "", 1 if self.collective in _ONE_SHARE else 0)
+        if factors is None or not shares:
+            return None
+        low, high = (bound / shares for bound in factors)  # of (n-1)/n
+        fewest = math.ceil(1 / (1 - low) - 1e-9) if low < 1 else None
+        most = math.floor(1 / (1 - high) + 1e-9) if high < 1 else None
+        if fewest is None or (most is not None and fewest > most):
+            raise ValueError("no number of ranks")
+        return max(1, fewest), most
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
+        try:
+            implied = self.implied_ranks()
+        except ValueError:
+            implied = None
+        mean = self.mean_busbw
+        return {
+            "collective": self.collective,
+            "ranks": self.ranks,
+            "implied_ranks": implied[0] if implied is not None and implied[0] == implied[1] else None,
+            "rows": [row.as_json() for row in self.rows],
+            "avg_busbw": self.avg_busbw,
+            "mean_busbw": None if mean is None else round(mean, 6),
+            "out_of_bounds": self.out_of_bounds,
+            "version": self.version,
+            "nccl_version": self.nccl_version,
+            "environment": self.environment,
+            "settings": self.settings,
+            "devices": self.devices,
+            "line": self.line,
+            "errors": self.errors,
+            "notes": self.notes,
+        }
+
+
+def nccl_version(code: int) -> str | None:
+    """NCCL_VERSION_CODE as text: 22809 is 2.28.9, and before 2.9 2408 is 2.4.8; None for what is no such code."""
+    if 2000 <= code < 10000:
+        return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}" if 20000 <= code < 1000000 else None
+
+
+def _times(number: int, things: str) -> str:
+    return f"{number} {things}" if number == 1 else f"{number} {things}s"
+
+
+def annotate(run: Run) -> None:
+    """Append to `notes` where the run's own statements contradict each other."""
+    note = run.notes.append
+    ranks = run.ranks
+    doubled = len(run.listed) - len(set(run.listed))
+    if doubled:
+        note(
+            f"{_times(doubled, 'rank')} listed more than once: several programs wrote into this text (built without MPI, or "
+            "NCCL_TESTS_SPLIT), and their rows cannot be told apart"
+        )
+    if run.listed and ranks is None:
+        note("the list of ranks is cut or its groups differ in size, so the number of ranks is not known")
+    process = run.settings.get("nThread", 1) * run.settings.get("nGpus", 1)
+    if ranks is not None and ranks % process:
+        note(f"{ranks} ranks are listed, which is no multiple of the {process} GPUs of one process")
+    _annotate_ratio(run, ranks)
+    mean = run.mean_busbw
+    if mean is not None and run.avg_busbw is not None and abs(mean - run.avg_busbw) > 0.006 + 1e-5 * mean:
+        note(
+            f"the printed average of busbw is {run.avg_busbw:g}, but the rows give {mean:.4f}: rows are missing or added"
+        )
+    if mean is not None and run.avg_busbw is None:
+        note("the output ends without its average of busbw: the run was cut or failed")
+    if not run.rows:
+        note("no row: the run was cut or failed")
+    wrong = sum(1 for row in run.rows if any(one.wrong for _, one in row.placements()))
+    if wrong or run.out_of_bounds:
+        note(
+            f"wrong results: {_times(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} values out of bounds"
+        )
+
+
+def _annotate_ratio(run: Run, ranks: int | None) -> None:
+    """What busbw/algbw says of the number of ranks, where that is news."""
+    name = run.collective
+    try:
+        implied = run.implied_ranks()
+    except ValueError:
+        run.notes.append(
+            f"busbw/algbw of the rows fits no single number of ranks of {name}: rows of several runs are mixed"
+        )
+        return
+    said = [(ranks, "the list of ranks has"), (run.command_ranks, "the command says")]
+    stated = [(number, who) for number, who in said if number is not None]
+    if len({number for number, _ in stated}) == 2:
+        run.notes.append(f"the list has {ranks} ranks, but the command says {run.command_ranks}")
+    if implied is None:
+        return
+    fewest, most = implied
+    outside = [(number, who) for number, who in stated if number < fewest or (most is not None and number > most)]
+    if stated and not outside:
+        return
+    if fewest == most:
+        factor = (2 if name == "all_reduce" else 1) * (fewest - 1) / fewest
+        meaning = f"busbw/algbw of {name} is {factor:.5g}, which means {_times(fewest, 'rank')}"
+    else:
+        meaning = f"busbw/algbw of {name} means {fewest} {'or more' if most is None else f'to {most}'} ranks"
+    against = " and ".join(f"{who} {number}" for number, who in outside)
+    run.notes.append(f"{meaning}, although {against}" if against else f"{meaning}; the text lists no ranks")

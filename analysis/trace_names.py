@@ -1,0 +1,73 @@
+"""What names in a trace mean: NCCL's kernels, gloo's calls, copies, step ranges, marks that say the rank.
+
+A kernel is NCCL's when its name begins with `nccl`: the rule of NVIDIA's own report nccl_gpu_overlap_trace. The name
+tells the collective, not the algorithm or protocol (its suffix is that of the inlined body, not of what ran), and a
+group of calls in one kernel carries the name of one of them.
+"""
+
+import re
+
+# Longest first: AllReduce and ReduceScatter contain Reduce.
+_COLLECTIVES: tuple[str, ...] = ("AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Broadcast", "SendRecv")
+_COLLECTIVES += ("Scatter", "Gather", "Reduce", "Generic")
+_NCCL = re.compile(r"(?:void )?nccl\w*", re.IGNORECASE)
+_COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)
+_STEP = re.compile(r"step(?:[ _:#/-]?\d+)?", re.IGNORECASE)
+_PROFILER_STEP = re.compile(r"ProfilerStep#\d+")  # torch.profiler's own, made by its step()
+_RANK = re.compile(r"rank[ _:=]?(\d{1,6})", re.IGNORECASE)
+
+# CUPTI's memcpy kinds, as nsys stores them in copyKind: short name, and the label that `nsys stats` prints.
+COPY_KINDS: dict[int, tuple[str, str]] = {
+    0: ("Unknown", "Unknown"),
+    1: ("HtoD", "Host-to-Device"),
+    2: ("DtoH", "Device-to-Host"),
+    3: ("HtoA", "Host-to-Array"),
+    4: ("AtoH", "Array-to-Host"),
+    5: ("AtoA", "Array-to-Array"),
+    6: ("AtoD", "Array-to-Device"),
+    7: ("DtoA", "Device-to-Array"),
+    8: ("DtoD", "Device-to-Device"),
+    9: ("HtoH", "Host-to-Host"),
+    10: ("PtoP", "Peer-to-Peer"),
+    11: ("UVM HtoD", "Unified Host-to-Device"),
+    12: ("UVM DtoH", "Unified Device-to-Host"),
+    13: ("UVM DtoD", "Unified Device-to-Device"),
+}
+COPY_LABELS = dict(COPY_KINDS.values())
+
+
+def nccl_collective(kernel: str) -> str | None:
+    """The collective of an NCCL kernel, as "AllReduce"; "other" where its name says none; None: not NCCL's."""
+    head = _NCCL.match(kernel)
+    if head is None:
+        return None
+    lowered = head[0].lower()
+    return next((name for name in _COLLECTIVES if name.lower() in lowered), "other")
+
+
+def gloo_collective(call: str) -> str | None:
+    """`gloo:all_reduce` is "AllReduce"; None for names of others."""
+    prefix, colon, rest = call.partition(":")
+    return "".join(word.capitalize() for word in rest.split("_")) if colon and prefix == "gloo" else None
+
+
+def copy_kind(activity: str) -> str:
+    """`Memcpy HtoD (Pinned -> Device)`, as Kineto names it, is "HtoD"; an unknown name is its own kind."""
+    found = _COPY.match(activity)
+    return found[1] if found else activity
+
+
+def is_step(name: str) -> bool:
+    """A range around one training step: `step`, `step 7`, `step#7`."""
+    return _STEP.fullmatch(name) is not None
+
+
+def is_profiler_step(name: str) -> bool:
+    """A range that torch.profiler's `step()` makes: the second best, where no range is named step."""
+    return _PROFILER_STEP.fullmatch(name) is not None
+
+
+def rank_mark(name: str) -> int | None:
+    """The rank that a mark or range like `rank 3` announces for its process."""
+    found = _RANK.fullmatch(name)
+    return int(found[1]) if found else None

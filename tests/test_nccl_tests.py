@@ -1,0 +1,462 @@
+"""The reader of nccl-tests: captures, the tables of 2.0 to 2.19 and the JSON rendered from a model, and damage."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.nccl_tests import parse_nccl_tests
+
+DATA = Path(__file__).parent / "data"
+BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
+H200 = (DATA / "nccl_tests_h200_x8.txt").read_text()
+SHARP = (DATA / "nccl_tests_sharp_cluster.txt").read_text()
+SHARP_COMMAND = """% mpirun \\
+    -np 16 \\
+    --bind-to none \\
+    -x NCCL_COLLNET_ENABLE \\
+    -x NCCL_IB_HCA=mlx5_0:1 \\
+    $NCCL_TEST_HOME/build/all_reduce_perf -b 128 -e 512M -f 2 -g 1 -n 50 -w 50 -p 0 -z 0 -t 1 -c 1
+
+"""
+
+
+def only(text, **more):
+    (run,) = parse_nccl_tests(text, **more)
+    return run
+
+
+# --- captures ---------------------------------------------------------------------------------------------------
+
+
+def test_the_sharp_capture_has_7_7601_and_its_ratio_means_32_ranks():
+    run = only(SHARP)
+    assert (run.collective, run.ranks, len(run.rows), run.avg_busbw) == ("all_reduce", None, 23, 7.7601)
+    assert run.mean_busbw == pytest.approx(7.7601, abs=0.002)  # its rows are rounded to two decimals
+    assert run.implied_ranks() == (32, 32)
+    assert run.notes == ["busbw/algbw of all_reduce is 1.9375, which means 32 ranks; the text lists no ranks"]
+    last = run.rows[-1]
+    assert (last.bytes, last.count, last.dtype, last.redop, last.root) == (536870912, 134217728, "float", "sum", None)
+    assert (last.in_place.time_us, last.in_place.algbw, last.in_place.busbw) == (49032, 10.95, 21.21)
+    assert (last.in_place.error, last.in_place.wrong) == (7e-07, None)
+
+
+def test_the_command_says_16_ranks_but_the_ratio_means_32():
+    for run in (only(SHARP_COMMAND + SHARP), only(SHARP, ranks=16)):
+        assert run.notes == ["busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16"]
+        assert run.ranks is None
+    assert only(SHARP_COMMAND + SHARP).environment == {"NCCL_IB_HCA": "mlx5_0:1"}
+    assert only(SHARP, ranks=32).notes == []
+
+
+def test_h200_capture_holds_eleven_runs():
+    runs = parse_nccl_tests(H200)
+    assert [(run.collective, run.ranks, len(run.rows), run.avg_busbw) for run in runs] == [
+        ("all_reduce", 2, 30, 105.734), ("all_reduce", 4, 30, 116.424), ("all_reduce", 8, 30, 113.696),
+        ("all_reduce", 2, 14, 10.3977), ("all_reduce", 8, 14, 7.74294), ("all_reduce", 8, 14, 65.3692),
+        ("all_gather", 8, 7, 92.9959), ("reduce_scatter", 8, 7, 95.5742), ("send_recv", 8, 7, 65.6064),
+        ("all_to_all", 8, 7, 84.1407), ("broadcast", 8, 7, 96.8417),
+    ]  # fmt: skip
+    assert [run.environment for run in runs[2:6]] == [
+        {}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_ALGO": "Tree"}
+    ]  # fmt: skip
+    assert all(run.notes == [] and run.out_of_bounds == 0 and run.nccl_version == "2.28.9" for run in runs)
+    assert runs[0].settings["iters"] == 20 and runs[0].settings["warmup iters"] == 5
+    assert runs[-1].rows[0].root == 0 and runs[-1].rows[0].redop is None
+    largest = runs[0].rows[-1]
+    assert largest.out_of_place.as_json() == {
+        "time_us": 12489.0, "algbw": 343.9, "busbw": 343.9, "wrong": 0, "error": None
+    }  # fmt: skip
+    assert runs[2].devices[7] == {
+        "rank": 7, "group": 0, "host": "vm", "device": 7, "bus_id": "0000:00:0d", "name": "NVIDIA H200"
+    }  # fmt: skip
+
+
+# --- versions, rendered -----------------------------------------------------------------------------------------
+
+
+def header(version, left, clock="time", iterations=False, stamp=False):
+    last = "error" if version < (2, 13) else "#wrong"
+    one = [clock, "algbw", "busbw", last] + (["i_min", "i_max", "i_p99", "i_cv%"] if iterations else [])
+    words = ["size", "count", "type", *left, *one, *one] + (["timestamp"] if stamp else [])
+    return "#\n#      out-of-place      in-place\n#  " + "  ".join(words) + "\n#   (B)  (elements)  (us)  (GB/s)\n"
+
+
+def row(left, size, count, times, last, factor=1.0, dtype="float", more=""):
+    figures = ""
+    for taken in times:
+        algbw = size / taken / 1e3
+        figures += f"  {taken:7.2f}  {algbw:6.2f}  {algbw * factor:6.2f}  {last:>5}{more}"
+    return f"{size:12d}  {count:12d}  {dtype:>6}  {left}{figures}"
+
+
+def listed(count, old=False, group="Group  0 "):
+    line = "#   Rank {0:2d} Pid  9 on host device {0:2d} [0x07] Tesla" if old else "#  Rank {0:2d} " + group
+    line += "" if old else "Pid  9 on host device {0:2d} [0000:07:00] NVIDIA H200"
+    return "# Using devices\n" + "".join(line.format(rank) + "\n" for rank in range(count))
+
+
+@pytest.mark.parametrize(
+    ("version", "columns", "left", "size", "factor", "collective"),
+    [
+        ((2, 0), ["redop"], "sum", 4, 1.75, "all_reduce"),
+        ((2, 0), ["redop"], "sum", 32, 0.875, "reduce_scatter"),
+        ((2, 0), ["redop", "root"], "sum  0", 4, 1.0, "reduce"),
+        ((2, 0), ["root"], "0", 4, 1.0, "broadcast"),
+        ((2, 11), ["root"], "0", 32, 0.875, None),  # gather or scatter
+        ((2, 0), [], "", 32, 0.875, None),  # all_gather, or send_recv on another number of ranks
+        ((2, 11), ["redop"], "", 32, 0.875, None),  # alltoall prints a blank redop
+        ((2, 13), ["redop", "root"], "sum  -1", 4, 1.75, "all_reduce"),
+        ((2, 13), ["redop", "root"], "sum  -1", 4, 1.0, None),  # send_recv has a redop too
+        ((2, 13), ["redop", "root"], "none  -1", 32, 0.875, None),
+        ((2, 13), ["redop", "root"], "none  0", 4, 1.0, "broadcast"),
+        ((2, 19), ["redop", "root"], "mulsum  3", 4, 1.0, "reduce"),
+    ],
+)  # fmt: skip
+def test_the_collective_is_told_only_where_the_table_is_certain(version, columns, left, size, factor, collective):
+    last = "3e-06" if version < (2, 13) else "0"
+    lines = [row(left, size * count, count, (80.25, 81.5), last, factor) for count in (1024, 1 << 20)]
+    run = only(listed(8, old=version < (2, 9)) + header(version, columns) + "\n".join(lines) + "\n")
+    assert (run.collective, run.ranks) == (collective, 8)
+    assert [one.bytes for one in run.rows] == [size * 1024, size << 20]
+    first = run.rows[0].out_of_place
+    assert (first.time_us, first.wrong, first.error) == (80.25, *((None, 3e-06) if version < (2, 13) else (0, None)))
+    assert run.notes == ["the output ends without its average of busbw: the run was cut or failed"]
+    assert run.avg_busbw is None and run.mean_busbw is not None
+
+
+def test_unchecked_results_are_unknown_not_zero():
+    run = only(header((2, 13), ["redop", "root"]) + row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75) + "\n")
+    assert run.rows[0].in_place.as_json() == {
+        "time_us": 9.25,
+        "algbw": 0.44,
+        "busbw": 0.77,
+        "wrong": None,
+        "error": None,
+    }
+
+
+def test_cpu_time_iterations_timestamps_and_infinite_bandwidths():
+    left = ["redop", "root"]
+    text = header((2, 19), left, "cputime", True, True)
+    text += row("sum -1", 4096, 1024, (1.5, 1.25), "0", more="  8.00  9.50  9.25  3.10") + "  2026-07-01 10:11:12\n"
+    text += "           0             0     float     sum      -1    nan    nan    nan    N/A  1.00 2.00 3.00 4.00"
+    text += "  0.00  inf  inf  0  1.00 2.00 3.00 4.00  2026-07-01 10:11:13\n"
+    first, second = only(text).rows
+    assert first.timestamp == "2026-07-01 10:11:12"
+    assert (first.in_place.time_us, first.in_place.cputime_us) == (None, 1.25)
+    assert first.in_place.per_iteration == {"min_us": 8.0, "max_us": 9.5, "p99_us": 9.25, "cv_pct": 3.1}
+    assert (second.out_of_place.algbw, second.out_of_place.wrong, second.in_place.busbw) == (None, None, None)
+
+
+def test_wrong_results_and_failures_are_told():
+    text = listed(2) + header((2, 17), ["redop", "root"])
+    text += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "1e+06") + "\n# Out of bounds values : 2 FAILED\n"
+    text += "node: Test NCCL failure common.cu:1017 'unhandled cuda error'\n"
+    run = only(text)
+    assert (run.rows[0].out_of_place.wrong, run.out_of_bounds) == (1000000, 2)
+    assert "wrong results: 1 row with wrong elements, 2 values out of bounds" in run.notes
+    assert run.errors == ["node: Test NCCL failure common.cu:1017 'unhandled cuda error'"]
+
+
+def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
+    rows = [one.as_json() for one in only(SHARP).rows]
+    noise = "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n"
+    noisy = "".join(noise + line for line in SHARP.splitlines(keepends=True))
+    tagged = "".join(f"[1,0]<stdout>:{line}[1,7]<stderr>:a 128  32\n" for line in SHARP.splitlines(keepends=True))
+    spaced = "".join(f"    [prte-7@1,0]<stdout>: {line}" for line in SHARP.splitlines(keepends=True))
+    srun = "".join(f" 0: {line} 3: 8 8\n" for line in SHARP.splitlines(keepends=True))
+    for text in (noisy, tagged, spaced, srun, SHARP.replace("\n", "\r\n")):
+        run = only(text)
+        assert [one.as_json() for one in run.rows] == rows
+        assert run.notes == only(SHARP).notes
+
+
+# --- contradictions ---------------------------------------------------------------------------------------------
+
+
+def test_programs_without_mpi_are_seen():
+    one = listed(1) + header((2, 13), ["redop", "root"]) + row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 0) + "\n"
+    tagged = "".join(f"[1,{rank}]<stdout>:{line}\n" for line in one.splitlines() for rank in range(4))
+    runs = parse_nccl_tests(tagged)
+    assert [(run.ranks, len(run.rows)) for run in runs] == [(1, 1)] * 4
+    assert all("4 processes each printed a table" in run.notes[0] for run in runs)
+    mixed = "".join(f"{line}\n" * 4 for line in one.splitlines())
+    run = only(mixed)
+    assert run.ranks == 1
+    assert any("3 ranks listed more than once" in note for note in run.notes)
+    assert any("a second header" in note for note in run.notes)
+
+
+def test_a_cut_list_of_ranks_and_uneven_groups_give_no_number():
+    body = header((2, 13), ["redop", "root"]) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
+    assert only(listed(24) + "#  Rank 24 Group  0 Pid  9 on ho...\n" + body).ranks is None
+    assert only(listed(8).replace("Rank  3", "Rank  9") + body).ranks is None
+    split = listed(4) + listed(4, group="Group  1 ").partition("\n")[2]
+    assert only(split + body).ranks == 4
+    uneven = only(split + listed(1, group="Group  2 ").partition("\n")[2] + body)
+    assert uneven.ranks is None
+    assert any("list of ranks is cut or its groups differ" in note for note in uneven.notes)
+
+
+def test_the_list_of_ranks_against_command_settings_and_ratio():
+    body = "# nThread 1 nGpus 4 minBytes 4\n" + listed(6) + header((2, 13), ["redop", "root"])
+    body += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 1.75) + "\n"
+    notes = only("srun -n 3 --mpi=pmix ./all_reduce_perf -g 4\n" + body).notes
+    assert "6 ranks are listed, which is no multiple of the 4 GPUs of one process" in notes
+    assert "the list has 6 ranks, but the command says 12" in notes
+    fits = "busbw/algbw of all_reduce is 1.75, which means 8 ranks, although the list of ranks has 6 and the command says 12"
+    assert fits in notes
+
+
+def test_rows_that_fit_no_single_number_of_ranks():
+    body = header((2, 13), ["redop", "root"])
+    body += "".join(row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", factor) + "\n" for factor in (1.75, 1.9))
+    run = only(body)
+    assert any("fits no single number of ranks" in note for note in run.notes)
+    assert run.as_json()["implied_ranks"] is None
+
+
+def test_lost_rows_show_in_the_average():
+    lines = SHARP.splitlines(keepends=True)
+    run = only("".join(lines[:-8] + lines[-4:]))
+    assert run.avg_busbw == 7.7601
+    assert any("the printed average of busbw is 7.7601, but the rows give " in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("128            32 ", "128            33 "),  # a count that its size does not fit
+        ("  12603   10.65", "   2603   10.65"),  # a time that lost its first digit
+        ("   21.22  7e-07", "   21.22      7"),  # fits, but see below
+        ("   21.22  7e-07", "   21.22  7e-0"),
+        ("float     sum    23.12", "float     sum"),
+        ("float     sum    23.12", "float     sum    23.12    23.12"),
+        ("float     sum    23.12", "float     sum    23.1.2"),
+        ("   21.22  7e-07", "   21.22  7e+999"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_left_out(good, bad):
+    assert good in SHARP
+    run = only(SHARP.replace(good, bad, 1))
+    if bad.endswith("7"):  # an error of 7 is an odd error, but a figure
+        assert run.rows[-1].out_of_place.error == 7
+    else:
+        assert len(run.rows) == 22
+        assert any("rows cut or torn, which are left out: 1" in note for note in run.notes)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------
+
+
+def document(**changes):
+    figures = {"time": 14.02, "alg_bw": 299.16, "bus_bw": 448.74, "nwrong": 0.0}
+    whole = {
+        "version": 3, "args": ["./build/all_reduce_perf_mpi", "-g", "4"], "nccl_version": 22809,
+        "env": ["SECRET=abc", "NCCL_P2P_LEVEL=LOC"],
+        "config": {
+            "nthreads": 1, "ngpus": 4, "step_factor": 2, "iterations": 20, "graph": 0, "blocking_collectives": "false",
+            "devices": [{"rank": 0, "group": 0, "pid": 7, "hostname": "a", "device": 0, "device_info": "H200"}],
+        },
+        "results": [
+            {
+                "size": 4194304, "count": 1048576, "type": "float", "redop": "sum", "root": "    -1",
+                "out_of_place": figures, "out_of_place_per_iter": {"p50_us": 14.0, "p95_us": 15.0, "times_us": [14.0, 15.0]},
+                "in_place": {**figures, "nwrong": None, "time": "nan"}, "actual_iterations": 20, "experiment_name": "",
+            }
+        ],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 448.74, "okay": "unchecked"},
+        "errors": [],
+    }  # fmt: skip
+    return whole | changes
+
+
+def test_json_names_one_rank_per_process_and_keeps_no_secret():
+    run = only(json.dumps(document()))
+    assert (run.collective, run.ranks, run.nccl_version, run.avg_busbw) == ("all_reduce", 4, "2.28.9", 448.74)
+    assert run.implied_ranks() == (4, 4)
+    assert run.environment == {"NCCL_P2P_LEVEL": "LOC"}
+    assert "SECRET" not in json.dumps(run.as_json())
+    one = run.rows[0]
+    assert (one.root, one.out_of_place.wrong, one.in_place.wrong, one.in_place.time_us) == (None, 0, None, None)
+    assert one.out_of_place.per_iteration == {"p50_us": 14.0, "p95_us": 15.0, "times_us": [14.0, 15.0]}
+    assert run.notes == []
+
+
+def test_json_of_version_one_of_several_processes_and_several_documents():
+    devices = [{"rank": rank, "group": 0, "hostname": "a"} for rank in (0, 4, 8)]
+    first = document(average_bus_bandwidith={"bandwidith": 448.74, "okay": "unchecked"})
+    del first["average_bus_bandwidth"]
+    first["config"] = {**first["config"], "devices": devices}
+    every = document()
+    every["config"] = {**every["config"], "devices": [{"rank": rank, "group": 0} for rank in range(4)]}
+    cut = document(results=None)
+    runs = parse_nccl_tests("\n".join(map(json.dumps, (first, every, cut))))
+    assert [(run.line, run.ranks, run.avg_busbw) for run in runs] == [(1, 12, 448.74), (2, 4, 448.74), (3, 4, 448.74)]
+    assert runs[0].notes[0].endswith("means 4 ranks, although the list of ranks has 12")
+    assert "no row: the run was cut or failed" in runs[2].notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}", "{", '{"results": []}', '{"results": {}}', '{"results": [1]}', '{"a": ' + "9" * 5000 + "}", "{" * 9 + "[" * 20000,
+        json.dumps(document(nccl_version="x")), json.dumps(document(config=[1])), json.dumps(document(results=[{"size": 1.5}])),
+        json.dumps(document(config={"nthreads": 10**9, "ngpus": 10**9, "devices": [{"rank": 0}]})),
+        json.dumps(document(average_bus_bandwidth={"bandwidth": True})),
+    ],
+)  # fmt: skip
+def test_foreign_or_broken_json_is_refused(text):
+    with pytest.raises(UnreadableInput, match="expected the JSON of nccl-tests"):
+        parse_nccl_tests(text)
+
+
+@BUDGET
+@given(st.integers(0, len(json.dumps(document())) - 1))
+def test_json_cut_anywhere_is_refused(end):
+    with pytest.raises(UnreadableInput):
+        parse_nccl_tests(json.dumps(document())[:end])
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+PART = H200[H200.index("## NCCL_ALGO=Tree") : H200.index("## sendrecv_perf")] + SHARP
+FIGURES = {str(row.as_json()) for run in parse_nccl_tests(PART) for row in run.rows}
+
+
+def figures(text):
+    """The rows of a text as strings; None where it is refused with a sentence."""
+    try:
+        runs = parse_nccl_tests(text)
+    except UnreadableInput as error:
+        assert str(error).startswith("expected nccl-tests' output")
+        return None
+    json.dumps([run.as_json() for run in runs], allow_nan=False)
+    return [str(row.as_json()) for run in runs for row in run.rows]
+
+
+@BUDGET
+@given(st.integers(0, len(PART)))
+def test_a_text_cut_at_any_byte_has_only_true_rows(end):
+    rows = figures(PART[:end])
+    assert rows is None or set(rows) <= FIGURES
+    head = figures(PART[end:])
+    assert head is None or set(head) <= FIGURES
+
+
+@BUDGET
+@given(st.randoms(use_true_random=False))
+def test_lost_torn_and_foreign_lines_never_make_a_row(source: random.Random):
+    lines = PART.splitlines(keepends=True)
+    kept = []
+    for line in lines:
+        chance = source.random()
+        if chance < 0.05:
+            continue
+        if chance < 0.15:  # another process writes in the middle of a line
+            cut = source.randrange(len(line))
+            kept += [line[:cut] + "host:1:2 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1\n", line[cut:]]
+            continue
+        kept.append(line)
+    rows = figures("".join(kept))
+    assert rows is None or set(rows) <= FIGURES
+
+
+def test_rows_of_a_run_whose_header_was_lost_join_no_other_run():
+    start = H200.index("## NCCL_ALGO=Tree")
+    body = H200[start:].split("#        (B)")[1].partition("\n")[2]
+    whole = H200[: H200.index("## all_reduce_perf", 5)]
+    run = only(whole + body[: body.index("# Out of")])
+    assert len(run.rows) == 30
+    assert any("rows under no header, which are left out: 14" in note for note in run.notes)
+
+
+@BUDGET
+@given(st.text(max_size=300) | st.text("#\n 0189.eEn-A/float sumize", max_size=300))
+def test_random_text_is_refused(text):
+    with pytest.raises(UnreadableInput):
+        parse_nccl_tests(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["[1", "1 ", " ", "# ", "a\\\n", "x all_reduce_perf -n 1 ", "NCCL_A=1 ", "[1,0]<stdout>:"]
+)
+def test_the_time_is_linear_in_the_length(piece):
+    begin = time.process_time()
+    figures(piece * 20000 + "\n" + PART)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the text is empty"),
+        ("hello\nworld\n", "line 1 begins 'hello'"),
+        (SHARP[SHARP.index("         128") :], "line 1 looks like a row, but no header says"),
+        (SHARP[: SHARP.index("         128")], "a run starts in line 3, but no row follows"),
+        (listed(2) + "x: Test CUDA failure common.cu:9\n", "no row follows: x: Test CUDA failure common.cu:9"),
+        ("# size count type time\n 8 2 float 1\n", "line 2 looks like a row"),
+        (header((2, 0), []) + " 8 2 float 1 1\n", "no row fits its table, the first such is line 5"),
+    ],
+)
+def test_a_refusal_says_what_and_where(text, sentence):
+    with pytest.raises(UnreadableInput) as raised:
+        parse_nccl_tests(text)
+    assert str(raised.value).startswith("expected nccl-tests' output")
+    assert sentence in str(raised.value)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_tables_and_json(capsys, tmp_path):
+    sharp, h200 = DATA / "nccl_tests_sharp_cluster.txt", DATA / "nccl_tests_h200_x8.txt"
+    assert main(["nccl-tests", "--json", str(sharp), str(h200)]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert len(whole["runs"]) == 12
+    first = whole["runs"][0]
+    assert (first["collective"], first["ranks"], first["implied_ranks"], first["avg_busbw"]) == (
+        "all_reduce",
+        None,
+        32,
+        7.7601,
+    )
+    assert first["rows"][0]["out_of_place"] == {
+        "time_us": 23.12,
+        "algbw": 0.01,
+        "busbw": 0.01,
+        "wrong": None,
+        "error": 2e-07,
+    }
+    assert main(["nccl-tests", "--ranks", "16", str(sharp)]) == 0
+    out = capsys.readouterr().out
+    assert "avg busbw: 7.7601 GB/s" in out
+    assert "note busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16" in out
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    for wrong in ([str(empty)], [str(tmp_path / "absent")], ["--ranks", "0", str(sharp)], [str(sharp), str(empty)]):
+        assert main(["nccl-tests", *wrong]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("python -m analysis nccl-tests: ") and captured.err.count("\n") == 1
+
+
+def test_the_table_of_every_form_prints(capsys, tmp_path):
+    forms = [
+        (header((2, 19), ["redop", "root"], "cputime", True), "  8.00  9.50  9.25  3.10"),
+        (header((2, 0), []), ""),
+    ]
+    for number, (head, more) in enumerate(forms):
+        file = tmp_path / f"{number}.txt"
+        left = "sum -1" if number == 0 else ""
+        file.write_text(head + row(left, 32768, 1024, (9.5, 9.25), "0", more=more) + "\n")
+        assert main(["nccl-tests", str(file)]) == 0
+        assert "32768" in capsys.readouterr().out

@@ -1,0 +1,247 @@
+"""The reader of p2pBandwidthLatencyTest: captures, older and newer forms, and damage."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.p2p_matrices import parse_p2p
+
+DATA = Path(__file__).parent / "data"
+BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
+NAMES = [
+    "unidirectional_disabled", "unidirectional_enabled", "bidirectional_disabled", "bidirectional_enabled",
+    "latency_gpu_disabled", "latency_cpu_disabled", "latency_gpu_enabled", "latency_cpu_enabled",
+]  # fmt: skip
+
+
+def capture(name):
+    return (DATA / f"p2p_{name}.txt").read_text()
+
+
+A100 = capture("a100_pcie_x4")
+
+
+def only(text):
+    (run,) = parse_p2p(text)
+    return run
+
+
+# --- captures ---------------------------------------------------------------------------------------------------
+
+
+def test_eight_h200():
+    run = only(capture("h200_x8"))
+    whole = run.as_json()
+    assert list(whole["matrices"]) == NAMES
+    assert all(len(matrix) == 8 and None not in matrix[7] for matrix in whole["matrices"].values())
+    assert whole["matrices"]["unidirectional_enabled"][1][0] == 392.37
+    assert whole["matrices"]["bidirectional_disabled"][0][0] == 4118.79
+    assert whole["matrices"]["latency_gpu_enabled"][7] == [2.30, 2.25, 2.26, 2.26, 2.23, 2.27, 2.26, 1.73]
+    assert whole["matrices"]["latency_cpu_enabled"][0][1] == 1.31
+    assert whole["devices"][4] == {"id": 4, "name": "NVIDIA H200", "bus_id": "0000:00:0a"}
+    assert len(whole["access"]) == 28 and all(whole["access"].values())
+    assert run.notes == []
+
+
+def test_pairs_without_access():
+    whole = only(A100).as_json()
+    assert whole["access"] == {"0-1": True, "0-2": False, "0-3": False, "1-2": False, "1-3": False, "2-3": True}
+    assert whole["devices"][3]["bus_id"] == "0004:00:00"
+    assert whole["matrices"]["unidirectional_enabled"][1] == [275.51, 1521.42, 21.69, 21.50]
+    assert whole["matrices"]["latency_cpu_disabled"][3] == [6.64, 6.49, 5.61, 2.30]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"), [("dgx1_v100_row0", 783.95, 19.34), ("dgx_a100_row0", 1549.47, 3.43)]
+)
+def test_row_zero_alone_leaves_the_rest_null(name, first, last):
+    run = only(capture(name))
+    whole = run.as_json()
+    assert list(whole["matrices"]) == [NAMES[index] for index in (2, 3, 4, 6)]
+    assert whole["matrices"]["bidirectional_disabled"][0][0] == first
+    assert whole["matrices"]["latency_gpu_enabled"][0][7] == last
+    assert all(matrix[1:] == [[None] * 8] * 7 for matrix in whole["matrices"].values())
+    assert whole["devices"][5] == {"id": 5, "name": None, "bus_id": None}
+    assert whole["access"] == {}
+    assert run.notes[0] == "bidirectional_disabled has no row 1, 2, 3, 4, 5, 6, 7"
+
+
+# --- forms ------------------------------------------------------------------------------------------------------
+
+
+def matrix(title, word, *rows):
+    columns = "".join(f"{column:6d} " for column in range(len(rows[0])))
+    lines = ["".join([f"{number:6d} ", *(f"{value:6.2f} " for value in row)]) for number, row in enumerate(rows)]
+    return f"{title}\n   {word}{columns}\n" + "\n".join(lines) + "\n"
+
+
+def test_titles_of_2014_and_of_p2p_read():
+    text = matrix("Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", (900, 1.5), (1.25, 900))
+    text += matrix("Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)", "D\\D", (900, 2.5), (2.25, 900))
+    text += matrix("P2P=Enabled Latency Matrix (us)", "D\\D", (3, 4), (5, 6))
+    text += matrix("P2P=Enabled Latency (P2P Reads) Matrix (us)", "GPU", (7, 8), (9, 10))
+    assert only(text).as_json()["matrices"] == {
+        "unidirectional_enabled": [[900, 1.5], [1.25, 900]],
+        "unidirectional_enabled_reads": [[900, 2.5], [2.25, 900]],
+        "latency_gpu_enabled": [[3, 4], [5, 6]],
+        "latency_gpu_enabled_reads": [[7, 8], [9, 10]],
+    }
+
+
+def test_indented_quotes_log_lines_and_carriage_returns_change_nothing():
+    whole = only(A100).as_json()
+    lines = A100.splitlines(keepends=True)
+    for text in (
+        "".join("    " + line for line in lines),
+        "kernel: Xid 79\n1.00 2.00\n".join(lines),
+        A100.replace("\n", "\r\n"),
+    ):
+        assert only(text).as_json() == whole
+
+
+def test_several_runs_in_one_file():
+    rows = A100[A100.index("Unidirectional P2P=D") :]
+    for text in (A100 * 3, A100 + rows + rows):
+        runs = parse_p2p(text)
+        assert [run.entries for run in runs] == [only(A100).entries] * 3
+
+
+def test_unknown_figures_are_null_and_devices_may_be_a_selection():
+    text = "P2P=Disabled Latency Matrix (us)\n   CPU     2     5\n     2   1.00    nan \n     5    inf   2.00 \n"
+    assert only(text).as_json()["matrices"] == {"latency_cpu_disabled": [[1.0, None], [None, 2.0]]}
+    assert [device["id"] for device in only(text).as_json()["devices"]] == [2, 5]
+
+
+def test_contradictions_about_access_are_told():
+    run = only(A100.replace("     0\t     1     1", "     0\t     1     0"))
+    assert run.notes == ["line 24: access of 0 to 1 contradicts an earlier line, which is kept"]
+    assert only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).as_json()["access"]["0-1"] is False
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+TRUE = {(name, *pair, value) for name, entries in only(A100).entries.items() for pair, value in entries.items()}
+
+
+def entries(text):
+    """The figures of a text; none where it is refused with a sentence."""
+    try:
+        runs = parse_p2p(text)
+    except UnreadableInput as error:
+        assert str(error).startswith("expected the output of p2pBandwidthLatencyTest")
+        return set()
+    json.dumps([run.as_json() for run in runs], allow_nan=False)
+    return {(name, *pair, value) for run in runs for name, some in run.entries.items() for pair, value in some.items()}
+
+
+@BUDGET
+@given(st.integers(0, len(A100)))
+def test_a_text_cut_at_any_byte_has_only_true_figures(end):
+    assert entries(A100[:end]) <= TRUE
+    assert entries(A100[end:]) <= TRUE
+
+
+@pytest.mark.parametrize("lost", range(0, A100.count("\n"), 3))
+def test_a_lost_line_moves_no_figure_to_another_matrix(lost):
+    lines = A100.splitlines(keepends=True)
+    assert entries("".join(lines[:lost] + lines[lost + 1 :])) <= TRUE
+
+
+@BUDGET
+@given(st.randoms(use_true_random=False))
+def test_torn_and_foreign_lines_never_make_a_figure(source: random.Random):
+    kept = []
+    for line in A100.splitlines(keepends=True):
+        if source.random() < 0.15:  # another process writes in the middle of a line
+            cut = source.randrange(len(line))
+            kept += [line[:cut] + "host:1:2 [0] NCCL INFO 2.00 3.00\n", line[cut:]]
+        else:
+            kept.append(line)
+    assert entries("".join(kept)) <= TRUE
+
+
+@pytest.mark.parametrize("piece", [" ", "1 ", "1.00 ", "Device: 1, ", "P2P=", "0 1.00  ", "GPU 0 "])
+def test_the_time_is_linear_in_the_length(piece):
+    begin = time.process_time()
+    entries(A100[: A100.index("     1  21.40")] + piece * 20000 + "\n" + A100)
+    assert time.process_time() - begin < 1
+
+
+@BUDGET
+@given(st.text(max_size=300) | st.text("GCPUD\\ \n 0189.-", max_size=300))
+def test_random_text_is_refused(text):
+    with pytest.raises(UnreadableInput):
+        parse_p2p(text)
+
+
+def test_a_matrix_whose_head_is_lost_joins_no_other():
+    first, second = matrix("P2P=Disabled Latency Matrix (us)", "GPU", (1, 2), (3, 4)), "     0   9.00   8.00 \n"
+    run = only(first + second)
+    assert run.entries == {"latency_gpu_disabled": {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}}
+    assert run.notes == ["line 5: row 0 under no header of its own, left out with those after it"]
+
+
+def test_short_long_and_cut_rows_are_told():
+    text = matrix("Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", *[(1.0, 2.0, 3.0, 4.0)] * 4)
+    text = (
+        text.replace("     1   1.00 ", "     1 ").replace("     2   1.00", "     2   1.0").replace("     3 ", "     7 ")
+    )
+    text = text.replace("     7 \n", "     3 \n")  # the header's last column
+    run = only(text)
+    assert [pair for pair, _ in zip(run.entries["bidirectional_enabled"], range(9), strict=False)] == [
+        (0, n) for n in range(4)
+    ]
+    assert run.notes == [
+        "rows cut or torn, which are left out: 3, the first in line 4", "bidirectional_enabled has no row 1, 2, 3"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the text is empty"),
+        ("\n \n", "the text is empty"),
+        ("hello\n", "line 1 begins 'hello'"),
+        (A100[: A100.index("Unidirectional P2P=D")], "line 1 belongs to such an output, but no matrix follows"),
+        (A100[: A100.index("     0 1508")], "the matrix unidirectional_disabled has no whole row"),
+    ],
+)
+def test_a_refusal_says_what_and_where(text, sentence):
+    with pytest.raises(UnreadableInput) as raised:
+        parse_p2p(text)
+    assert str(raised.value).startswith("expected the output of p2pBandwidthLatencyTest: a title such as")
+    assert sentence in str(raised.value)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_matrices_and_json(capsys, tmp_path):
+    assert main(["p2p", "--json", str(DATA / "p2p_a100_pcie_x4.txt")]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole == only(A100).as_json()
+    assert main(["p2p", str(DATA / "p2p_a100_pcie_x4.txt")]) == 0
+    out = capsys.readouterr().out
+    assert "no peer access: 0-2, 0-3, 1-2, 1-3" in out and "275.07" in out and "latency_cpu_enabled, µs" in out
+    twice = tmp_path / "twice.txt"
+    twice.write_text(A100 * 2)
+    assert main(["p2p", "--json", str(twice)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["repeats"] == [whole] and again["matrices"] == whole["matrices"]
+    assert main(["p2p", str(DATA / "p2p_dgx_a100_row0.txt")]) == 0
+    assert "note latency_gpu_enabled has no row 1, 2" in capsys.readouterr().out
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    for wrong in (empty, tmp_path / "absent", tmp_path):
+        assert main(["p2p", str(wrong)]) == 2
+        captured = capsys.readouterr()
+        assert (
+            captured.out == "" and captured.err.startswith("python -m analysis p2p: ") and captured.err.count("\n") == 1
+        )

@@ -1,0 +1,193 @@
+"""`python -m analysis trace`: tables, comparison, drawing, reports through nsys; and scrubbing of exports."""
+
+import gzip
+import json
+import shutil
+import sqlite3
+import stat
+import xml.etree.ElementTree as ElementTree
+from contextlib import closing
+
+import pytest
+from test_trace_nsys import LOC, NVL, REDUCE, make_export, two_ranks
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.trace_compare import compare
+from analysis.trace_drawing import draw
+from analysis.trace_kernels import kernel_rows
+from analysis.trace_scrub import scrub
+from analysis.trace_source import load_trace
+from analysis.trace_steps import window
+from analysis.trace_summary import summarize
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_tables(capsys):
+    assert main(["trace", str(NVL), "--kernels"]) == 0
+    out = capsys.readouterr().out
+    for words in ("rank 1 came last in 27 of 33 collectives", "2895.1", "AllGather", "[CUDA memset]", "86,921,997"):
+        assert words in out
+
+
+def test_comparison_is_the_dlprof_table(capsys):
+    assert main(["trace", str(NVL), str(LOC)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "AllReduce" in line and "129.5" in line)
+    assert [cell.strip() for cell in line.split("│")[1:-1]][-3:] == ["129.5", "1096.6", "8.47"]
+    assert main(["trace", str(NVL), str(LOC), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert set(said) == {"a", "b", "changes", "notes"}
+    calls = [one for one in said["changes"] if (one["rank"], one["collective"]) == (1, "AllReduce")]
+    average = next(one for one in calls if one["quantity"] == "avg_us")
+    assert average["ratio"] == pytest.approx(average["b"] / average["a"])
+    assert average["a"] == said["a"]["ranks"][1]["nccl"][0]["avg_us"]
+
+
+def test_comparison_says_what_is_in_one_trace_only(tmp_path):
+    one = make_export(tmp_path / "a.sqlite", [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)])
+    found = compare(summarize(load_trace(str(one))), summarize(load_trace(str(two_ranks(tmp_path / "b.sqlite")))))
+    assert found.notes == [
+        "ranks 1 are in one trace only",
+        "the traces differ in the number of calls (AllReduce): compare averages, not totals",
+    ]
+    changes = {change.quantity: change for change in found.of(0)}
+    assert (changes["comm_ms"].a, changes["comm_ms"].b, changes["comm_ms"].ratio) == (4, 8, 2)
+    assert (changes["compute_ms"].a, changes["compute_ms"].ratio) == (None, None)
+    assert "step_median_ms" not in changes
+
+
+def test_requests_that_contradict_themselves(tmp_path, capsys):
+    for arguments in (["--step", "1"], [str(LOC), "--svg", "x.svg"], ["--svg", str(tmp_path / "x.svg"), "--step", "1"]):
+        assert main(["trace", str(NVL), *arguments]) == 2
+    assert "no range named step" in capsys.readouterr().err
+
+
+def test_drawing(tmp_path, capsys):
+    target = tmp_path / "timeline.svg"
+    assert main(["trace", str(NVL), "--svg", str(target)]) == 0
+    assert f"drawn: {target}" in capsys.readouterr().out
+    text = target.read_text()
+    trace = load_trace(str(NVL))
+    assert draw(trace, window(trace)) == text  # the same trace, the same bytes
+    assert len(text) < 60_000
+    words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert "rank 1 · GPU 1 (NVIDIA H200)" in words
+    assert words.count("exposed") == 2
+    assert "stream 17" in words
+
+
+def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
+    ranges = [(pid, start, end, name) for pid in (10, 11) for start, end, name in ((0, 17, "step"), (1, 9, "forward"))]
+    calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]  # rank 0's second gemm is of no step
+    trace = load_trace(str(two_ranks(tmp_path / "a.sqlite", ranges=ranges, calls=calls)))
+    text = draw(trace, window(trace))
+    words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert "step 0 of 0 to 0, the one of median time, 16.000 ms" in words
+    assert "communication 8.000 ms, exposed 4.000 ms, waiting 4.000 ms" in words
+    assert "communication 4.000 ms, exposed 4.000 ms, waiting 0.000 ms" in words
+    assert words.count("forward") == 2
+    boxes = {(one.get("fill"), one.get("d")) for one in ElementTree.fromstring(text).iter(f"{SVG}path")}
+    wait = [path for fill, path in boxes if fill == "url(#wait)" and path.startswith("M")]
+    assert len(wait) == 1
+    assert wait[0].startswith("M588.00 ")  # 8 of 16 ms
+    assert "h230.30v" in wait[0] or "h230.00v" in wait[0]  # 4 ms, and what joins neighbours
+
+
+def test_a_report_goes_through_nsys(tmp_path, monkeypatch, capsys):
+    report = tmp_path / "run.nsys-rep"
+    report.write_bytes(b"report")
+    monkeypatch.delenv("NSYS", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["trace", str(report)]) == 2
+    assert "neither on PATH nor named by the variable NSYS" in capsys.readouterr().err
+    export = two_ranks(tmp_path / "made.sqlite")
+    nsys = tmp_path / "fake-nsys"
+    nsys.write_text(
+        f'#!/bin/sh\nfor one; do case "$one" in --output=*) /bin/cp {export} "${{one#--output=}}";; esac; done\n'
+    )
+    nsys.chmod(nsys.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("NSYS", str(nsys))
+    assert [rank.rank for rank in load_trace(str(report)).ranks] == [0, 1]
+    nsys.write_text("#!/bin/sh\necho importer missing >&2\nexit 3\n")
+    assert main(["trace", str(report)]) == 2
+    assert "export` failed with status 3: importer missing" in capsys.readouterr().err
+    monkeypatch.setenv("NSYS", str(tmp_path / "absent"))
+    assert main(["trace", str(report)]) == 2
+    assert "cannot be run" in capsys.readouterr().err
+
+
+def test_a_report_with_its_export_beside_it_is_read_once(tmp_path):
+    (tmp_path / "run.nsys-rep").write_bytes(b"report")
+    two_ranks(tmp_path / "run.sqlite")
+    assert len(load_trace(str(tmp_path)).ranks) == 2
+    shutil.copy(tmp_path / "run.sqlite", tmp_path / "node1.sqlite")
+    trace = load_trace(str(tmp_path))
+    assert [rank.rank for rank in trace.ranks] == [0, 1, 2, 3]
+    assert not trace.one_clock
+
+
+# --- scrubbing --------------------------------------------------------------------------------------------------
+
+SECRET = "hunter2-planted-secret"
+
+
+def planted(path):
+    """An export with a secret wherever nsys puts the environment and the command line, and in places it might."""
+    calls = [(10, 0, 1), (10, 1, 2)]
+    two_ranks(path, ranges=[(10, 0, 30, "step")], calls=calls, gpus=[(0, "H200", "0000:06")], cuda=[(0, 0, 10)])
+    with closing(sqlite3.connect(path)) as made:
+        for statement in (
+            f"INSERT INTO StringIds VALUES (900, 'TOKEN={SECRET}')",
+            "CREATE TABLE TARGET_INFO_SYSTEM_ENV (globalVid, devStateName, name, nameEnum, value)",
+            f"INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (1, 'CLI', 'TOKEN', 2, '{SECRET}')",
+            "CREATE TABLE META_DATA_CAPTURE (name, value)",
+            f"INSERT INTO META_DATA_CAPTURE VALUES ('COMMAND_LINE', 'train --token {SECRET}')",
+            f"INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_COMMAND', '--token {SECRET}')",
+            f"INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_HOST', '{SECRET}')",
+            "CREATE TABLE PROCESSES (globalPid, pid, name)",
+            f"INSERT INTO PROCESSES VALUES (1, 10, 'python train.py {SECRET}')",
+            "CREATE TABLE DIAGNOSTIC_EVENT (timestamp, text)",
+            f"INSERT INTO DIAGNOSTIC_EVENT VALUES (0, 'launched with TOKEN={SECRET}')",
+            "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN odd",
+            f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET odd = '{SECRET}'",
+            "ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText",
+            f"UPDATE NVTX_EVENTS SET jsonText = '{SECRET}'",
+            "CREATE TABLE gone (value)",
+            f"INSERT INTO gone VALUES ('{SECRET}')",
+            "DROP TABLE gone",  # its page stays in the file
+        ):
+            made.execute(statement)
+        made.commit()
+    assert path.read_bytes().count(SECRET.encode()) > 10
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_planted_secret_is_gone_and_the_numbers_are_the_same(tmp_path, suffix):
+    source, target = planted(tmp_path / "full.sqlite"), tmp_path / f"public.sqlite{suffix}"
+    scrub(source, target)
+    content = gzip.decompress(target.read_bytes()) if suffix else target.read_bytes()
+    assert SECRET.encode() not in content
+    assert b"TOKEN" not in content
+    assert b"train" not in content
+    before, after = load_trace(str(source)), load_trace(str(target))
+    assert summarize(after).as_json() == summarize(before).as_json()
+    assert kernel_rows(after) == kernel_rows(before)
+    assert after.ranks[0].compute.launch.tolist()[0] == 0
+    assert not list(tmp_path.glob(".scrub*"))
+
+
+def test_scrubbing_a_packed_capture_and_what_is_none(tmp_path):
+    scrub(LOC, tmp_path / "a.sqlite")
+    assert summarize(load_trace(str(tmp_path / "a.sqlite"))).ranks == summarize(load_trace(str(LOC))).ranks
+    foreign = tmp_path / "x.json"
+    foreign.write_text("{}")
+    (tmp_path / "cut.gz").write_bytes(LOC.read_bytes()[:9000])
+    for source in (foreign, tmp_path / "cut.gz"):
+        with pytest.raises(UnreadableInput, match=source.name):
+            scrub(source, tmp_path / "never.sqlite")
+    with pytest.raises(OSError):
+        scrub(tmp_path / "absent.sqlite", tmp_path / "never.sqlite")
+    assert not (tmp_path / "never.sqlite").exists()

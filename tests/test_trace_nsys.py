@@ -1,0 +1,478 @@
+"""Traces of Nsight Systems: two real captures against SQL, small exports with known times, and damage.
+
+tests/data/nsys_h200_x2_p2p_level_{NVL,LOC}.sqlite.gz are two ranks of ResNet-50 (DDP) on two H200, exported by nsys
+2025.3. They were cut to the size of a test: scrubbed by analysis.trace_scrub, then the tables of CUDA calls,
+synchronizations and streams dropped, and of the kernels (but NCCL's) and memsets those before the last 70 ms. All NCCL
+kernels, copies and NVTX ranges are there.
+"""
+
+import gzip
+import json
+import sqlite3
+import statistics
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.trace_kernels import kernel_rows, memory_rows
+from analysis.trace_ranks import match
+from analysis.trace_source import load_trace
+from analysis.trace_steps import window
+from analysis.trace_summary import summarize
+
+DATA = Path(__file__).parent / "data"
+MS = 1_000_000
+KERNEL_COLUMNS = "start, end, deviceId, streamId, correlationId, globalPid, demangledName, shortName"
+NVL, LOC = (DATA / f"nsys_h200_x2_p2p_level_{level}.sqlite.gz" for level in ("NVL", "LOC"))
+
+
+def process(pid):
+    return (1 << 48) | (pid << 24)
+
+
+def make_export(path, kernels, copies=(), ranges=(), calls=(), sets=(), gpus=(), cuda=(), extra=()):
+    """An export of schema 3 with these rows; times in ms. A kernel: (pid, device, stream, start, end, name, correlation)."""
+    strings = {}
+
+    def number(text):
+        return strings.setdefault(text, len(strings) + 1)
+
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+        made.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PRODUCT_VERSION', '2025.3.2')")
+        made.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({KERNEL_COLUMNS})")
+        for pid, device, stream, start, end, name, correlation in kernels:
+            row = (start * MS, end * MS, device, stream, correlation, process(pid), number(name), number(name))
+            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        made.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, correlationId, globalPid, bytes, "
+            "copyKind, srcDeviceId, dstDeviceId)"
+        )
+        for pid, device, stream, start, end, kind, size in copies:
+            row = (start * MS, end * MS, device, stream, 0, process(pid), size, kind, None, None)
+            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, streamId, globalPid)")
+        for pid, device, stream, start, end in sets:
+            row = (start * MS, end * MS, device, stream, process(pid))
+            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?, ?, ?)", row)
+        if ranges:
+            made.execute("CREATE TABLE NVTX_EVENTS (start, end, eventType, text TEXT, textId, globalTid)")
+        for at, (pid, start, end, name) in enumerate(ranges):
+            text, text_id = (name, None) if at % 2 else (None, number(name))  # both ways in which nsys stores it
+            row = (start * MS, end * MS, 59, text, text_id, process(pid) | pid)
+            made.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, ?)", row)
+        if calls:
+            made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)")
+        for pid, start, correlation in calls:
+            row = (start * MS, start * MS + 1000, process(pid) | pid, correlation, number("cudaLaunchKernel_v7000"))
+            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", row)
+        if gpus:
+            made.execute("CREATE TABLE TARGET_INFO_GPU (id, name, busLocation)")
+            made.executemany("INSERT INTO TARGET_INFO_GPU VALUES (?, ?, ?)", gpus)
+            made.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId, cudaId, pid)")
+            made.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?)", cuda)
+        for statement in extra:
+            made.execute(statement)
+        made.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        made.executemany("INSERT INTO StringIds VALUES (?, ?)", [(at, text) for text, at in strings.items()])
+        made.commit()
+    return path
+
+
+REDUCE, GATHER, GEMM = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "ncclDevKernel_AllGather_RING_LL(x)", "gemm(int)"
+
+
+def two_ranks(path, **more):
+    """Rank 0 computes 0-10 and 14-20 and reduces 8-16; rank 1 computes 2-12, reduces 12-16; times in ms."""
+    kernels = [
+        (10, 0, 7, 0, 10, GEMM, 1),
+        (10, 0, 7, 14, 20, GEMM, 2),
+        (10, 0, 17, 8, 16, REDUCE, 3),
+        (11, 1, 7, 2, 12, GEMM, 1),
+        (11, 1, 17, 12, 16, REDUCE, 2),
+    ]
+    return make_export(path, kernels, **more)
+
+
+# --- captures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[NVL, LOC], ids=["NVL", "LOC"])
+def capture(request, tmp_path_factory):
+    plain = tmp_path_factory.mktemp("capture") / "plain.sqlite"
+    plain.write_bytes(gzip.decompress(request.param.read_bytes()))
+    with closing(sqlite3.connect(plain)) as connection:
+        yield load_trace(str(request.param)), connection
+
+
+def test_the_table_of_nccl_calls_is_the_one_that_sql_finds(capture):
+    trace, connection = capture
+    query = (
+        "SELECT deviceId, substr(value, 15, instr(substr(value, 15), '_') - 1), end - start "
+        "FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = shortName WHERE value LIKE 'ncclDevKernel%'"
+    )
+    times = defaultdict(list)
+    for device, name, time in connection.execute(query):
+        times[device, name].append(time)
+    assert len(times) == 6
+    found = {(rank.device, one.name): one for rank in summarize(trace).ranks for one in rank.nccl}
+    assert set(found) == set(times)
+    for key, one in found.items():
+        assert one.calls == len(times[key])
+        assert one.total_ms == sum(times[key]) / 1e6
+        assert one.avg_us == pytest.approx(statistics.fmean(times[key]) / 1e3, rel=1e-12)
+        assert one.median_us == statistics.median(times[key]) / 1e3
+        assert (one.min_us, one.max_us) == (min(times[key]) / 1e3, max(times[key]) / 1e3)
+
+
+def test_copies_are_those_that_sql_sums(capture):
+    trace, connection = capture
+    query = "SELECT deviceId, copyKind, count(*), sum(bytes), sum(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1, 2"
+    kinds = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
+    wanted = {(device, kinds[kind]): tuple(rest) for device, kind, *rest in connection.execute(query)}
+    found = {(rank.device, one.kind): one for rank in summarize(trace).ranks for one in rank.memcpy}
+    assert {key: (one.calls, one.bytes, round(one.total_ms * 1e6)) for key, one in found.items()} == wanted
+    for one in found.values():
+        assert one.gb_per_s == pytest.approx(one.bytes / 1e9 / (one.total_ms / 1e3))
+
+
+def reference(groups):
+    """The lines of `nsys stats`, with Python's statistics: name: (total, count, mean, median, min, max, deviation)."""
+    return {
+        name: (
+            sum(times),
+            len(times),
+            statistics.fmean(times),
+            statistics.median(times),
+            min(times),
+            max(times),
+            statistics.stdev(times) if len(times) > 1 else 0.0,
+        )
+        for name, times in groups.items()
+    }
+
+
+def test_kernel_and_memory_tables_are_those_of_nsys_stats(capture):
+    trace, connection = capture
+    kernels, memory = defaultdict(list), defaultdict(list)
+    query = 'SELECT value, "end" - start FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName'
+    for name, time in connection.execute(query):
+        kernels[name].append(time)
+    query = 'SELECT label, "end" - start FROM CUPTI_ACTIVITY_KIND_MEMCPY JOIN ENUM_CUDA_MEMCPY_OPER ON id = copyKind'
+    for label, time in connection.execute(query):
+        memory[f"[CUDA memcpy {label}]"].append(time)
+    for (time,) in connection.execute('SELECT "end" - start FROM CUPTI_ACTIVITY_KIND_MEMSET'):
+        memory["[CUDA memset]"].append(time)
+    for rows, groups in ((kernel_rows(trace), kernels), (memory_rows(trace), memory)):
+        wanted = reference(groups)
+        assert {row.name for row in rows} == set(wanted)
+        assert [row.total_ns for row in rows] == sorted((one[0] for one in wanted.values()), reverse=True)
+        whole = sum(one[0] for one in wanted.values())
+        for row in rows:
+            exact = wanted[row.name]
+            assert (row.total_ns, row.instances, row.min_ns, row.max_ns) == (exact[0], exact[1], exact[4], exact[5])
+            for shown, value in zip((row.avg_ns, row.median_ns, row.stddev_ns), (*exact[2:4], exact[6]), strict=True):
+                assert shown == pytest.approx(value, abs=0.0501)
+                assert shown == round(shown, 1)
+            assert row.share_percent == pytest.approx(100 * exact[0] / whole, abs=0.0501)
+
+
+def test_one_line_of_a_published_report_is_reproduced(tmp_path):
+    """Two times and their line as `nsys stats` printed it (335,987,431  2  167,993,715.5 … 233,376,198.5)."""
+    path = tmp_path / "two.sqlite"
+    make_export(path, [(1, 0, 7, 0, 0, "sem_wait", 1)])
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 2971823")
+        made.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT 0, 333015608, deviceId, streamId, 2, globalPid, "
+            "demangledName, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL"
+        )
+        made.commit()
+    (row,) = kernel_rows(load_trace(str(path)))
+    assert (row.total_ns, row.instances, row.avg_ns, row.median_ns) == (335_987_431, 2, 167_993_715.5, 167_993_715.5)
+    assert (row.min_ns, row.max_ns, row.stddev_ns, row.share_percent) == (2_971_823, 333_015_608, 233_376_198.5, 100.0)
+
+
+def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
+    """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
+    nvl, loc = (summarize(load_trace(str(path))) for path in (NVL, LOC))
+    assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
+    reduce = [next(one for one in each.collectives if one.name == "AllReduce") for each in (nvl, loc)]
+    assert [one.matched for one in reduce] == [28, 28]
+    assert reduce[1].transfer_avg_us / reduce[0].transfer_avg_us == pytest.approx(8.47, abs=0.01)
+    assert (nvl.stragglers[0].rank, nvl.stragglers[0].last, nvl.stragglers[0].of) == (1, 27, 33)
+    assert loc.stragglers[0].rank == 0
+    assert [(rank.device, rank.gpu, rank.bus_id) for rank in nvl.ranks] == [
+        (0, "NVIDIA H200", "0000:00:06.0"),
+        (1, "NVIDIA H200", "0000:00:07.0"),
+    ]
+
+
+def test_without_step_ranges_a_period_of_the_kernels_is_found():
+    found = window(load_trace(str(NVL)))
+    assert "one period" in found.title
+    assert (found.end - found.start) / 1e6 == pytest.approx(28.77, abs=0.01)
+
+
+@pytest.mark.parametrize(("loops", "title"), [(3, "one period"), (1, "the last 100 ms")])
+def test_a_period_begins_and_ends_with_the_loop(tmp_path, loops, title):
+    """20 kernels and an all-reduce per 30 ms, after others; the last loop is found, a single one is no loop."""
+    kernels = [(1, 0, 7, at, at + 1, f"warm {at % 3}", 0) for at in range(200)]
+    for start in range(200, 200 + 30 * loops, 30):
+        kernels += [(1, 0, 7, start + at, start + at + 1, f"kernel {at}", 0) for at in range(20)]
+        kernels.append((1, 0, 17, start + 5, start + 25, REDUCE, 0))
+    found = window(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    assert found.title.startswith(title)
+    if loops > 1:
+        assert (found.start, found.end) == (260 * MS, 280 * MS)
+
+
+# --- known times ------------------------------------------------------------------------------------------------
+
+
+def test_exposed_overlapped_wait_and_transfer(tmp_path):
+    found = summarize(load_trace(str(two_ranks(tmp_path / "a.sqlite"))))
+    first, second = found.ranks
+    assert (first.comm_ms, first.overlapped_ms, first.exposed_ms, first.wait_ms) == (8, 4, 4, 4)
+    assert (second.comm_ms, second.overlapped_ms, second.exposed_ms, second.wait_ms) == (4, 0, 4, 0)
+    assert (first.compute_ms, first.gpu_idle_share, first.window_ms) == (16, 0, 20)
+    (across,) = found.collectives
+    assert (across.name, across.matched, across.wait_ms, across.transfer_ms) == ("AllReduce", 1, 2, 4)
+    assert [(one.rank, one.last, one.of, one.others_waited_ms) for one in found.stragglers] == [(1, 1, 1, 4)]
+    assert first.steps is None
+    assert any("no range named step" in note for note in found.notes)
+
+
+def test_the_contracts_json(tmp_path, capsys):
+    assert main(["trace", str(two_ranks(tmp_path / "a.sqlite", copies=[(10, 0, 7, 20, 22, 1, 4 * MS)])), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    rank = said["ranks"][0]
+    assert list(rank)[:7] == ["rank", "device", "comm_ms", "exposed_ms", "overlapped_ms", "nccl", "memcpy"]
+    one = {"name": "AllReduce", "calls": 1, "avg_us": 8000, "median_us": 8000, "min_us": 8000, "max_us": 8000}
+    assert rank["nccl"] == [one | {"total_ms": 8}]
+    copy = {"kind": "HtoD", "calls": 1, "bytes": 4_000_000, "total_ms": 2, "gb_per_s": 2, "exposed_ms": 2}
+    assert rank["memcpy"] == [copy]
+    assert said["ranks"][1]["memcpy"] == []
+    assert rank["steps"] is None
+
+
+def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path):
+    copies = [(10, 0, 20, 4, 6, 10, 100), (10, 0, 21, 30, 31, 2, 100)]
+    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies))))
+    (rank,) = found.ranks
+    assert (rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.nccl) == (2, 1, 1, [])
+    assert {one.kind: one.exposed_ms for one in rank.memcpy} == {"PtoP": 1, "DtoH": 1}
+    assert rank.gpu_idle_share == pytest.approx(24 / 31)
+
+
+def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
+    path = make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)])
+    found = summarize(load_trace(str(path)))
+    (rank,) = found.ranks
+    assert (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend) == (None,) * 5
+    assert any("no kernel of NCCL on any rank" in note for note in found.notes)
+    assert any("one rank only" in note for note in found.notes)
+    assert main(["trace", str(path)]) == 0
+    assert "?" in capsys.readouterr().out
+
+
+def test_work_belongs_to_the_step_that_launched_it(tmp_path):
+    """The host is ahead: it launched the second step's kernels while the first step's still ran."""
+    kernels = [
+        (10, 0, 7, 2, 10, GEMM, 1),
+        (10, 0, 17, 10, 14, REDUCE, 2),
+        (10, 0, 7, 14, 20, GEMM, 3),
+        (10, 0, 17, 20, 22, REDUCE, 4),
+    ]
+    ranges = [(10, 0, 3, "step 0"), (10, 3, 6, "step 1"), (10, 4, 5, "forward")]
+    calls = [(10, 1, 1), (10, 2, 2), (10, 4, 3), (10, 5, 4)]
+    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels, ranges=ranges, calls=calls)))
+    steps = summarize(trace).ranks[0].steps
+    assert (steps.count, steps.median_ms, steps.times_ms, steps.by) == (2, 3, [3, 3], "launch")
+    assert (steps.comm_ms, steps.exposed_ms, steps.wait_ms) == (3, 3, None)
+    chosen = window(trace, 1)
+    assert (chosen.start, chosen.end) == (14 * MS, 22 * MS)
+    with pytest.raises(ValueError, match="step 2 is not in the trace; accepted: 0 to 1"):
+        window(trace, 2)
+    unlaunched = load_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
+    assert summarize(unlaunched).ranks[0].steps.by == "start"
+
+
+def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
+    gpus = [(0, "H", "0000:06"), (3, "H", "0000:09")]
+    path = two_ranks(tmp_path / "a.sqlite", gpus=gpus, cuda=[(3, 0, 10), (0, 1, 11)])
+    ranks = load_trace(str(path)).ranks
+    assert [(rank.rank, rank.device, rank.bus_id, rank.pid) for rank in ranks] == [
+        (0, 3, "0000:09", 10),
+        (1, 0, "0000:06", 11),
+    ]
+    marked = two_ranks(tmp_path / "b.sqlite", ranges=[(10, 0, 1, "rank 1"), (11, 0, 1, "rank 0")])
+    trace = load_trace(str(marked))
+    assert [(rank.rank, rank.device) for rank in trace.ranks] == [(0, 1), (1, 0)]
+    assert not any("number the ranks" in note for note in trace.notes)
+
+
+def test_a_stray_context_is_no_rank(tmp_path):
+    kernels = [(10, 0, 17, 0, 1, REDUCE, 1), (11, 1, 17, 0, 1, REDUCE, 1), (11, 0, 7, 0, 1, GEMM, 2)]
+    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
+    assert [rank.pid for rank in trace.ranks] == [10, 11]
+    assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in trace.notes)
+
+
+def test_ranks_with_different_numbers_of_calls(tmp_path):
+    """Rank 1's capture began late: its two calls are the last two of rank 0."""
+    kernels = [(10, 0, 17, at, at + 3, REDUCE, at) for at in (0, 100, 200)]
+    kernels += [(11, 1, 17, at + 1, at + 3, REDUCE, at) for at in (100, 200)]
+    kernels += [(10, 0, 17, 300, 301, GATHER, 9)]
+    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
+    meetings = match(trace)
+    (one,) = meetings.matched
+    assert (one.calls, one.wait.tolist(), one.index[0].tolist()) == (2, [[MS, MS], [0, 0]], [1, 2])
+    assert any("AllReduce: 3 on rank 0, 2 on rank 1" in note for note in meetings.notes)
+    assert any("AllGather: only on rank 0" in note for note in meetings.notes)
+
+
+def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path):
+    kernels = [(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)]
+    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    assert found.collectives == []
+    assert [rank.wait_ms for rank in found.ranks] == [None, None]
+    assert any("1 of 1 calls end on one rank before another begins" in note for note in found.notes)
+
+
+def test_point_to_point_kernels_of_more_than_two_ranks_are_not_matched(tmp_path):
+    name = "ncclDevKernel_SendRecv(x)"
+    kernels = [(10 + rank, rank, 17, 0, 3, name, 1) for rank in range(3)]
+    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    assert found.collectives == []
+    assert any("who meets whom is not in the trace" in note for note in found.notes)
+    pair = summarize(load_trace(str(make_export(tmp_path / "b.sqlite", kernels[:2]))))
+    assert [one.name for one in pair.collectives] == ["SendRecv"]
+
+
+def test_schema_two_with_fewer_columns(tmp_path):
+    """No export table, no demangled names, no devices of copies, NVTX text only as a string number."""
+    path = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, streamId INT, "
+            "correlationId INT, globalPid INT, shortName INT)"
+        )
+        old.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        old.execute("INSERT INTO StringIds VALUES (1, 'ncclAllReduceRingLLKernel_sum_f32'), (2, 'gemm'), (3, 'step')")
+        old.execute("CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, textId INT, globalTid INT)")
+        old.execute("INSERT INTO NVTX_EVENTS VALUES (0, 9000000, 59, 3, ?), (0, 0, 75, 3, ?)", [process(5)] * 2)
+        for row in ((0, 4 * MS, 2), (3 * MS, 6 * MS, 1)):
+            old.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1, ?, ?)", (*row[:2], process(5), row[2])
+            )
+        old.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, deviceId INT, streamId INT, "
+            "globalPid INT, copyKind INT)"
+        )
+        old.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, ?, 1)", [process(5)])
+        old.commit()
+    trace = load_trace(str(path))
+    (rank,) = summarize(trace).ranks
+    assert (rank.comm_ms, rank.overlapped_ms, rank.nccl[0].name, rank.steps.times_ms) == (3, 1, "AllReduce", [9])
+    assert (rank.memcpy[0].bytes, rank.memcpy[0].gb_per_s) == (None, None)
+    assert "unknown version" in trace.source
+
+
+def test_ranges_alone_are_step_times(tmp_path):
+    """What nsys records of ranks on CPUs: NVTX ranges and no CUDA activity at all."""
+    ranges = [(pid, start, start + 2, "step") for pid in (20, 21) for start in (0, 5)]
+    path = make_export(tmp_path / "a.sqlite", [], ranges=ranges)
+    with closing(sqlite3.connect(path)) as made:
+        for table in ("KERNEL", "MEMCPY", "MEMSET"):
+            made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
+        made.commit()
+    found = summarize(load_trace(str(path)))
+    assert [(rank.rank, rank.device, rank.steps.times_ms) for rank in found.ranks] == [
+        (0, None, [2, 2]),
+        (1, None, [2, 2]),
+    ]
+    assert [(rank.comm_ms, rank.compute_ms, rank.gpu_idle_share) for rank in found.ranks] == [(None, None, None)] * 2
+    assert any("only step times" in note for note in found.notes)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+
+def refused(path, capsys):
+    assert main(["trace", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_calls_without_kernels_are_an_error_with_its_cause(tmp_path, capsys):
+    path = make_export(tmp_path / "a.sqlite", [], calls=[(10, 1, 1)])
+    said = refused(path, capsys)
+    assert "1 CUDA calls and no GPU kernel" in said
+    assert "not 0 ms" in said
+    assert "2025.3.2 is too old for the machine's CUDA driver" in said
+    assert "no GPU kernel" in refused(make_export(tmp_path / "b.sqlite", []), capsys)
+
+
+def test_graphs_traced_as_a_whole(tmp_path, capsys):
+    graphs = [
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
+        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
+    ]
+    assert "--cuda-graph-trace=node" in refused(make_export(tmp_path / "a.sqlite", [], extra=graphs), capsys)
+    trace = load_trace(str(make_export(tmp_path / "b.sqlite", [(1, 0, 7, 0, 1, GEMM, 1)], extra=graphs)))
+    assert any("--cuda-graph-trace=node" in note for note in trace.notes)
+
+
+def test_foreign_and_cut_files(tmp_path, capsys):
+    foreign = tmp_path / "foreign.sqlite"
+    with closing(sqlite3.connect(foreign)) as other:
+        other.execute("CREATE TABLE runs (id)")
+        other.commit()
+    assert "no export of Nsight Systems (its tables: runs)" in refused(foreign, capsys)
+    whole = gzip.decompress(NVL.read_bytes())
+    cut = tmp_path / "cut.sqlite"
+    cut.write_bytes(whole[: len(whole) // 2])
+    assert "damaged or cut" in refused(cut, capsys)
+    torn = two_ranks(tmp_path / "torn.sqlite")
+    torn.write_bytes(torn.read_bytes().replace(b"KIND_MEMSET (", b"KIND_MEM\x98ET (", 1))
+    assert "damaged or cut" in refused(torn, capsys)
+    packed = tmp_path / "cut.sqlite.gz"
+    packed.write_bytes(NVL.read_bytes()[:50_000])
+    assert "cut or damaged gzip" in refused(packed, capsys)
+    for name, content in (("empty", b""), ("noise", b"\x00\x01noise")):
+        (tmp_path / name).write_bytes(content)
+        refused(tmp_path / name, capsys)
+    refused(tmp_path / "absent.sqlite", capsys)
+
+
+def test_another_schema(tmp_path, capsys):
+    path = tmp_path / "new.sqlite"
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE META_DATA_EXPORT (name, value)")
+        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (begin, finish)")
+        made.commit()
+    assert "CUPTI_ACTIVITY_KIND_KERNEL has no column start, end" in refused(path, capsys)
+    text = two_ranks(tmp_path / "text.sqlite", extra=["UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'"])
+    assert "holds text where numbers belong" in refused(text, capsys)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(at=st.integers(0, 60_000), byte=st.integers(0, 255), length=st.integers(0, 60_000))
+def test_damaged_bytes_end_in_a_sentence_or_a_summary(tmp_path_factory, at, byte, length):
+    path = two_ranks(tmp_path_factory.mktemp("fuzz") / "a.sqlite", ranges=[(10, 0, 3, "step")], calls=[(10, 1, 1)])
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] = byte
+    path.write_bytes(content if length % 2 else content[: length % len(content)])
+    try:
+        summarize(load_trace(str(path)))
+    except UnreadableInput as error:
+        assert "\n" not in str(error)
