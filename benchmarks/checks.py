@@ -40,7 +40,8 @@ def gradient_error(training: Training, ranks: Ranks) -> tuple[float, float]:
     total = local.clone()
     dist.all_reduce(total)
     mean = total / ranks.world_size
-    _seeded_backward(training, batch)
+    with training.strategy.gradients_only():
+        _seeded_backward(training, batch)
     exchanged = _gradient(training)
     training.optimizer.zero_grad(set_to_none=True)
     norm = mean.norm().item() or 1.0

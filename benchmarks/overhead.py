@@ -12,7 +12,8 @@ import torch
 from benchmarks import statistics
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
-from benchmarks.throughput import Measurement, Result
+from benchmarks.result import Result
+from benchmarks.throughput import Measurement
 from conf.cell import Cell
 
 
@@ -53,4 +54,5 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         "overhead/share_ci_high": high / step_ms,
         "overhead/bare_step_ms": step_ms,
     }
+    measurement.training.strategy.close()
     return measurement.result

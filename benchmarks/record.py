@@ -22,6 +22,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 FILE_NAME = "record.json"
+OUTPUT_NAME = "output.txt"  # what a cell's benchmark prints
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")

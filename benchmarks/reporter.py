@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clock import Block
-from benchmarks.record import Lines
+from benchmarks.record import OUTPUT_NAME, Lines
 
 # Seconds between signs of life: far below any deadline, far above the cost of a line.
 BEAT_SECONDS = 1.0
@@ -17,6 +17,7 @@ class Reporter:
 
     def __init__(self, path: Path) -> None:
         self._lines = Lines(path)
+        self._output = path.parent.parent / OUTPUT_NAME
         # Beats are too far apart to tell which rank of several that stopped was behind; this always holds the count.
         self._count = os.open(path.with_suffix(".count"), os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(self._count, b"%20d" % 0, 0)
@@ -34,14 +35,19 @@ class Reporter:
         self._phase = name
         self.line("phase", phase=name)
 
-    def beat(self) -> None:
-        """One more iteration was enqueued. Called inside timed windows: a line at most once a second, and no fsync."""
-        self._iterations += 1
-        os.pwrite(self._count, b"%20d" % self._iterations, 0)
+    def beat(self, iterations: int = 1) -> None:
+        """So many more iterations were enqueued. Called inside timed windows: a line at most once a second, no fsync."""
+        self._iterations += iterations
+        if iterations:
+            os.pwrite(self._count, b"%20d" % self._iterations, 0)
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             self._lines.write("beat", time.time(), phase=self._phase, iterations=self._iterations)
+
+    def output(self, text: str) -> None:
+        """What the benchmark prints: the launching process shows it when the cell has ended. One rank calls it."""
+        self._output.write_text(text + "\n")
 
     def block(self, purpose: str, block: Block, images: int) -> None:
         """The samples of a window; `images` counts those of its counted iterations."""

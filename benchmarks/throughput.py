@@ -1,12 +1,10 @@
 """`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines every number that this produces."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from benchmarks import checks, statistics
+from benchmarks import checks, exchange, statistics
 from benchmarks.clock import Block, Clock
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
+from benchmarks.result import Result
 from conf.cell import Cell
 from trainers import models
 from trainers.step import Training
@@ -16,6 +14,7 @@ AUTO = {
     "max_seconds": (20.0, 8.0),
     "warmup_iterations": (10, 2),
     "exchange_iterations": (50, 10),
+    "limit_iterations": (10, 3),
     "exposed_rounds": (4, 2),
 }
 # Seconds of one window: long enough that its start does not count, short enough to stop early.
@@ -25,16 +24,6 @@ MOST_PER_WINDOW = 200
 FEWEST_WINDOWS = 3
 # Iterations that hold the device to see how long it computes without launch gaps.
 HELD_ITERATIONS = 3
-
-
-@dataclass
-class Result:
-    """What a benchmark found; equal on every rank."""
-
-    metrics: dict[str, float] = field(default_factory=dict)  # name: value, the unit is in the name
-    series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
-    model: dict[str, float] = field(default_factory=dict)  # parameters, arrays, gradient_bytes
-    checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity judges
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -74,11 +63,13 @@ class Measurement:
             self.result.checks["replicas_equal"] = checks.replicas_equal(self.training, self.ranks)
         losses = self.ranks.gather([self.training.loss.item() if self.training.loss is not None else float("nan")])
         self.result.checks["losses"] = [loss for (loss,) in losses]
+        self.result.metrics |= self.training.strategy.facts()
         if self.ranks.device.type == "cuda":
             self.held()
         if self.ranks.world_size > 1:
             self.exchange_alone()
             self.exposed()  # last: replicas drift apart in it
+        self.training.strategy.close()
         return self.result
 
     def block(self, purpose: str, iterations: int) -> tuple[Block, list[float]]:
@@ -170,30 +161,20 @@ class Measurement:
         self.result.metrics["gpu/idle_share"] = max(0.0, 1 - busy_ms / self.step_ms)
 
     def exchange_alone(self) -> None:
-        """One gradient synchronisation without compute, on gradients of the model's shapes."""
-        iterations, strategy = int(self.options["exchange_iterations"]), self.training.strategy
-        exchange = strategy.exchange_alone(self.training.parameters)
-        if exchange is None or not iterations:
+        """One gradient synchronisation without compute, on gradients of the model's shapes, and what limits it."""
+        strategy, iterations = self.training.strategy, int(self.options["exchange_iterations"])
+        if not iterations:
             return
-        self.reporter.phase("exchange")
-        for _ in range(2):  # connections and allocations of buffers that the step does not use
-            exchange()
-        block = self.clock.block(exchange, iterations, self.reporter.beat)
-        self.reporter.block("exchange", block, 0)
-        slowest = self.ranks.slowest(block.ms)
-        milliseconds = statistics.median(slowest)
-        gradient_bytes = self.result.model["gradient_bytes"]
-        moved = strategy.bytes_moved(gradient_bytes, self.ranks.world_size)
-        low, high = statistics.median_interval(slowest)
-        self.result.metrics |= {
-            "comm/exchange_ms": milliseconds,
-            "comm/exchange_ms_ci_low": low,
-            "comm/exchange_ms_ci_high": high,
-            "comm/algbw_gb_per_s": gradient_bytes / milliseconds / 1e6,
-        }
-        if moved == moved:  # a strategy that cannot say what it moves has no busbw
-            self.result.metrics["comm/busbw_gb_per_s"] = moved / milliseconds / 1e6
-            self.result.metrics["comm/bytes_moved"] = moved
+        common = (self.clock, self.ranks, self.reporter)
+        with strategy.gradients_only():
+            alone = strategy.exchange_alone(self.training.parameters)
+            if alone is None:
+                return
+            measured, _ = exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
+            allowed, self.result.checks["limit"] = exchange.limits(
+                strategy, measured["comm/exchange_ms"], int(self.options["limit_iterations"]), *common
+            )
+        self.result.metrics |= measured | allowed
 
     def exposed(self) -> None:
         """Steps with the strategy against steps without exchange, in the same processes, in the order A B B A."""

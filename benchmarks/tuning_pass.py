@@ -2,7 +2,7 @@
 
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
-from benchmarks.throughput import Result
+from benchmarks.result import Result
 from conf.cell import Cell
 from trainers.step import Training
 
@@ -16,8 +16,10 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(STEPS):
         training.step()
         reporter.beat()
-    exchange = training.strategy.exchange_alone(training.parameters)
-    if exchange:
-        exchange()
+    with training.strategy.gradients_only():
+        exchange = training.strategy.exchange_alone(training.parameters)
+        if exchange:
+            exchange()
     ranks.barrier()
+    training.strategy.close()
     return Result()

@@ -1,5 +1,6 @@
-"""One rank of a cell: `python -m benchmarks.worker CELL_DIR`, started by benchmarks.agent. Reads `cell.json`, measures, and
-writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them.
+"""One process of a cell: `python -m benchmarks.worker CELL_DIR`, started by benchmarks.agent. Reads `cell.json`, measures, and
+writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them. Processes beyond the cell's ranks
+are the servers of its strategy.
 """
 
 import datetime
@@ -44,28 +45,50 @@ def main(folder: Path) -> int:
 
 
 def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
-    import dataclasses
     import json
 
     import torch
-    import torch.distributed as dist
 
-    from benchmarks.ranks import Ranks
     from conf.cell import Cell
 
     cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
-    local_rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local_rank) if cell.device == "cuda" else torch.device("cpu")
-    if cell.device == "cuda":
+    place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
+    device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     reporter.line("start", rank=rank, host=socket.gethostname(), pid=os.getpid(), **_identity(device))
+    if rank < cell.world_size:
+        _rank(cell, rank, device, reporter)
+    else:
+        from trainers.kvstore import process
+
+        threads = cell.strategy.get("threads", 1)
+        process.serve(rank - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat)
+
+
+def _server_place(cell: "Cell", rank: int) -> int | None:  # type: ignore[name-defined] # noqa: F821
+    """Which of the visible GPUs a server uses; None: the host's memory."""
+    if not cell.server_gpus:
+        return None
+    return list(dict.fromkeys((*cell.gpus, *cell.server_gpus))).index(cell.server_gpus[rank - cell.world_size])
+
+
+def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+    import dataclasses
+
+    import torch.distributed as dist
+
+    from benchmarks.ranks import Ranks
+
     # Our own deadlines end a hang; this one is only there so that no rank waits for ever if we are gone.
     timeout = datetime.timedelta(hours=2)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo", timeout=timeout)
+    backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
+    # Servers are no members: the agent's count holds them too.
+    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=cell.world_size)
     benchmark = importlib.import_module(f"benchmarks.{cell.benchmark['name']}")
-    result = benchmark.run(cell, Ranks(rank, dist.get_world_size(), device), reporter)
+    result = benchmark.run(cell, Ranks(rank, cell.world_size, device), reporter)
     if rank == 0:
         reporter.line("result", **dataclasses.asdict(result))
     dist.destroy_process_group()

@@ -24,6 +24,9 @@ class Network:
     options: dict[str, Any]
 
 
+LISTS = ("gpus", "labels", "server_gpus")
+
+
 @dataclass(frozen=True)
 class Cell:
     """One point: model × strategy × GPU subset × NCCL settings × …; equal cells have equal keys."""
@@ -44,6 +47,7 @@ class Cell:
     seed: int
     repeat: int = 0
     labels: tuple[str, ...] = ()  # what was asked beside the defaults, for people; no part of the key
+    server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
 
     @property
     def world_size(self) -> int:
@@ -51,9 +55,16 @@ class Cell:
         return len(self.gpus)
 
     @property
+    def servers(self) -> int:
+        """Number of server processes beside the ranks."""
+        return int(self.strategy.get("servers", 0))
+
+    @property
     def key(self) -> str:
         """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form."""
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
+        if not self.server_gpus:
+            del asked["server_gpus"]  # cells without keep the key that they had before there were any
         canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -75,10 +86,12 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**dataclasses.asdict(self), "gpus": list(self.gpus), "labels": list(self.labels)}
+        lists = {name: list(getattr(self, name)) for name in LISTS}
+        return {**dataclasses.asdict(self), **lists}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
         """The inverse of to_dict. Raises TypeError or KeyError where a field is missing or unknown."""
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
-        return Cell(**{**plain, **nested, "gpus": tuple(plain["gpus"]), "labels": tuple(plain.get("labels", ()))})
+        lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
+        return Cell(**{**plain, **nested, **lists})

@@ -11,6 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from conf.gpus import FORMS
 from conf.knobs import Refused, accepted, closest, described
 from conf.overrides import GROUPS, ROOT
+from conf.resolve import RULES
 from conf.schema import Config
 
 KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}
@@ -78,7 +79,7 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
     beside: list[str] = []
     node: Any = getattr(cause, "parent_node", None)
     if node is not None:
-        beside = [str(child) for child in node if child not in ("accepts", "hydra")]
+        beside = [str(child) for child in node if child not in (*RULES, "hydra")]
     elif kind := getattr(cause, "object_type", None):
         beside = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if not beside:

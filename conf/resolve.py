@@ -13,6 +13,7 @@ from conf import nccl
 from conf.cell import Cell, Network
 from conf.knobs import Refused, accepted, check, check_fields, check_names, closest
 from conf.schema import Config
+from conf.servers import placed
 
 ROOT = Path(__file__).parent
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -61,11 +62,23 @@ def _choice(group: str, name: Any) -> None:
         raise Refused(f"{group}.name={name}: accepted are {', '.join(choices)}{closest(str(name), choices)}")
 
 
+# What the YAML of a strategy or benchmark says beside its options.
+RULES = ("accepts", "conflicts", "shared_memory")
+
+
 @functools.cache
-def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options with their defaults, what each accepts) of the YAML of a strategy or benchmark."""
+def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """(options with their defaults, what each accepts, values that exclude each other) of a strategy's or benchmark's YAML."""
     declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    return declared, declared.pop("accepts", {})
+    declared.pop("shared_memory", None)
+    return declared, declared.pop("accepts", {}), declared.pop("conflicts", [])
+
+
+@functools.cache
+def takes_shared_memory(strategy: str) -> bool:
+    """Whether a strategy's YAML says that it takes memory in /dev/shm."""
+    written = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / "strategy" / f"{strategy}.yaml")))
+    return bool(written.get("shared_memory", False))
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
@@ -78,9 +91,9 @@ def options(group: str, given: Any) -> dict[str, Any]:
         raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
     name = given.get("name")
     _choice(group, name)
-    declared, accepts = _declared(group, name)
+    declared, accepts, conflicts = _declared(group, name)
     for option, value in given.items():
-        if option == "accepts":
+        if option in RULES:
             continue
         full = f"{group}.{option}"
         if option not in declared:
@@ -94,14 +107,20 @@ def options(group: str, given: Any) -> dict[str, Any]:
         check(full, value, limits)
     if missing := [option for option in declared if option not in given]:
         raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {declared[missing[0]]}")
-    return {option: value for option, value in given.items() if option != "accepts"}
+    for conflict in conflicts:
+        if all(given[option] == value for option, value in conflict.items()):
+            first, *others = (f"{group}.{option}={value}" for option, value in conflict.items())
+            raise Refused(f"{first}: accepted without {', '.join(others)}")
+    return {option: value for option, value in given.items() if option not in RULES}
 
 
-def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0) -> Cell:
-    """Resolve every `auto` for a subset on a kind of device ('cpu' or 'cuda').
+def resolve(
+    config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0, everyone: tuple[int, ...] | None = None
+) -> Cell:
+    """Resolve every `auto` for a subset on a kind of device ('cpu' or 'cuda'); `everyone` are the machine's GPUs.
 
     Raises:
-        Refused: `global_batch_size` does not divide, or the precision needs a GPU.
+        Refused: `global_batch_size` does not divide, the precision needs a GPU, or the strategy's servers do not fit.
     """
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
@@ -126,11 +145,15 @@ def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0)
         raise Refused(f"image_size={image_size}: {model.name} accepts {asked}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    if device == "cpu":
-        for option, limits in _declared("strategy", config.strategy["name"])[1].items():
-            if config.strategy[option] in limits.get("gpu_only", ()):
-                raise Refused(f"strategy.{option}={config.strategy[option]}: accepted on GPUs only, not on CPU workers")
     precision = ("bf16" if device == "cuda" else "fp32") if config.precision == "auto" else config.precision
+    accepts = _declared("strategy", config.strategy["name"])[1]
+    for field, value in (("precision", precision), ("benchmark", config.benchmark["name"])):
+        if value in accepts.get(field, {}).get("refused", ()):
+            raise Refused(f"{field}={value}: accepted with other strategies than {config.strategy['name']}")
+    if device == "cpu":
+        for option, limits in accepts.items():
+            if config.strategy.get(option) in limits.get("gpu_only", ()):
+                raise Refused(f"strategy.{option}={config.strategy[option]}: accepted on GPUs only, not on CPU workers")
     nhwc = device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True")
     return Cell(
         model=Network(
@@ -152,6 +175,7 @@ def resolve(config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0)
         seed=config.seed,
         repeat=repeat,
         labels=_labels(config),
+        server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
     )  # fmt: skip
 
 

@@ -20,16 +20,20 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder}: no attempt was begun here ({error})") from None
     result: dict[str, Any] = {}
-    ranks = []
-    for number in range(cell.world_size):
+    ranks: list[dict[str, Any]] = []
+    servers: list[dict[str, Any]] = []
+    for number in range(cell.world_size + cell.servers):
         lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
         start = next((line for line in lines if line["kind"] == "start"), None)
         if start is None:
             continue
         facts = {name: value for name, value in start.items() if name not in ("kind", "time", "versions")}
-        ranks.append({**facts, "done": any(line["kind"] == "done" for line in lines)})
+        told = {**facts, "done": any(line["kind"] == "done" for line in lines)}
+        (ranks if number < cell.world_size else servers).append(told)
         attempt["environment"].setdefault("versions", start["versions"])
         result = next((line for line in lines if line["kind"] == "result"), result)
+    if servers:
+        attempt["environment"]["servers"] = servers
     return Record(
         cell_key=cell.key,
         name=cell.name,

@@ -22,30 +22,32 @@ NCCL_ERROR = re.compile(r"NCCL|ncclInternal|ncclSystem|ncclInvalid|DistBackendEr
 
 
 def hang(watch: Watch, what: str) -> Failure:
-    """Name the rank that the others wait for: one stopped or stuck in the kernel, else the one furthest behind."""
-    waiting = [rank for rank in watch.ranks if not rank.done] or watch.ranks
+    """Name the process that the others wait for: one stopped or stuck in the kernel, else the rank furthest behind."""
+    waiting = [rank for rank in watch.everyone if not rank.done] or watch.everyone
     states = {rank.number: processes.state(rank.pid) if rank.pid else "not started" for rank in waiting}
-    counts = {rank.number: watch.count(rank) for rank in waiting}
     odd = [
         rank
         for rank in waiting
         if states[rank.number] in ("stopped", "disk-sleep", "tracing-stop", "gone", "not started")
     ]
-    least = min(counts.values())
-    behind = [rank for rank in waiting if counts[rank.number] == least]
-    suspects = odd or (behind if len(behind) < len(waiting) or len(waiting) == 1 else [])
+    # Servers count pushes, not steps: they are not compared.
+    stepping = [rank for rank in waiting if rank in watch.ranks]
+    counts = {rank.number: watch.count(rank) for rank in waiting}
+    least = min((counts[rank.number] for rank in stepping), default=0)
+    behind = [rank for rank in stepping if counts[rank.number] == least]
+    suspects = odd or (behind if len(behind) < len(stepping) or len(waiting) == 1 else [])
     if not suspects:
         return Failure(
             "hang", None, f"no rank is behind the others; each {what} in phase {waiting[0].phase or 'start'!r}"
         )
     rank = suspects[0]
     where = f"in phase {rank.phase or 'start'!r} after {counts[rank.number]} iterations; its process is {states[rank.number]}"
-    return Failure("hang", rank.number, f"rank {rank.number} {what}, {where}")
+    return Failure("hang", rank.number, f"{rank.name} {what}, {where}")
 
 
 def left_early(watch: Watch) -> Failure | None:
     """The agent is content: whether a rank left early all the same, with status 0."""
-    early = [rank for rank in watch.ranks if not rank.done]
+    early = [rank for rank in watch.everyone if not rank.done]
     return _untold(early[0], 0) if early else None
 
 
@@ -55,12 +57,12 @@ def first_cause(watch: Watch, folder: Path, returncode: int) -> Failure:
         exits = {int(rank): int(code) for rank, code in json.loads((folder / "failures.json").read_text()).items()}
     except (OSError, ValueError, AttributeError):
         exits = {}
-    spoke = sorted((rank for rank in watch.ranks if rank.error), key=lambda rank: float(rank.error["time"]))  # type: ignore[index]
+    spoke = sorted((rank for rank in watch.everyone if rank.error), key=lambda rank: float(rank.error["time"]))  # type: ignore[index]
     first = [rank for rank in spoke if not CONSEQUENCE.search(str(rank.error["message"]))]  # type: ignore[index]
     # In the order in which the agent noticed them. It ends the others with SIGTERM: those are not the first.
-    unsaid = [(watch.ranks[number], code) for number, code in exits.items() if not watch.ranks[number].error]
+    unsaid = [(watch.everyone[number], code) for number, code in exits.items() if not watch.everyone[number].error]
     died = [(rank, code) for rank, code in unsaid if code != -signal.SIGTERM]
-    left = [rank for rank in watch.ranks if not rank.done and not rank.error and rank.number not in exits]
+    left = [rank for rank in watch.everyone if not rank.done and not rank.error and rank.number not in exits]
     if first:
         return _told(first[0])
     if died:
@@ -81,15 +83,15 @@ def _told(rank: Rank) -> Failure:
     first = message.splitlines()[0] if message else kind
     text = f"{kind} {message}"
     cause = "oom" if OUT_OF_MEMORY.search(text) else "nccl" if NCCL_ERROR.search(text) else "exception"
-    return Failure(cause, rank.number, f"rank {rank.number} raised {kind} in phase {rank.phase or 'start'!r}: {first}")
+    return Failure(cause, rank.number, f"{rank.name} raised {kind} in phase {rank.phase or 'start'!r}: {first}")
 
 
 def _untold(rank: Rank, code: int) -> Failure:
     where = f"in phase {rank.phase or 'start'!r}" if rank.phase else "before it reported"
     if code < 0:
         name = signal.Signals(-code).name
-        return Failure("killed", rank.number, f"rank {rank.number} was ended by {name} {where}")
-    return Failure("exception", rank.number, f"rank {rank.number} exited with status {code} {where}, without a word")
+        return Failure("killed", rank.number, f"{rank.name} was ended by {name} {where}")
+    return Failure("exception", rank.number, f"{rank.name} exited with status {code} {where}, without a word")
 
 
 def with_log(failure: Failure, folder: Path) -> Failure:

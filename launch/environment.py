@@ -26,8 +26,8 @@ NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
 
 
 def arguments(folder: Path, cell: Cell) -> list[str]:
-    """The agent of this machine, which starts the ranks."""
-    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size)]
+    """The agent of this machine, which starts the ranks and the servers."""
+    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size + cell.servers)]
 
 
 def environment(
@@ -47,7 +47,8 @@ def environment(
     uuids = {device.id: device.uuid for device in machine.devices}
     own |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in cell.gpus),
+        # Servers' GPUs last: a rank's index is its place in the subset.
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in dict.fromkeys((*cell.gpus, *cell.server_gpus))),
         "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,

@@ -18,6 +18,7 @@ from conf.knobs import Refused
 from conf.resolve import checked, resolve
 from conf.schema import Config
 from launch.machine import Device, Machine, look
+from launch.shared_memory import refuse_too_little
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         machine = machine or _machine(config, surrounding)
         _library(config)
         notices += told
-        listed += [resolve(config, subset, machine.kind) for subset in _subsets(config, machine)]
+        listed += [
+            resolve(config, subset, machine.kind, everyone=machine.everyone) for subset in _subsets(config, machine)
+        ]
     assert machine is not None
     if first.topology and first.dry_run:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")
@@ -97,6 +100,8 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     unique = list({cell.key: cell for cell in listed}.values())
     if twice := len(listed) - len(unique):
         notices.append(f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once")
+    if not (first.topology and first.dry_run):  # then it is another machine's memory
+        refuse_too_little(unique)
     return Plan(first, machine, _ordered(unique, first.repeats, first.seed), list(dict.fromkeys(notices)))
 
 

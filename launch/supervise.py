@@ -42,7 +42,7 @@ def run(
 
     `stopping` is asked often and true means: close the cell as interrupted. `progress` is told of news and of time passing.
     """
-    watch = Watch(folder, cell.world_size)
+    watch = Watch(folder, cell.world_size, cell.servers)
     opened = time.monotonic()
     with (folder / "logs" / "agent.log").open("ab") as log:
         agent = subprocess.Popen(
@@ -59,7 +59,7 @@ def run(
             )
             time.sleep(POLL_SECONDS)
         if ended is not None and ended.cause == "hang":
-            processes.ask_for_stacks(token, [rank.pid for rank in watch.ranks if rank.pid])
+            processes.ask_for_stacks(token, [rank.pid for rank in watch.everyone if rank.pid])
             time.sleep(STACKS_SECONDS)
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
@@ -79,11 +79,11 @@ def run(
 def _overdue(watch: Watch, opened: float, engine: Engine) -> Failure | None:
     """The deadline that has passed, if one has."""
     now = time.monotonic()
-    missing = [rank for rank in watch.ranks if rank.pid is None]
+    missing = [rank for rank in watch.everyone if rank.pid is None]
     if missing and now - opened > engine.start_timeout_s:
-        names = ", ".join(str(rank.number) for rank in missing)
-        return Failure("start", missing[0].number, f"rank {names} did not report within {engine.start_timeout_s:g} s")
-    if not missing and any(_silent(rank, now, engine) for rank in watch.ranks):
+        names = ", ".join(rank.name for rank in missing)
+        return Failure("start", missing[0].number, f"{names} did not report within {engine.start_timeout_s:g} s")
+    if not missing and any(_silent(rank, now, engine) for rank in watch.everyone):
         return hang(watch, f"gave no sign for {engine.silence_timeout_s:g} s")
     if now - opened > engine.cell_timeout_s:
         return hang(watch, f"was not done when the cell's {engine.cell_timeout_s:g} s were over")

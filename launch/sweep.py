@@ -147,7 +147,14 @@ class _Sweep:
         known.append(record)
         self.measured.append(record)
         screen.settle(number, record.state, record)
+        self._print_output(record)
         self.projector.log(record)
+
+    def _print_output(self, record: Record) -> None:
+        """What the benchmark wants printed, for scripts that read it."""
+        with contextlib.suppress(OSError):
+            text = (self.study.folder_of(record) / records.OUTPUT_NAME).read_text()
+            self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:
         self.console.print(f"note: {text}", markup=False)

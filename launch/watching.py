@@ -11,9 +11,10 @@ from benchmarks.record import read_line
 
 @dataclass
 class Rank:
-    """What is known of one rank from its lines."""
+    """What is known of one process of a cell from its lines: a rank, or a server beside the ranks."""
 
     number: int
+    name: str  # 'rank 3', 'server 0'
     phase: str = ""
     iterations: int = 0
     pid: int | None = None
@@ -23,17 +24,19 @@ class Rank:
 
 
 class Watch:
-    """Follows the lines that ranks append, each from where it was last read."""
+    """Follows the lines that ranks and servers append, each from where it was last read."""
 
-    def __init__(self, folder: Path, world_size: int) -> None:
-        self.ranks = [Rank(number) for number in range(world_size)]
+    def __init__(self, folder: Path, world_size: int, servers: int = 0) -> None:
+        self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
+        self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
+        self.everyone = [*self.ranks, *self.servers]  # by number
         self._folder = folder
-        self._read = [0] * world_size
+        self._read = [0] * len(self.everyone)
 
     def update(self) -> bool:
         """Read what is new; whether there was anything."""
         news = False
-        for rank in self.ranks:
+        for rank in self.everyone:
             with (
                 contextlib.suppress(FileNotFoundError),
                 (self._folder / "ranks" / f"{rank.number}.jsonl").open("rb") as file,
@@ -59,7 +62,7 @@ class Watch:
 
     def _take(self, rank: Rank, line: dict[str, Any]) -> None:
         if rank.pid is None and "pid" in line:
-            for other in self.ranks:  # those that reported earlier were waiting for this one
+            for other in self.everyone:  # those that reported earlier were waiting for this one
                 other.last_seen = time.monotonic()
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)

@@ -31,11 +31,6 @@ class Training:
         if cell.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
-        self.strategy: Strategy = load(cell.strategy)
-        self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model)
-        if cell.optimize == "compile":
-            # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
-            self.model = torch.compile(self.model)
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=cell.optimizer.learning_rate,
@@ -47,6 +42,11 @@ class Training:
         # fp16); zeros are what the first step would start from anyway.
         for parameter in self.parameters:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.strategy: Strategy = load(cell.strategy)
+        self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model, self.optimizer)
+        if cell.optimize == "compile":
+            # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
+            self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches = synthetic(cell, device, rank)
         self.images = 0  # counted, never computed
@@ -66,7 +66,7 @@ class Training:
     def step(self) -> None:
         """One training step."""
         self.backward()
-        if self.scaler.is_enabled():
+        if self.scaler.is_enabled():  # only for strategies that leave the update to every rank (their YAML's `accepts`)
             self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
             self.scaler.update()
         else:

@@ -5,7 +5,7 @@ Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; o
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.strategies import Strategy
+from trainers import ring
+from trainers.strategies import Alone, Probe, Strategy
 
 # Share of a gradient's bytes that a hook sends.
 WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
@@ -94,7 +95,7 @@ class NcclAllreduce(Strategy):
         hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         return (None, hooks[self._comm_hook]) if self._comm_hook in hooks else None
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
         """Wrap the model in DDP; weights are broadcast from rank 0."""
         device = next(model.parameters()).device
         self._ddp = DistributedDataParallel(
@@ -115,52 +116,94 @@ class NcclAllreduce(Strategy):
         share = WIRE_SHARE.get(self._comm_hook, float("nan"))
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
 
-    def exchange_alone(self, parameters: list[nn.Parameter]) -> Callable[[], None]:
-        """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward.
+    def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
+        """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward."""
+        self._wire_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        self._device = parameters[0].device
+        return _Alone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
-        On a GPU several copies of the gradient take turns, so that together they are larger than the L2 cache.
-        """
+    def probes(self) -> list[Probe]:
+        """Limit: the links between neighbours."""
+        moved = self.bytes_moved(self._wire_bytes, dist.get_world_size())
+        return [ring.probe(self._device, moved)] if moved == moved else []
+
+
+class _Alone(Alone):
+    """All-reduce of DDP's buckets.
+
+    On a GPU several copies of the gradient take turns, so that together they are larger than the L2 cache.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], cap_bytes: float, hook: tuple[object, Hook] | None) -> None:
+        self._parameters, self._hook = parameters, hook
+        self._groups = bucket_members(parameters, cap_bytes)
         gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         copies = 1
         if parameters[0].is_cuda:
             cache_bytes = torch.cuda.get_device_properties(parameters[0].device).L2_cache_size
             copies = 1 + int(4 * cache_bytes // gradient_bytes)
-        turns = itertools.cycle([list(self._buckets(parameters)) for _ in range(copies)])
-        hook = self._hook()
+        # Tiny where gloo sums: each exchange multiplies by the number of ranks, and must not overflow.
+        scale = 1.0 if parameters[0].is_cuda else 1e-30
+        self._copies = [
+            self._buckets([torch.randn_like(parameter).mul_(scale) for parameter in parameters]) for _ in range(copies)
+        ]
+        self._turns = itertools.cycle(self._copies)
+
+    def _buckets(self, gradients: Sequence[Tensor]) -> list[Bucket]:
+        last = len(self._groups) - 1
+        return [
+            Bucket(
+                torch.cat([gradients[member].flatten() for member in group]),
+                [gradients[member].shape for member in group],
+                number,
+                number == last,
+            )
+            for number, group in enumerate(self._groups)
+        ]
+
+    def fill(self, gradients: Sequence[Tensor]) -> None:
+        """Into the copy that is exchanged next."""
+        self._copies[0] = self._buckets(gradients)
+        self._turns = itertools.cycle(self._copies)
+
+    def __call__(self) -> None:
+        """Start all, await all."""
+        buckets = next(self._turns)
+        if self._hook:
+            for future in [self._hook[1](self._hook[0], bucket) for bucket in buckets]:
+                future.wait()
+            return
         # The mean, as DDP needs it; gloo can only sum.
-        operation = dist.ReduceOp.AVG if parameters[0].is_cuda else dist.ReduceOp.SUM
+        operation = dist.ReduceOp.AVG if buckets[0].flat.is_cuda else dist.ReduceOp.SUM
+        for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in buckets]:
+            assert work is not None
+            work.wait()
 
-        def exchange() -> None:
-            if hook:
-                for future in [hook[1](hook[0], bucket) for bucket in next(turns)]:
-                    future.wait()
-            else:
-                for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in next(turns)]:
-                    assert work is not None
-                    work.wait()
+    def result(self) -> list[Tensor]:
+        """Copies, in the parameters' shapes."""
+        # The half-precision hooks divide on any backend.
+        divisor = 1 if self._hook or self._parameters[0].is_cuda else dist.get_world_size()
+        found: dict[int, Tensor] = {}
+        for group, bucket in zip(self._groups, self._copies[0], strict=True):
+            found |= {member: gradient / divisor for member, gradient in zip(group, bucket.gradients(), strict=True)}
+        return [found[number] for number in range(len(self._parameters))]
 
-        return exchange
 
-    def _buckets(self, parameters: list[nn.Parameter]) -> Iterator[Bucket]:
-        """Random gradients in DDP's buckets: last parameters first, one dtype each, full at `bucket_cap_mb`.
+def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
+    """DDP's buckets: numbers of parameters, last parameters first, one dtype each, full at `cap_bytes`.
 
-        DDP's small first bucket is only there where the cap is left to torch's default; ours is always given.
-        """
-        cap_bytes = self._arguments["bucket_cap_mb"] * (1 << 20)
-        groups: list[list[nn.Parameter]] = []
-        open_groups: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in reversed(parameters):
-            group = open_groups.setdefault(parameter.dtype, [])
-            if not group:
-                groups.append(group)
-            group.append(parameter)
-            if sum(member.numel() * member.element_size() for member in group) >= cap_bytes:
-                del open_groups[parameter.dtype]
-        for number, group in enumerate(groups):
-            # Tiny where gloo sums: each exchange multiplies by the number of ranks, and must not overflow.
-            scale = 1.0 if group[0].is_cuda else 1e-30
-            flat = torch.cat([torch.randn_like(parameter).flatten() for parameter in group]).mul_(scale)
-            yield Bucket(flat, [parameter.shape for parameter in group], number, number == len(groups) - 1)
+    DDP's small first bucket is only there where the cap is left to torch's default; ours is always given.
+    """
+    groups: list[list[int]] = []
+    current: dict[torch.dtype, list[int]] = {}
+    for number, parameter in reversed(list(enumerate(parameters))):
+        group = current.setdefault(parameter.dtype, [])
+        if not group:
+            groups.append(group)
+        group.append(number)
+        if sum(parameters[member].numel() * parameter.element_size() for member in group) >= cap_bytes:
+            del current[parameter.dtype]
+    return groups
 
 
 STRATEGY = NcclAllreduce

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import nn
 
 from trainers.strategies import Strategy
@@ -12,7 +13,7 @@ class NoExchange(Strategy):
 
     synchronous = False
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
         """The model as it is."""
         return model
 

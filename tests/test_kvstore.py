@@ -1,0 +1,153 @@
+"""Every strategy in real gloo ranks and servers: synchronous ones give the weights of all-reduce, asynchronous ones converge.
+
+The ranks of all cases are forked, one case after the other, from one process that is started once for the module.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STEPS = 5
+SMALL = {"bucket_cap_mb": 0.0003}  # MiB: about 80 elements, several buckets
+SYNCHRONOUS = {
+    "staged": {"name": "cpu_staged", **SMALL},
+    "staged_gpu": {"name": "cpu_staged", "optimizer_on": "gpu", **SMALL},
+    "staged_threads": {"name": "cpu_staged", "threads": 2},
+    "staged_sharded": {"name": "cpu_staged", "staging": "sharded", **SMALL},
+    "staged_sharded_gpu": {"name": "cpu_staged", "staging": "sharded", "optimizer_on": "gpu"},
+    "staged_gloo": {"name": "cpu_staged", "transport": "gloo", **SMALL},
+    "staged_gloo_gpu": {"name": "cpu_staged", "transport": "gloo", "optimizer_on": "gpu"},
+    "local": {"name": "kvstore_local"},
+    "device": {"name": "kvstore_device", **SMALL},
+    "device_owner": {"name": "kvstore_device", "reduce": "owner", **SMALL},
+    "sync": {"name": "kvstore_dist_sync", "servers": 1, **SMALL},
+    "sync_2_split": {"name": "kvstore_dist_sync", "servers": 2, "bigarray_bound": 60},
+    "sync_3": {"name": "kvstore_dist_sync", "servers": 3, "bigarray_bound": 60, **SMALL},
+    "sync_device": {"name": "kvstore_dist_sync_device", "servers": 1},
+}
+HALF = {
+    "staged": {"name": "cpu_staged"},
+    "staged_sharded": {"name": "cpu_staged", "staging": "sharded"},
+    "device": {"name": "kvstore_device"},
+    "sync": {"name": "kvstore_dist_sync", "servers": 1},
+}
+REFERENCE = {"name": "nccl_allreduce"}
+
+
+def _cases():
+    cases = {}
+    for workers in (2, 4):
+        cases[f"allreduce_{workers}"] = {"workers": workers, "strategy": REFERENCE}
+    for name, strategy in SYNCHRONOUS.items():
+        cases[f"{name}_2"] = {"workers": 2, "strategy": strategy, "more": True}
+    for name in ("staged", "staged_sharded", "device", "device_owner"):
+        cases[f"{name}_4"] = {"workers": 4, "strategy": SYNCHRONOUS[name]}
+    cases["sync_4_4"] = {"workers": 4, "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60}}
+    for hook in ("fp16", "bf16"):
+        cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
+        for name, strategy in HALF.items():
+            cases[f"{name}_{hook}"] = {"workers": 2, "strategy": {**strategy, "comm_hook": hook}}
+    cases["alone"] = {"workers": 1, "strategy": REFERENCE}
+    cases["async_alone"] = {"workers": 1, "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL}}
+    slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
+    for bound in (None, 1, 3):
+        cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
+    cases["async_device"] = {**slow, "strategy": {"name": "kvstore_dist_async_device"}, "more": True}
+    for case in cases.values():
+        case.setdefault("steps", STEPS)
+        if "dist" in case["strategy"]["name"]:
+            case["strategy"].setdefault("servers", 1)
+    return cases
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every rank of every case found: found(case) is a list by rank."""
+    folder = tmp_path_factory.mktemp("kvstore")
+    (folder / "cases.json").write_text(json.dumps(_cases()))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
+        env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+    def read(name):
+        errors = [path.read_text() for path in folder.glob(f"{name}-*.error")]
+        assert not errors, errors[0]
+        return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
+
+    return read
+
+
+def _distance(one, other):
+    """Largest difference of two lists of weights, against the largest weight."""
+    first, second = (np.concatenate([np.asarray(array) for array in weights]) for weights in (one, other))
+    return float(np.abs(first - second).max() / np.abs(second).max())
+
+
+@pytest.mark.parametrize("name", [f"{name}_2" for name in SYNCHRONOUS] + [
+    "staged_4", "staged_sharded_4", "device_4", "device_owner_4", "sync_4_4"
+])  # fmt: skip
+def test_synchronous_strategies_give_the_weights_of_all_reduce(found, name):
+    ranks, reference = found(name), found("allreduce_4" if "_4" in name else "allreduce_2")
+    assert len(ranks) == len(reference)
+    for rank in ranks:
+        assert rank["weights"] == ranks[0]["weights"]
+        assert _distance(rank["weights"], reference[0]["weights"]) < 2e-6
+
+
+@pytest.mark.parametrize("hook", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_stays_within_its_rounding(found, name, hook):
+    ranks, reference = found(f"{name}_{hook}"), found(f"allreduce_{hook}")
+    exact = found("allreduce_2")[0]["weights"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    limit = {"fp16": 1e-3, "bf16": 8e-3}[hook]
+    assert 0 < _distance(ranks[0]["weights"], exact) < limit
+    assert _distance(reference[0]["weights"], exact) < limit
+
+
+@pytest.mark.parametrize("name", [f"{name}_2" for name in SYNCHRONOUS])
+def test_gradients_only_and_the_exchange_alone_bring_the_mean(found, name):
+    for rank in found(name):
+        assert rank["error"] < 1e-6 and rank["spread"] > 0.1
+        # Arrays without a gradient are no part of an exchange that was set up in a step.
+        assert [pair for pair in rank["returned"] if pair != [0, 0]] == [[1.5, 1.5]] * 5
+        assert rank["drift"] > 0
+        assert any(limit for _, _, limit in rank["probes"])
+        assert all(share > 0 for _, share, _ in rank["probes"])
+    first, second = found(name)
+    if not name.removesuffix("_2").endswith("_gpu"):  # there every rank goes on from its own weights
+        assert first["after"] == second["after"]
+
+
+def test_asynchronous_with_one_worker_is_synchronous(found):
+    assert _distance(found("async_alone")[0]["weights"], found("alone")[0]["weights"]) < 2e-6
+    assert found("async_alone")[0]["facts"]["staleness/max"] == 0
+
+
+@pytest.mark.parametrize("bound", [None, 1, 3])
+def test_asynchronous_converges_and_tells_its_staleness(found, bound):
+    ranks = found(f"async_{bound}")
+    for rank in ranks:
+        assert rank["losses"][-1] < 0.9 * rank["losses"][0]
+    facts = ranks[0]["facts"]
+    assert 0 < facts["staleness/mean"] <= facts["staleness/max"]
+    assert facts["staleness/updates"] % 60 == 0
+    if bound is not None:
+        assert facts["staleness/max"] <= bound
+    else:
+        assert facts["staleness/max"] > 3  # the slow rank sees many updates of the other
+
+
+def test_asynchronous_exchange_alone_returns_the_own_gradient(found):
+    for number, rank in enumerate(found("async_device")):
+        assert [pair for pair in rank["returned"] if pair != [0, 0]] == [[number + 1.0] * 2] * 5

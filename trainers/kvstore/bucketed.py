@@ -1,0 +1,195 @@
+"""A strategy that exchanges buckets while backward still runs: which gradients there are, when a bucket is complete."""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainers.kvstore.layout import Array, Bucket
+from trainers.strategies import Strategy
+
+# Four units in the last place of the format that is sent: casts round in it.
+ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
+SENT = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class Bucketed(Strategy):
+    """The part that all bucket-wise strategies share. The first exchange is not overlapped: it shows what there is.
+
+    Arrays are the parameters, numbered as the optimizer has them. The gradients of the first step, in rank 0's order of
+    arrival, are those that are exchanged in every step (torch's DDP calls that a static graph).
+    """
+
+    def __init__(self, bucket_cap_mb: float, comm_hook: str, only_gradients: bool = False) -> None:
+        """`only_gradients`: in steps, too, the mean gradient comes back and every rank updates its own weights."""
+        self.cap_bytes = bucket_cap_mb * (1 << 20)
+        self.comm_hook = comm_hook
+        self.rounding = ROUNDING.get(comm_hook, 0.0)
+        self.parameters: list[nn.Parameter] = []
+        self.optimizer: torch.optim.SGD | None = None
+        self._names: dict[int, str] = {}
+        self._arrived: list[int] = []  # in the step in hand
+        self._buckets_of: dict[int, list[int]] | None = None  # of each array, once they are set up
+        self._missing: list[int] = []  # arrays that a bucket still waits for
+        self._parts: list[int] = []  # … that it has
+        self._exchanging = True
+        self.only_gradients = self._usually = only_gradients
+
+    # What a strategy does with a bucket.
+
+    @abstractmethod
+    def set_up(self, order: list[int]) -> dict[int, list[int]]:
+        """Make buckets of these arrays, in this order, and what else an exchange needs. Collective.
+
+        Returns the numbers of the buckets of each array.
+        """
+
+    @abstractmethod
+    def start(self, bucket: int) -> None:
+        """All gradients of a bucket are in `.grad`: begin its exchange."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Every bucket was started: end the exchange, up to what `update` does."""
+
+    @abstractmethod
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """The weights of the next step."""
+
+    # The seam.
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
+        """The model as it is; every parameter tells when its gradient is complete. Weights are rank 0's."""
+        self.optimizer = optimizer
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        named = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names = {number: named.get(id(parameter), "") for number, parameter in enumerate(self.parameters)}
+        for number, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._gradient_arrived, number))
+        with torch.no_grad():
+            for tensor in [*self.parameters, *model.buffers()]:
+                dist.broadcast(tensor, 0)
+        return model
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """Steps inside it update on each rank alone."""
+        self._exchanging = False
+        try:
+            yield
+        finally:
+            self._exchanging = True
+
+    @contextmanager
+    def gradients_only(self) -> Iterator[None]:
+        """Inside it the mean gradient comes back."""
+        self.switch(only_gradients=True)
+        try:
+            yield
+        finally:
+            self.switch(only_gradients=self._usually)
+
+    def gradients(self) -> list[Tensor]:
+        """Every `.grad`, by number; an empty tensor where there is none."""
+        return [parameter.new_empty(0) if parameter.grad is None else parameter.grad for parameter in self.parameters]
+
+    def settings(self) -> tuple[float, float, float]:
+        """Learning rate, momentum and weight decay; zeros where only gradients are exchanged."""
+        group = self.optimizer.param_groups[0] if self.optimizer else {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
+        return group["lr"], group["momentum"], group["weight_decay"]
+
+    def switch(self, only_gradients: bool) -> None:
+        """Change what comes back. No exchange is under way: the device has been waited for."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.only_gradients = only_gradients
+
+    def exchange(self) -> None:
+        """End what backward began. Raises RuntimeError where other parameters have gradients than in the first step."""
+        if not self._exchanging:
+            return
+        arrived, self._arrived = self._arrived, []
+        if self._buckets_of is None:
+            self.agree(arrived)
+            for bucket in range(len(self._parts)):
+                self.start(bucket)
+        elif len(arrived) != len(self._buckets_of):
+            absent = [self._names[number] for number in self._buckets_of if number not in arrived]
+            raise RuntimeError(f"no gradient in this step, but in the first: {', '.join(absent[:5])}")
+        self._missing = list(self._parts)
+        self.finish()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The strategy's own update; the local one where nothing is exchanged."""
+        if self._exchanging and not self.only_gradients:
+            self.apply(optimizer)
+        else:
+            optimizer.step()
+
+    # What happens in backward.
+
+    def _gradient_arrived(self, number: int, parameter: Tensor) -> None:
+        if not self._exchanging:
+            return
+        self._arrived.append(number)
+        if self._buckets_of is None:
+            return
+        if number not in self._buckets_of:
+            raise RuntimeError(f"{self._names[number]} has a gradient in this step, but had none in the first")
+        for bucket in self._buckets_of[number]:
+            self._missing[bucket] -= 1
+            if self._missing[bucket] == 0:
+                self.start(bucket)
+
+    def agree(self, arrived: Sequence[int]) -> None:
+        """Set up the buckets of the arrays that have gradients, in rank 0's order. Collective."""
+        told = [list(arrived)]
+        dist.broadcast_object_list(told, 0)
+        if odd := set(told[0]) ^ set(arrived):
+            names = ", ".join(self._names[number] for number in sorted(odd)[:5])
+            raise RuntimeError(f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}")
+        self._buckets_of = self.set_up(told[0])
+        self._parts = [0] * (1 + max((b for found in self._buckets_of.values() for b in found), default=-1))
+        for found in self._buckets_of.values():
+            for bucket in found:
+                self._parts[bucket] += 1
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """A flat view of a tensor's elements as they lie in memory, channels-last or not. A gradient lies as its weight."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]:
+    """The parameters as a layout has them."""
+    kept = [str(parameter.dtype).removeprefix("torch.") for parameter in parameters]
+    return tuple(
+        Array(parameter.numel(), name, SENT.get(comm_hook, name))
+        for parameter, name in zip(parameters, kept, strict=True)
+    )
+
+
+@torch.no_grad()
+def gather(bucket: Bucket, tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy the bucket's parts of tensors, one for each array, into its flat form, in the dtype of that."""
+    torch._foreach_copy_(_split(bucket, flat), _parts(bucket, tensors))
+
+
+@torch.no_grad()
+def scatter(buckets: Sequence[Bucket], flats: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """The inverse, for several buckets."""
+    targets = [part for bucket in buckets for part in _parts(bucket, tensors)]
+    torch._foreach_copy_(targets, [part for b, flat in zip(buckets, flats, strict=True) for part in _split(b, flat)])
+
+
+def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    # A flat form may be longer than its bucket: padded, to be equally long on every rank.
+    return list(flat[: bucket.elements].split([part.stop - part.start for part in bucket.parts]))
+
+
+def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [dense(tensors[part.array])[part.start : part.stop] for part in bucket.parts]

@@ -1,0 +1,121 @@
+"""Which parts of which arrays travel together: buckets, each of one dtype and for one server. Pure arithmetic.
+
+Placement on servers is MXNet's (ps-lite through src/kvstore/kvstore_dist.h, EncodeDefaultKey): an array of at least
+`bigarray_bound` elements is split evenly over all servers, a smaller one goes whole to server (key × 9973) mod servers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# Every bucket starts at a multiple of this many bytes: a cache line pair, and what a GPU's copy engine likes.
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements `start` to `stop` of a flattened array."""
+
+    array: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parts that travel together. Offsets are bytes from the start of a region that holds every bucket."""
+
+    server: int
+    parts: tuple[Part, ...]
+    elements: int
+    push_offset: int  # of gradients, in the dtype that is sent
+    pull_offset: int  # of weights or mean gradients
+
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Array:
+    """One gradient with the names of two dtypes: of the weight, and of the gradient on its way."""
+
+    elements: int
+    kept: str
+    sent: str
+
+
+# (number of the array among all keys, its elements) -> parts with their server
+Placement = Callable[[int, int], list[tuple[int, int, int]]]
+
+
+def whole(key: int, elements: int) -> list[tuple[int, int, int]]:
+    """Every array whole; buckets are dealt to servers later."""
+    return [(0, 0, elements)]
+
+
+def mxnet(servers: int, bigarray_bound: int) -> Placement:
+    """MXNet's placement: (server, start, stop) of the parts of an array."""
+
+    def place(key: int, elements: int) -> list[tuple[int, int, int]]:
+        if servers == 1 or elements < bigarray_bound:
+            return [((key * 9973) % servers, 0, elements)]
+        edges = [round(elements / servers * number) for number in range(servers + 1)]
+        return [(server, edges[server], edges[server + 1]) for server in range(servers)]
+
+    return place
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All buckets, in the order in which they are exchanged."""
+
+    buckets: tuple[Bucket, ...]
+    arrays: tuple[Array, ...]
+    push_bytes: int  # of a region for gradients
+    pull_bytes: int  # of a region for weights
+
+    @staticmethod
+    def of(
+        arrays: Sequence[Array], order: Sequence[int], cap_bytes: float, place: Placement = whole, dealt: int = 0
+    ) -> "Layout":
+        """Fill buckets with the arrays of `order` (numbers of arrays), one dtype and one server each, until `cap_bytes`.
+
+        A cap of 0 gives every part a bucket of its own. `dealt` > 0 deals whole buckets to that many servers in turn. An
+        array that `order` leaves out has no gradient and is in no bucket.
+        """
+        groups: list[tuple[int, list[Part]]] = []
+        current: dict[tuple[int, str], tuple[list[Part], int]] = {}
+        for number in order:
+            array = arrays[number]
+            for server, start, stop in place(number, array.elements):
+                key = (server, array.kept)
+                parts, size = current.get(key, ([], 0))
+                if not parts:
+                    groups.append((server, parts))
+                parts.append(Part(number, start, stop))
+                size += (stop - start) * ITEM_BYTES[array.kept]
+                if size >= cap_bytes:
+                    current.pop(key, None)
+                else:
+                    current[key] = (parts, size)
+        buckets, push, pull = [], 0, 0
+        for turn, (server, parts) in enumerate(groups):
+            elements = sum(part.stop - part.start for part in parts)
+            array = arrays[parts[0].array]
+            buckets.append(Bucket(turn % dealt if dealt else server, tuple(parts), elements, push, pull))
+            sent, kept = ITEM_BYTES[array.sent], ITEM_BYTES[array.kept]
+            push += aligned(elements * sent)
+            pull += aligned(elements * max(sent, kept))
+        return Layout(tuple(buckets), tuple(arrays), push, pull)
+
+    def buckets_of(self) -> dict[int, list[int]]:
+        """For each array its buckets."""
+        found: dict[int, list[int]] = {}
+        for number, bucket in enumerate(self.buckets):
+            for part in bucket.parts:
+                found.setdefault(part.array, []).append(number)
+        return found
+
+
+def aligned(size_bytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,89 @@
+"""Sums and updates on the CPU: passes over a bucket by torch's own threads, piece by piece, so that the update finds the sum in
+the cores' caches and not in memory.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# Elements of a piece for each thread: its float32 sum and one source fit a core's cache of 2 MiB.
+CHUNK = 1 << 18
+# Two of a rank's own cores launch kernels and wait for flags.
+SPARE_CORES = 2
+# Memory is busy with fewer, and threads that wait for each other suffer where all cores are taken.
+MOST_THREADS = 16
+
+
+def usable_cores(bus_id: str | None = None) -> set[int]:
+    """The cores near a GPU (its PCI bus id), else all that this process may use."""
+    mine = os.sched_getaffinity(0)
+    if bus_id:
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(f"/sys/bus/pci/devices/{bus_id}/local_cpulist").read_text()
+            near = set()
+            for part in text.strip().split(","):
+                first, _, last = part.partition("-")
+                near |= set(range(int(first), int(last or first) + 1))
+            return near & mine or mine
+    return mine
+
+
+def thread_count(asked: int | str, sharers: int, cores: int) -> int:
+    """Threads of one of `sharers` who sum on this machine; 'auto': its share of the cores, less two, at most 16."""
+    return int(asked) if asked != "auto" else max(1, min(MOST_THREADS, cores // sharers - SPARE_CORES))
+
+
+def use_threads(count: int, near: str | None) -> None:
+    """Have the calling thread's operators run on so many threads, on the cores near a GPU if one is given."""
+    if near:
+        os.sched_setaffinity(0, usable_cores(near))  # 0 is this thread; those that it starts inherit it
+    torch.set_num_threads(count)
+
+
+def pieces(elements: int) -> Iterator[slice]:
+    """Parts of a bucket that fit the caches of the calling thread's threads."""
+    step = CHUNK * torch.get_num_threads()
+    for start in range(0, elements, step):
+        yield slice(start, min(elements, start + step))
+
+
+def mean_into(sources: Sequence[Tensor], total: Tensor) -> Tensor:
+    """The mean of equally long float tensors, summed in float32 in `total`; a single float32 source is returned as it is."""
+    if len(sources) == 1 and sources[0].dtype == total.dtype:
+        return sources[0]
+    if len(sources) > 1 and sources[0].dtype == total.dtype:
+        torch.add(sources[0], sources[1], out=total)
+        rest = sources[2:]
+    else:
+        total.copy_(sources[0])
+        rest = sources[1:]
+    for source in rest:
+        total.add_(source)
+    return total.div_(len(sources)) if len(sources) > 1 else total
+
+
+def mean(sources: Sequence[Tensor], targets: Sequence[Tensor], space: Tensor) -> None:
+    """The mean of the sources to every target. `space` is float32, as long as a bucket at most."""
+    for piece in pieces(len(sources[0])):
+        parts = [source[piece] for source in sources]
+        # A float32 target takes the sum itself: one pass less.
+        first = targets[0][piece]
+        found = mean_into(parts, first if first.dtype == space.dtype else space[: len(first)])
+        for target in targets:
+            if target[piece].data_ptr() != found.data_ptr():
+                target[piece].copy_(found)
+
+
+def sgd(
+    weights: Tensor, gradient: Tensor, momentum: Tensor, learning_rate: float, mu: float, weight_decay: float
+) -> None:
+    """One step of SGD with momentum in place, as torch.optim.SGD does it (Sutskever et al. 2013, in torch's form)."""
+    torch._fused_sgd_(
+        [weights], [gradient.to(weights.dtype)], [momentum],
+        lr=learning_rate, momentum=mu, weight_decay=weight_decay, dampening=0.0, nesterov=False, maximize=False,
+        is_first_step=False,
+    )  # fmt: skip
