@@ -76,7 +76,17 @@ def _gradient_not_mean(record: Record, _: Limits) -> Found | None:
 def _why_not_compared(record: Record) -> str:
     if len(record.cell["gpus"]) == 1:
         return "one rank has nothing to agree with"
+    if record.cell["benchmark"].get("name") == "exchange":
+        return "this benchmark trains nothing"
     return f"strategy {record.cell['strategy']['name']} does not keep replicas equal, or compresses with loss"
+
+
+def _exchange_wrong(record: Record, _: Limits) -> Found | None:
+    error, tolerance = (record.checks.get(f"exchange_{name}") for name in ("error", "tolerance"))
+    if error is None or tolerance is None:
+        alone = record.cell["benchmark"].get("name") == "exchange"
+        return unchecked("it compresses with loss" if alone else "this benchmark exchanges no known gradients")
+    return None if error <= tolerance else Found(f"relative error {error:.2g}, tolerated {tolerance:.2g}")  # also NaN
 
 
 def _loss_not_finite(record: Record, _: Limits) -> Found | None:
@@ -104,7 +114,7 @@ def _noisy(record: Record, limits: Limits) -> Found | None:
 def _cpu_bound(record: Record, limits: Limits) -> Found | None:
     share = record.metrics.get("gpu/idle_share")
     if share is None:
-        return unchecked("no GPU that could idle")
+        return unchecked("no GPU, or a step whose launches could not be held back")
     return Found(f"{share:.0%} of a step, tolerated {limits.idle_limit:.0%}") if share > limits.idle_limit else None
 
 
@@ -177,6 +187,9 @@ CHECKS = (
         "invalid",
         "the exchanged gradient is not the mean of the local ones: {}",
         _gradient_not_mean,
+    ),
+    Check(
+        "exchange_wrong", "invalid", "the exchange of known gradients does not return their mean: {}", _exchange_wrong
     ),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
     Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),

@@ -34,9 +34,9 @@ STYLES = {
 SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
 WAITING = "waiting"
 # Columns of what was measured; one without any value is left out.
-NUMBERS = ("images/s", "±", "per GPU", "efficiency", "busbw GB/s", "result", "transport")
+NUMBERS = ("images/s", "±", "per GPU", "efficiency", "exchange ms", "of limit", "busbw GB/s", "result", "transport")
 # What a narrow terminal can do without, in this order.
-DISPENSABLE = ("transport", "per GPU", "busbw GB/s", "±", "efficiency")
+DISPENSABLE = ("transport", "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
 STATE_WIDTH = 12  # of "interrupted": the column shall not jump
 LEAST_WIDTH = 6  # of a column of words that is cut because nothing else is left to leave out
 GAP = 2  # between columns
@@ -141,6 +141,8 @@ class Screen:
             "images/s": " images/s",
             "per GPU": " per GPU",
             "efficiency": " efficiency",
+            "exchange ms": " ms exchange",
+            "of limit": " of limit",
             "busbw GB/s": " GB/s busbw",
         }
         said = self._numbers[number].items()
@@ -160,6 +162,8 @@ class Screen:
                 "±": percent(half_width(record)),
                 "per GPU": _number(metrics.get("throughput/images_per_second_per_gpu")) if several else "",
                 "efficiency": percent(efficiency(record, self._known), 1) if several else "",
+                "exchange ms": _number(metrics.get("comm/exchange_ms")),
+                "of limit": percent(metrics.get("comm/ideal_ratio"), 0),
                 "busbw GB/s": _number(metrics.get("comm/busbw_gb_per_s")),
                 "result": headline(record) if rate is None else "",
                 "transport": wires(record),

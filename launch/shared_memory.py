@@ -1,4 +1,4 @@
-"""Whether the machine's shared memory holds what a cell's strategy needs, before any of its processes start."""
+"""The shared memory of a cell's strategy: whether the machine has enough, before any process starts; that none is left."""
 
 import json
 import shutil
@@ -16,6 +16,12 @@ FOLDER = Path("/dev/shm")
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), with room. Asking torch takes seconds;
 # where this much is free for every rank, nobody needs to.
 PLENTY_BYTES = 3_000_000_000
+
+
+def remove(token: str) -> None:
+    """Remove what a cell left, if it ended between making its shared memory and mapping it (trainers.kvstore.memory)."""
+    for path in FOLDER.glob(f"ringside-{token[:16]}-*"):
+        path.unlink(missing_ok=True)
 
 
 def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> None:

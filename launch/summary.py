@@ -12,6 +12,8 @@ COLUMNS = (
     "95 % interval",
     "per GPU",
     "efficiency",
+    "exchange ms",
+    "of limit",
     "busbw GB/s",
     "exposed ms",
     "transport",
@@ -34,7 +36,7 @@ def summary_markdown(records: Iterable[Record]) -> str:
     names = [run_name(record).split(BETWEEN) for record in records]
     common = _common(names)
     results = [headline(record) if record.state == "finished" else "" for record in records]
-    head, align = [*COLUMNS], ["---", *["---:"] * 6, *["---"] * 3]
+    head, align = [*COLUMNS], ["---", *["---:"] * 8, *["---"] * 3]
     rows = [[_cell(BETWEEN.join(name[common:])), *_row(record)] for name, record in zip(names, records, strict=True)]
     if any(results):
         for row, result in zip([head, align, *rows], ["result", "---", *results], strict=True):
@@ -97,6 +99,8 @@ def _row(record: Record) -> tuple[str, ...]:
         f"± {interval}".replace(" ", "\N{NO-BREAK SPACE}") if interval else ABSENT,
         number(metrics.get("throughput/images_per_second_per_gpu")),
         percent(metrics.get("scaling/efficiency"), 1).replace(" ", "\N{NO-BREAK SPACE}") or ABSENT,
+        number(metrics.get("comm/exchange_ms")),
+        percent(metrics.get("comm/ideal_ratio"), 0).replace(" ", "\N{NO-BREAK SPACE}") or ABSENT,
         number(metrics.get("comm/busbw_gb_per_s")),
         number(metrics.get("comm/exposed_ms")),
         _cell(wires(record) or ABSENT),

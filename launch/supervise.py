@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.record import Failure
 from conf.cell import Cell
 from conf.schema import Engine
-from launch import processes
+from launch import processes, shared_memory
 from launch.causes import first_cause, hang, left_early, with_log
 from launch.environment import ROOT, arguments
 from launch.watching import Rank, Watch
@@ -65,6 +65,7 @@ def run(
         # Also after an exception of our own: nothing of a cell outlives it.
         grace_s = engine.stop_grace_s if ended else 0.0
         immortal = processes.end(token, grace_s)
+        shared_memory.remove(token)
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(timeout=5)
     watch.update()

@@ -1,5 +1,9 @@
 """What several test files start from."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,11 +12,42 @@ from hydra.core.global_hydra import GlobalHydra
 
 from conf import schema
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture(scope="module")
 def hydra():
     """Hydra reads this checkout's configuration; `compose` works inside."""
     GlobalHydra.instance().clear()
     schema.register()
-    with initialize_config_dir(str(Path(__file__).parent.parent / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         yield
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory):
+    """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
+
+    The ranks of all cases are forked, one case after the other, from one process (kvstore_ranks).
+    """
+    import test_exchange
+    import test_kvstore
+
+    folder = tmp_path_factory.mktemp("forked")
+    (folder / "cases.json").write_text(json.dumps(test_kvstore.CASES | test_exchange.CASES))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
+        env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+    def read(name):
+        errors = [path.read_text() for path in folder.glob(f"{name}-*.error")]
+        assert not errors, errors[0]
+        found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
+        assert found, f"{name}: ended without a word"
+        return found
+
+    return read

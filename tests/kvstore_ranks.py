@@ -1,9 +1,13 @@
-"""Runs cases of strategies in forked ranks and servers: `python tests/kvstore_ranks.py FOLDER`, for test_kvstore.
+"""Runs cases of strategies in forked ranks and servers: `python tests/kvstore_ranks.py FOLDER`, for conftest's `forked`.
 
 torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
-(name: {workers, steps, strategy}) and writes `<name>-<rank>.json`: what each rank found.
+(name: {workers, steps, strategy}, or {workers, exchange, strategy} for benchmark=exchange) and writes `<name>-<rank>.json`:
+what each rank found.
 """
 
+import contextlib
+import dataclasses
+import gc
 import json
 import os
 import socket
@@ -15,11 +19,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from test_measuring import make_cell
 from torch import nn
 
+from benchmarks import exchange, statistics
+from benchmarks.ranks import Ranks
+from benchmarks.reporter import Reporter
 from conf.resolve import RULES
 from trainers.kvstore import process
-from trainers.strategies import load
+from trainers.strategies import Alone, load
 
 ROOT = Path(__file__).parent.parent
 
@@ -118,6 +126,65 @@ def more(rank, strategy, model, optimizer, prepared, x, y):
     }
 
 
+class Faulty(Alone):
+    """An exchange with a fault in what it returns."""
+
+    def __init__(self, real, fault):
+        self.real, self.fault = real, fault
+
+    def fill(self, gradients):
+        self.local = [gradient.clone() for gradient in gradients]
+        self.real.fill(gradients)
+
+    def __call__(self):
+        self.real()
+
+    def result(self):
+        found = self.real.result()
+        if self.fault == "sums":
+            return [mean * dist.get_world_size() for mean in found]
+        if self.fault == "one bias":  # 32 of 1.2 million elements
+            return [own if mean.numel() == 32 else mean for own, mean in zip(self.local, found, strict=True)]
+        found[0].view(-1)[0] = float("nan")
+        return found
+
+
+def exchange_cell(case):
+    """The cell of a case of benchmark=exchange."""
+    defaults = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / "exchange.yaml"))
+    short = {"iterations": 3, "limit_iterations": 2}
+    benchmark = {name: value for name, value in defaults.items() if name not in RULES} | short | case["exchange"]
+    cell = make_cell(
+        tuple(range(case["workers"])), strategy_of(case["strategy"]), precision=case.get("precision", "fp32")
+    )
+    return dataclasses.replace(cell, benchmark=benchmark)
+
+
+def exchanged(rank, case, folder):
+    """What benchmark=exchange finds; a fault is planted where the case names one."""
+    loaded = []
+
+    def loading(options):
+        strategy = load(options)
+        loaded.append(strategy)
+        strategy.exact = strategy.exact and not case.get("lossy", False)
+        if fault := case.get("fault"):
+            real = strategy.exchange_alone
+            strategy.exchange_alone = lambda parameters: Faulty(real(parameters), fault)
+        return strategy
+
+    exchange.load = loading
+    (folder / "ranks").mkdir(parents=True, exist_ok=True)
+    ranks = Ranks(rank, case["workers"], torch.device("cpu"))
+    result = exchange.run(exchange_cell(case), ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))
+    found = dataclasses.asdict(result)
+    with contextlib.suppress(OSError):
+        found["output"] = (folder / "output.txt").read_text()
+    if getattr(loaded[0], "worker", None):
+        found["mapped_bytes"] = len(loaded[0].worker._shared.bytes)
+    return found
+
+
 def rank_main(folder, name, case, rank):
     """One process of a case; never returns."""
     try:
@@ -125,7 +192,7 @@ def rank_main(folder, name, case, rank):
         workers = case["workers"]
         if rank < workers:
             dist.init_process_group("gloo", rank=rank, world_size=workers)
-            found = train(rank, case)
+            found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
             dist.destroy_process_group()
         else:
@@ -145,6 +212,11 @@ def main(folder):
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     for name in ("nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_async"):
         load(strategy_of({"name": name}))
+    cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
+    exchange.gradients_like(cell, "weights", torch.device("cpu"))
+    statistics.median_interval([1.0, 2.0, 3.0])
+    gc.collect()
+    gc.freeze()  # a collection in a forked rank would copy every page of what is imported
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         with socket.socket() as free:

@@ -253,7 +253,7 @@ def test_plain_lines_where_there_is_no_terminal():
         "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  ±0.02 %  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  ±0.02 %  4,686 per GPU  99.9 % efficiency  "
-        "225 GB/s busbw  P2P/CUMEM over NV18  valid",
+        "0.454 ms exchange  225 GB/s busbw  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",

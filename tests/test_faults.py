@@ -43,7 +43,7 @@ TINY = [
 # Environment that forbids NVLink multicast: it must reach every rank.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
-# Fault of a cell in the sweep of faults, by its bucket_cap_mb: (fault, rank that has it).
+# Fault of a cell in the sweeps of faults, by its bucket_cap_mb: (fault, rank that has it).
 FAULTS = {
     11: ("slow", 1),  # the test kills rank 1
     12: ("slow", 1),  # the test stops rank 1
@@ -54,7 +54,11 @@ FAULTS = {
     17: ("memory", 1),
     18: ("leave", 1),
     19: ("none", 0),
+    20: ("slow", 1),  # the test kills the server
 }
+# The sweeps, which run at once: a study each. Those of `served` have a parameter server beside their ranks.
+STUDIES = {"left": (12, 14, 17, 19), "right": (16, 15, 18), "served": (11, 20, 13)}
+SERVED = ["strategy=kvstore_dist_sync", "strategy.servers=1"]
 PLANT = """
 import json, os, sys, threading, time
 
@@ -72,25 +76,27 @@ def plant(fault, rank):
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
         if steps[0] == 3 and fault == "exception":
             raise RuntimeError("planted in step 3")
-        if steps[0] == 3 and fault == "status":
-            os._exit(7)
-        if steps[0] == 3 and fault == "leave":
-            os._exit(0)
         if steps[0] == 3 and fault == "segmentation":
             import ctypes
             ctypes.string_at(0)
-        if steps[0] == 3 and fault == "memory":
-            import torch
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         real(self)
     Training.step = step
+    def build(self, *arguments):
+        if fault == "status":
+            os._exit(7)
+        if fault == "leave":
+            os._exit(0)
+        import torch
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    if fault in ("status", "leave", "memory"):
+        Training.__init__ = build
 
 if "RANK" in os.environ and "benchmarks.worker" in sys.orig_argv:
     with open(os.path.join(sys.orig_argv[-1], "cell.json")) as file:
         cell = json.load(file)
     planted = json.loads(os.environ["PLANTED"])
     fault, rank = planted.get(str(int(cell["strategy"]["bucket_cap_mb"])), ("none", 0))
-    if fault == "slow" or rank == int(os.environ["RANK"]):
+    if fault == "slow" and int(os.environ["RANK"]) < 2 or rank == int(os.environ["RANK"]):
         threading.Thread(target=plant, args=(fault, int(os.environ["RANK"])), daemon=True).start()
 """
 
@@ -158,6 +164,11 @@ def stepping(folder):
     return pids
 
 
+def server_of(folder):
+    """The process of a cell's first server."""
+    return next(line["pid"] for line in read_lines(folder / "ranks" / "2.jsonl") if line["kind"] == "start")
+
+
 def cell_folders(output_dir):
     """{bucket_cap_mb: folder} of the cells of all studies that have begun."""
     found = {}
@@ -193,11 +204,8 @@ def environment_of(pid):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory, planted, decoys):
-    """Two sweeps at once, a study each, with a fault in every cell but the last: their records by bucket_cap_mb and what
-    was seen while they ran.
-    """
+    """The sweeps of faults: their records by bucket_cap_mb and what was seen while they ran."""
     output_dir = tmp_path_factory.mktemp("faults") / "out"
-    halves = {"left": [*FAULTS][::2], "right": [*FAULTS][1::2]}
     launchers = {
         name: start(
             output_dir,
@@ -207,16 +215,19 @@ def sweep(tmp_path_factory, planted, decoys):
             "gpus=0+1",
             f"strategy.bucket_cap_mb={','.join(map(str, caps))}",
             f"engine.silence_timeout_s={SILENCE_S}",
+            *(SERVED if name == "served" else []),
         )
-        for name, caps in halves.items()
+        for name, caps in STUDIES.items()
     }
     seen = {}
     until(lambda: _meddle(output_dir, launchers, seen), 150)
     seen["exits"] = [process.returncode for process, _ in launchers.values()]
     seen["said"] = "".join(said.read_text() for _, said in launchers.values())
-    seen["left"] = alive(tokens(output_dir / "left") | tokens(output_dir / "right"))
+    ours = set().union(*(tokens(output_dir / name) for name in STUDIES))
+    seen["left"] = alive(ours)
+    seen["memory"] = [path.name for token in ours for path in Path("/dev/shm").glob(f"*{token[:16]}*")]
     seen["folders"] = cell_folders(output_dir)
-    measured = [records.read_study(output_dir / name) for name in halves]
+    measured = [records.read_study(output_dir / name) for name in STUDIES]
     assert not any(unreadable for _, unreadable in measured)
     by_cap = {int(one.cell["strategy"]["bucket_cap_mb"]): one for known, _ in measured for one in known}
     return by_cap, seen
@@ -230,7 +241,7 @@ def _meddle(output_dir, launchers, seen):
         agent = psutil.Process(pids[1]).ppid()
         if cap == 11:
             ours = alive({json.loads((folder / "attempt.json").read_text())["record_id"]})
-            seen["variables"] = [environment_of(pid) for pid in pids.values()]
+            seen["variables"] = [environment_of(pid) for pid in (*pids.values(), server_of(folder))]
             seen["listening"] = {
                 connection.laddr.ip
                 for process in [*ours, *(psutil.Process(process.pid) for process, _ in launchers.values())]
@@ -243,27 +254,33 @@ def _meddle(output_dir, launchers, seen):
         if cap == 12:
             os.kill(pids[1], signal.SIGSTOP)
         else:
-            os.kill(pids[1] if cap == 11 else agent, signal.SIGKILL)
+            os.kill({11: pids[1], 13: agent, 20: server_of(folder)}[cap], signal.SIGKILL)
         seen[cap] = time.time()
     return all(process.poll() is not None for process, _ in launchers.values())
 
 
 def test_every_other_cell_finishes_and_the_exit_status_says_that_some_failed(sweep):
     by_cap, seen = sweep
-    assert seen["exits"] == [1, 1], seen["said"]
-    assert {cap: record.state for cap, record in by_cap.items()} == {
-        **dict.fromkeys(range(11, 19), "failed"),
-        19: "finished",
-    }
-    assert all(by_cap[cap].validity.verdict == "invalid" for cap in range(11, 19))
+    failing = set(FAULTS) - {19}
+    assert seen["exits"] == [1, 1, 1], seen["said"]
+    assert {cap: record.state for cap, record in by_cap.items()} == {**dict.fromkeys(failing, "failed"), 19: "finished"}
+    assert all(by_cap[cap].validity.verdict == "invalid" for cap in failing)
     assert "throughput/images_per_second" in by_cap[19].metrics
-    assert all(by_cap[cap].failure.message in seen["said"] for cap in range(11, 19))
+    assert all(by_cap[cap].failure.message in seen["said"] for cap in failing)
 
 
-def test_a_killed_rank_is_named(sweep):
-    failure = sweep[0][11].failure
-    assert (failure.cause, failure.rank) == ("killed", 1)
-    assert "SIGKILL" in failure.message
+@pytest.mark.parametrize(("cap", "number", "name"), [(11, 1, "rank 1"), (20, 2, "server 0")])
+def test_a_killed_worker_or_server_ends_the_cell_in_seconds_and_is_named(sweep, cap, number, name):
+    by_cap, seen = sweep
+    failure = by_cap[cap].failure
+    assert (failure.cause, failure.rank) == ("killed", number)
+    assert failure.message.startswith(f"{name} was ended by SIGKILL")
+    assert by_cap[cap].ended_at - seen[cap] < SILENCE_S  # it was not told by its silence
+
+
+def test_a_server_was_killed_while_it_served(sweep):
+    assert "in phase 'serving'" in sweep[0][20].failure.message
+    assert [server["rank"] for server in sweep[0][20].environment["servers"]] == [2]
 
 
 def test_a_stopped_rank_is_a_hang_and_is_named_in_time(sweep):
@@ -319,11 +336,12 @@ def test_a_rank_that_leaves_early_with_status_0_is_named(sweep):
 def test_no_process_of_ours_is_left_and_no_other_is_harmed(sweep, decoys):
     _, seen = sweep
     assert seen["grandchildren"], "the planted grandchild was not running"
-    assert seen["left"] == []
+    assert seen["left"] == [] and seen["memory"] == []
     assert [decoy.poll() for decoy in decoys] == [None, None]
 
 
-def test_variables_that_forbid_multicast_reach_the_ranks(sweep):
+def test_variables_that_forbid_multicast_reach_ranks_and_servers(sweep):
+    assert len(sweep[1]["variables"]) == 3
     for environment in sweep[1]["variables"]:
         assert {name: environment.get(name) for name in NO_MULTICAST} == NO_MULTICAST
         assert environment["CUDA_VISIBLE_DEVICES"] == ""

@@ -1,18 +1,8 @@
-"""Every strategy in real gloo ranks and servers: synchronous ones give the weights of all-reduce, asynchronous ones converge.
-
-The ranks of all cases are forked, one case after the other, from one process that is started once for the module.
-"""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Every strategy in real gloo ranks and servers: synchronous ones give the weights of all-reduce, asynchronous ones converge."""
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent
 STEPS = 5
 SMALL = {"bucket_cap_mb": 0.0003}  # MiB: about 80 elements, several buckets
 SYNCHRONOUS = {
@@ -66,25 +56,12 @@ def _cases():
     return cases
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What every rank of every case found: found(case) is a list by rank."""
-    folder = tmp_path_factory.mktemp("kvstore")
-    (folder / "cases.json").write_text(json.dumps(_cases()))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
-        env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+CASES = _cases()
 
-    def read(name):
-        errors = [path.read_text() for path in folder.glob(f"{name}-*.error")]
-        assert not errors, errors[0]
-        return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
 
-    return read
+@pytest.fixture
+def found(forked):
+    return forked
 
 
 def _distance(one, other):

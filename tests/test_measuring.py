@@ -24,7 +24,7 @@ from benchmarks.reporter import Reporter
 from conf.cell import Cell, Network
 from conf.schema import Optimizer
 from trainers.step import Training
-from trainers.strategies import load
+from trainers.strategies import Strategy, load
 
 ROOT = Path(__file__).parent.parent
 PARAMETERS = 1_199_882
@@ -37,6 +37,7 @@ BENCHMARK = {
     "warmup_iterations": 2,
     "warmup_max_seconds": 0.1,
     "exchange_iterations": 4,
+    "limit_iterations": 2,
     "exposed_rounds": 1,
 }
 DDP = {
@@ -51,7 +52,7 @@ DDP = {
 METRICS = {
     "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
     "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s",
-    "comm/exposed_ms", "comm/overlap_fraction",
+    "comm/exposed_ms", "comm/overlap_fraction", "comm/ideal_ms", "comm/ideal_ratio",
 }  # fmt: skip
 
 
@@ -93,12 +94,10 @@ def _nothing():
     yield
 
 
-class Skips:
+class Skips(Strategy):
     """Claims to be synchronous and exchanges nothing."""
 
-    synchronous = exact = True
-
-    def prepare(self, model):
+    def prepare(self, model, optimizer):
         self.model = model
         return model
 
@@ -107,15 +106,6 @@ class Skips:
 
     def bytes_moved(self, gradient_bytes, world_size):
         return gradient_bytes
-
-    def exchange_alone(self, parameters):
-        return None
-
-    def exchange(self):
-        return
-
-    def update(self, optimizer):
-        optimizer.step()
 
 
 class Exchanges(Skips):
@@ -181,7 +171,7 @@ def measure(rank, folder):
 def faulty_training(strategy, ranks):
     """A Training whose strategy is replaced before its first step."""
     training = Training(make_cell(strategy={"name": "none"}), ranks.device, ranks.rank)
-    strategy.prepare(training.model)
+    strategy.prepare(training.model, training.optimizer)
     training.strategy = strategy
     return training
 

@@ -7,6 +7,7 @@ import torchvision
 
 from conf.resolve import options
 from trainers.strategies import load
+from trainers.strategies.nccl_allreduce import bucket_members
 
 
 @pytest.fixture
@@ -22,11 +23,13 @@ def test_exchange_alone_has_ddps_buckets(one_rank, cap):
     asked = {"bucket_cap_mb": cap, "gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
     strategy = load(options("strategy", {"name": "nccl_allreduce", **asked, "comm_hook": "none", "powersgd_rank": 4}))
     model = torchvision.models.resnet18()
-    prepared = strategy.prepare(model)
+    prepared = strategy.prepare(model, torch.optim.SGD(model.parameters()))
     for _ in range(12):  # DDP groups gradients anew once it has seen in which order they come, and logs it later
         prepared(torch.randn(2, 3, 32, 32)).sum().backward()
         model.zero_grad(set_to_none=True)
     by_ddp = prepared._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    ours = [bucket.flat.numel() * 4 for bucket in strategy._buckets(list(model.parameters()))]
+    parameters = list(model.parameters())
+    members = bucket_members(parameters, cap * 2**20)
+    ours = [sum(4 * parameters[number].numel() for number in bucket) for bucket in members]
     assert ours == [int(size) for size in by_ddp.split(", ")]
-    assert sum(ours) == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert sorted(number for bucket in members for number in bucket) == list(range(len(parameters)))

@@ -319,14 +319,15 @@ def test_the_summary_is_one_row_for_each_record():
     metrics = {
         "throughput/images_per_second": 4652.4, "throughput/ci_low": 4640.0, "throughput/ci_high": 4671.0,
         "throughput/images_per_second_per_gpu": 2326.2, "scaling/efficiency": 0.981, "comm/busbw_gb_per_s": 12.345,
+        "comm/exchange_ms": 2.5, "comm/ideal_ratio": 0.912,
         "comm/exposed_ms": 0.1234,
     }  # fmt: skip
     bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
     lines = summary_markdown([make_record(1, metrics=metrics), bad]).splitlines()
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == len(COLUMNS) + 1 for line in lines)
     assert lines[2] == (
-        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 12.3 "
-        "| 0.123 | SHM | NV18 | valid |"
+        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.5 "
+        "| 91\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
@@ -354,7 +355,7 @@ def test_the_summary_has_the_headline_of_another_benchmark():
     metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012, "overhead/share_ci_low": -0.0005,
                "overhead/share_ci_high": 0.003}  # fmt: skip
     lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")]).splitlines()
-    assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 12 for line in lines)
+    assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 14 for line in lines)
     assert "| share 0.12 % (-0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
 
 

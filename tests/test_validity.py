@@ -37,7 +37,8 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
         assert (found.verdict, found.codes) == ("valid", {}), record.name
         alone = len(record.cell["gpus"]) == 1
         no_baseline = not alone and "scaling/efficiency" not in record.metrics
-        skipped = {"replicas_differ", "gradient_not_mean"} if alone else set()
+        apart = alone or record.cell["strategy"]["name"] == "none" or "async" in record.cell["strategy"]["name"]
+        skipped = {"exchange_wrong"} | ({"replicas_differ", "gradient_not_mean"} if apart else set())
         assert set(found.unchecked) == skipped | ({"efficiency_above_one"} if no_baseline else set())
 
 
@@ -61,6 +62,11 @@ PLANTED = {
         lambda r: r.checks.update(gradient_error=1.0),
         lambda r: r.checks.update(gradient_error=math.nan),
         lambda r: r.checks.update(gradient_error=math.inf),
+    ],
+    "exchange_wrong": [
+        lambda r: r.checks.update(exchange_error=1.1e-4, exchange_tolerance=1e-4),
+        lambda r: r.checks.update(exchange_error=math.nan, exchange_tolerance=1e-4),
+        lambda r: r.checks.update(exchange_error=math.inf, exchange_tolerance=8e-3),
     ],
     "loss_not_finite": [
         lambda r: r.checks.update(losses=[2.0, math.nan]),
@@ -137,9 +143,22 @@ UNCHECKED = {
 @pytest.mark.parametrize("code", UNCHECKED)
 def test_a_check_that_cannot_run_is_unchecked_with_a_reason_and_never_passed(code):
     found = judge(changed(UNCHECKED[code], dataclasses.replace(PAIR, effective={})), LIMITS)
-    assert set(found.unchecked) == {code}
+    assert set(found.unchecked) == {code} | {"exchange_wrong"}
     assert found.unchecked[code].strip()
     assert (found.verdict, found.codes) == ("valid", {})
+
+
+def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check():
+    def exchanged(record):
+        record.checks.clear()
+        record.cell["benchmark"] = {"name": "exchange"}
+        record.checks.update(exchange_error=9e-3, exchange_tolerance=1e-2)
+
+    found = judge(changed(exchanged), LIMITS)
+    assert not found.codes and "exchange_wrong" not in found.unchecked
+    assert found.unchecked["replicas_differ"] == found.unchecked["gradient_not_mean"] == "this benchmark trains nothing"
+    lossy = judge(changed(lambda r: r.checks.clear(), changed(exchanged)), LIMITS)
+    assert lossy.unchecked["exchange_wrong"] == "it compresses with loss"
 
 
 def test_gpus_that_were_not_sampled_leave_two_checks_unchecked():

@@ -9,12 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers.kvstore.layout import Array, Bucket
-from trainers.strategies import Strategy
-
-# Four units in the last place of the format that is sent: casts round in it.
-ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
-SENT = {"fp16": "float16", "bf16": "bfloat16"}
+from trainers import half_precision
+from trainers.kvstore.layout import Array, Bucket, Layout
+from trainers.strategies import Alone, Strategy
 
 
 class Bucketed(Strategy):
@@ -28,7 +25,7 @@ class Bucketed(Strategy):
         """`only_gradients`: in steps, too, the mean gradient comes back and every rank updates its own weights."""
         self.cap_bytes = bucket_cap_mb * (1 << 20)
         self.comm_hook = comm_hook
-        self.rounding = ROUNDING.get(comm_hook, 0.0)
+        self.rounding = half_precision.ROUNDING.get(comm_hook, 0.0)
         self.parameters: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD | None = None
         self._names: dict[int, str] = {}
@@ -36,29 +33,42 @@ class Bucketed(Strategy):
         self._buckets_of: dict[int, list[int]] | None = None  # of each array, once they are set up
         self._missing: list[int] = []  # arrays that a bucket still waits for
         self._parts: list[int] = []  # … that it has
+        self._next = 0  # the first bucket that was not started in this step
         self._exchanging = True
         self.only_gradients = self._usually = only_gradients
 
-    # What a strategy does with a bucket.
+    # What a strategy has once it is set up, and does with a bucket.
+
+    layout: Layout
+    flat_sent: list[Tensor]  # of each bucket, where its gradients start from
+    flat_means: list[Tensor]  # … where the mean gradient arrives, when that is asked for
 
     @abstractmethod
-    def set_up(self, order: list[int]) -> dict[int, list[int]]:
-        """Make buckets of these arrays, in this order, and what else an exchange needs. Collective.
-
-        Returns the numbers of the buckets of each array.
-        """
+    def set_up(self, order: list[int]) -> None:
+        """Make buckets of these arrays, in this order, and what else an exchange needs. Collective."""
 
     @abstractmethod
-    def start(self, bucket: int) -> None:
-        """All gradients of a bucket are in `.grad`: begin its exchange."""
+    def start_flat(self, bucket: int) -> None:
+        """The gradients of a bucket lie in `flat_sent`: begin its exchange."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Every bucket was started: end the exchange, up to what `update` does."""
+    def finish_flat(self) -> None:
+        """Every bucket was started: end the exchange. The means are in `flat_means`, if they were asked for."""
 
     @abstractmethod
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """The weights of the next step."""
+
+    def start(self, bucket: int) -> None:
+        """All gradients of a bucket are in `.grad`: begin its exchange."""
+        gather(self.layout.buckets[bucket], self.gradients(), self.flat_sent[bucket])
+        self.start_flat(bucket)
+
+    def finish(self) -> None:
+        """End the exchange; mean gradients go to `.grad`."""
+        self.finish_flat()
+        if self.only_gradients:
+            scatter(self.layout.buckets, self.flat_means, self.gradients())
 
     # The seam.
 
@@ -72,7 +82,10 @@ class Bucketed(Strategy):
             parameter.register_post_accumulate_grad_hook(functools.partial(self._gradient_arrived, number))
         with torch.no_grad():
             for tensor in [*self.parameters, *model.buffers()]:
-                dist.broadcast(tensor, 0)
+                # Over the host: where gradients do not travel by NCCL, its log shall not say that anything did.
+                told = tensor.detach().cpu()
+                dist.broadcast(told, 0)
+                tensor.copy_(told)
         return model
 
     @contextmanager
@@ -108,6 +121,19 @@ class Bucketed(Strategy):
             torch.cuda.synchronize()
         self.only_gradients = only_gradients
 
+    def sent_bytes(self, gradient_bytes: float) -> float:
+        """What a half-precision hook leaves of them."""
+        return gradient_bytes * half_precision.share(self.parameters, self.comm_hook)
+
+    def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
+        """Every bucket started, then ended; the mean gradient comes back."""
+        if self._buckets_of is None:
+            self.parameters = parameters
+            self.agree(list(reversed(range(len(parameters)))))
+        alone = _Alone(self)
+        alone.fill([torch.randn_like(parameter) for parameter in self.parameters])
+        return alone
+
     def exchange(self) -> None:
         """End what backward began. Raises RuntimeError where other parameters have gradients than in the first step."""
         if not self._exchanging:
@@ -120,7 +146,7 @@ class Bucketed(Strategy):
         elif len(arrived) != len(self._buckets_of):
             absent = [self._names[number] for number in self._buckets_of if number not in arrived]
             raise RuntimeError(f"no gradient in this step, but in the first: {', '.join(absent[:5])}")
-        self._missing = list(self._parts)
+        self._missing, self._next = list(self._parts), 0
         self.finish()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -142,8 +168,10 @@ class Bucketed(Strategy):
             raise RuntimeError(f"{self._names[number]} has a gradient in this step, but had none in the first")
         for bucket in self._buckets_of[number]:
             self._missing[bucket] -= 1
-            if self._missing[bucket] == 0:
-                self.start(bucket)
+        # In order on every rank: collectives must match, whatever order gradients come in.
+        while self._next < len(self._missing) and self._missing[self._next] == 0:
+            self.start(self._next)
+            self._next += 1
 
     def agree(self, arrived: Sequence[int]) -> None:
         """Set up the buckets of the arrays that have gradients, in rank 0's order. Collective."""
@@ -152,11 +180,36 @@ class Bucketed(Strategy):
         if odd := set(told[0]) ^ set(arrived):
             names = ", ".join(self._names[number] for number in sorted(odd)[:5])
             raise RuntimeError(f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}")
-        self._buckets_of = self.set_up(told[0])
+        self.set_up(told[0])
+        self._buckets_of = self.layout.buckets_of()
         self._parts = [0] * (1 + max((b for found in self._buckets_of.values() for b in found), default=-1))
         for found in self._buckets_of.values():
             for bucket in found:
                 self._parts[bucket] += 1
+
+
+class _Alone(Alone):
+    """The exchange of a bucket-wise strategy, inside its `gradients_only`."""
+
+    def __init__(self, strategy: Bucketed) -> None:
+        self._strategy = strategy
+
+    def fill(self, gradients: Sequence[Tensor]) -> None:
+        """Into the flat buckets."""
+        for bucket, flat in zip(self._strategy.layout.buckets, self._strategy.flat_sent, strict=True):
+            gather(bucket, gradients, flat)
+
+    def __call__(self) -> None:
+        """Start all, end all."""
+        for number in range(len(self._strategy.layout.buckets)):
+            self._strategy.start_flat(number)
+        self._strategy.finish_flat()
+
+    def result(self) -> list[Tensor]:
+        """Copies, in the parameters' shapes; zeros where a parameter is in no bucket."""
+        found = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
+        scatter(self._strategy.layout.buckets, self._strategy.flat_means, found)
+        return found
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -168,7 +221,7 @@ def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]
     """The parameters as a layout has them."""
     kept = [str(parameter.dtype).removeprefix("torch.") for parameter in parameters]
     return tuple(
-        Array(parameter.numel(), name, SENT.get(comm_hook, name))
+        Array(parameter.numel(), name, half_precision.SENT.get(comm_hook, name))
         for parameter, name in zip(parameters, kept, strict=True)
     )
 

@@ -6,13 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore.layout import ALIGNMENT, Bucket, Layout
+from trainers.kvstore.layout import Bucket, Layout
 from trainers.kvstore.memory import DTYPES
+
+# A rank's share of a bucket is a multiple of so many elements.
+SHARE_ELEMENTS = 256
 
 
 def share_of(bucket: Bucket, world_size: int) -> int:
     """Elements of a bucket that each rank owns, the padding of the last included."""
-    return -(-bucket.elements // (world_size * ALIGNMENT)) * ALIGNMENT
+    return -(-bucket.elements // (world_size * SHARE_ELEMENTS)) * SHARE_ELEMENTS
 
 
 def padded(layout: Layout, world_size: int, kept: bool, device: torch.device) -> list[Tensor]:

@@ -4,6 +4,8 @@ Placement on servers is MXNet's (ps-lite through src/kvstore/kvstore_dist.h, Enc
 `bigarray_bound` elements is split evenly over all servers, a smaller one goes whole to server (key × 9973) mod servers.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +60,7 @@ def mxnet(servers: int, bigarray_bound: int) -> Placement:
     def place(key: int, elements: int) -> list[tuple[int, int, int]]:
         if servers == 1 or elements < bigarray_bound:
             return [((key * 9973) % servers, 0, elements)]
-        edges = [round(elements / servers * number) for number in range(servers + 1)]
+        edges = [math.floor(elements / servers * number + 0.5) for number in range(servers + 1)]  # C rounds halves up
         return [(server, edges[server], edges[server + 1]) for server in range(servers)]
 
     return place
@@ -79,14 +81,15 @@ class Layout:
     ) -> "Layout":
         """Fill buckets with the arrays of `order` (numbers of arrays), one dtype and one server each, until `cap_bytes`.
 
-        A cap of 0 gives every part a bucket of its own. `dealt` > 0 deals whole buckets to that many servers in turn. An
-        array that `order` leaves out has no gradient and is in no bucket.
+        A larger array is cut into equal parts of at most that. A cap of 0 cuts nothing and gives every part a bucket of its
+        own. `dealt` > 0 deals buckets to that many servers, each to the least loaded. An array that `order` leaves out has
+        no gradient and is in no bucket.
         """
         groups: list[tuple[int, list[Part]]] = []
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
         for number in order:
             array = arrays[number]
-            for server, start, stop in place(number, array.elements):
+            for server, start, stop in _cut(place(number, array.elements), cap_bytes / ITEM_BYTES[array.kept]):
                 key = (server, array.kept)
                 parts, size = current.get(key, ([], 0))
                 if not parts:
@@ -98,11 +101,15 @@ class Layout:
                 else:
                     current[key] = (parts, size)
         buckets, push, pull = [], 0, 0
-        for turn, (server, parts) in enumerate(groups):
+        loads = [0] * dealt
+        for server, parts in groups:
             elements = sum(part.stop - part.start for part in parts)
             array = arrays[parts[0].array]
-            buckets.append(Bucket(turn % dealt if dealt else server, tuple(parts), elements, push, pull))
             sent, kept = ITEM_BYTES[array.sent], ITEM_BYTES[array.kept]
+            if dealt:
+                server = loads.index(min(loads))
+                loads[server] += elements * sent
+            buckets.append(Bucket(server, tuple(parts), elements, push, pull))
             push += aligned(elements * sent)
             pull += aligned(elements * max(sent, kept))
         return Layout(tuple(buckets), tuple(arrays), push, pull)
@@ -114,6 +121,16 @@ class Layout:
             for part in bucket.parts:
                 found.setdefault(part.array, []).append(number)
         return found
+
+
+def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int, int]]:
+    """Parts of at most `most` elements; 0: as they are."""
+    found = []
+    for server, start, stop in parts:
+        count = max(1, min(stop - start, math.ceil((stop - start) / most))) if most else 1
+        edges = [start + (stop - start) * number // count for number in range(count + 1)]
+        found += [(server, first, last) for first, last in itertools.pairwise(edges)]
+    return found
 
 
 def aligned(size_bytes: int) -> int:

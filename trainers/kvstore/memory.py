@@ -41,6 +41,7 @@ class Terms:
     synchronous: bool = True
     max_staleness: int | None = None  # updates
     server_gpu: bool = False  # gradients and weights of the servers lie on GPUs
+    worker_gpu: bool = False  # workers' gradients lie on GPUs
     copies: int = 1  # of what is handed back: one that all GPUs read, or one for each worker
 
     @property
@@ -50,8 +51,8 @@ class Terms:
 
     @property
     def echoes(self) -> bool:
-        """Whether a mean gradient would be a worker's own: there is nothing to sum, and it is handed back as it was sent."""
-        return not self.synchronous or self.workers == 1
+        """Whether a mean gradient would be a worker's own, and a GPU can fetch it from where it sent it."""
+        return self.worker_gpu and (not self.synchronous or self.workers == 1)
 
     def layout(self) -> Layout:
         """The buckets; the same for everybody."""
@@ -118,8 +119,8 @@ def views(base: Tensor, layout: Layout, kept: bool, push: bool = False) -> list[
 class Control:
     """Flags, settings and counts, as NumPy views of shared bytes. An entry has one writer.
 
-    x86 keeps the order of stores, and on other processors the interpreter's own locking between two statements does: data
-    that is written before a flag is there when the flag is seen.
+    Data that is written before a flag is there when the flag is seen: x86 keeps the order of stores. (On Arm a barrier would
+    be needed that Python does not have.)
     """
 
     pushed: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose gradients are there
@@ -128,6 +129,7 @@ class Control:
     attached: "np.ndarray[Any, Any]"  # (workers + servers) 1: has mapped the memory; 2: is ready
     stop: "np.ndarray[Any, Any]"  # (1)
     staleness: "np.ndarray[Any, Any]"  # (servers, bins) updates by their staleness; the last: and above
+    stale: "np.ndarray[Any, Any]"  # (servers) sum of all staleness
     worst: "np.ndarray[Any, Any]"  # (servers) largest staleness
     handles: "np.ndarray[Any, Any]"  # (workers + servers, 64) of exported GPU memory
 
@@ -140,6 +142,7 @@ class Control:
             ("attached", np.int32, (workers + sharers,)),
             ("stop", np.int32, (1,)),
             ("staleness", np.int64, (sharers, STALENESS_BINS)),
+            ("stale", np.int64, (sharers,)),
             ("worst", np.int64, (sharers,)),
             ("handles", np.uint8, (workers + sharers, HANDLE_BYTES)),
         ]

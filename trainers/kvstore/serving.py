@@ -66,7 +66,8 @@ class OnCpu(Arithmetic):
                 for snapshot in snapshots:
                     snapshot[piece].copy_(weights[piece])
         elif not self._terms.echoes:
-            sums.mean(sources, [copy[bucket] for copy in regions.out_sent], self._space)
+            copies = regions.out_sent if self._terms.synchronous else [regions.out_sent[workers[0]]]
+            sums.mean(sources, [copy[bucket] for copy in copies], self._space)
         self._control.done[workers, bucket] = number
 
 
@@ -86,6 +87,7 @@ class OnGpu(Arithmetic):
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.weights[0].device)
         self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())  # the zeros are there
         torch.cuda.set_stream(self._stream)  # of all operators of this process
         self._updated = torch.cuda.Event()
         self._lanes = [streams.Lane(torch.cuda.Stream()) for _ in range(terms.workers)]
@@ -136,7 +138,7 @@ class Server:
         self._version = np.zeros(len(mine), dtype=np.int64)  # updates so far
         self._given = np.zeros((terms.workers, len(mine)), dtype=np.int64)  # version that a worker was given
         self._staleness = control.staleness[number]
-        self._worst = control.worst[number : number + 1]
+        self._stale, self._worst = (counts[number : number + 1] for counts in (control.stale, control.worst))
         self._serve: Callable[[Any], None] = self._together if terms.synchronous else self._as_they_come
 
     def run(self, told_to_stop: Callable[[], bool], beat: Callable[[int], None], pause_seconds: float) -> None:
@@ -161,7 +163,6 @@ class Server:
         before = int(self._taken.sum())
         flags = np.frombuffer(seen, np.int32).reshape(self._taken.shape[0], -1)
         self._serve(flags[:, self._columns])
-        self._bounded = terms.max_staleness is not None and terms.workers > 1
         self._seen = b"" if self._left_over else seen
         return int(self._taken.sum()) - before
 
@@ -186,6 +187,7 @@ class Server:
             if self._control.settings[worker, 0] == UPDATE:
                 staleness = int(self._version[place] - self._given[worker, place])
                 self._staleness[min(staleness, STALENESS_BINS - 1)] += 1
+                self._stale[0] += staleness
                 self._worst[0] = max(int(self._worst[0]), staleness)
                 self._version[place] += 1
                 self._given[worker, place] = self._version[place]

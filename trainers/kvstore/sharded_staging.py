@@ -2,19 +2,17 @@
 all-gather brings the weights to all. Host traffic is 1/n of full staging (the shape of BytePS, Jiang et al. 2020, OSDI).
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from trainers import ring
 from trainers.kvstore import collectives
-from trainers.kvstore.bucketed import SENT, Bucketed, arrays_of, gather, scatter
+from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.layout import Array, Layout
 from trainers.kvstore.memory import Terms, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
-from trainers.strategies import Alone, Probe
+from trainers.strategies import Probe
 
 
 class ShardedStaging(Bucketed):
@@ -25,31 +23,30 @@ class ShardedStaging(Bucketed):
         self._threads = threads
         self.worker: Worker | None = None
 
-    def set_up(self, order: list[int]) -> dict[int, list[int]]:
+    def set_up(self, order: list[int]) -> None:
         """Flat buckets, this rank's server, first weights. Collective."""
         rank, world_size, device = dist.get_rank(), dist.get_world_size(), self.parameters[0].device
         self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self._works: dict[int, dist.Work] = {}
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.flat_gradients = collectives.padded(self.layout, world_size, kept=False, device=device)
+        self.flat_sent = collectives.padded(self.layout, world_size, kept=False, device=device)
         self.flat_means = collectives.padded(self.layout, world_size, kept=False, device=device)
         self.flat_weights = collectives.padded(self.layout, world_size, kept=True, device=device)
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
-        terms, _ = self._terms(self.layout, world_size)
+        terms, _ = self._terms(self.layout, world_size, device.type == "cuda")
         self.worker = Worker(terms, Peers(0, 1), device, self._threads)
         self.worker.ask_for(self.only_gradients)
         self.worker.begin(collectives.shares(self.flat_weights, rank, world_size), self.settings())
-        return self.layout.buckets_of()
 
     @staticmethod
-    def _terms(layout: Layout, world_size: int) -> tuple[Terms, Layout]:
+    def _terms(layout: Layout, world_size: int, on_gpu: bool) -> tuple[Terms, Layout]:
         """A rank's shares as arrays of their own, each in its own bucket."""
         arrays = []
         for bucket in layout.buckets:
             kind = layout.arrays[bucket.parts[0].array]
             arrays.append(Array(collectives.share_of(bucket, world_size), kind.kept, kind.sent))
-        terms = Terms(tuple(arrays), tuple(range(len(arrays))), cap_bytes=0, workers=1, servers=0)
+        terms = Terms(tuple(arrays), tuple(range(len(arrays))), cap_bytes=0, workers=1, servers=0, worker_gpu=on_gpu)
         return terms, terms.layout()
 
     def switch(self, only_gradients: bool) -> None:
@@ -58,22 +55,17 @@ class ShardedStaging(Bucketed):
         if self.worker:
             self.worker.ask_for(only_gradients)
 
-    def start(self, number: int) -> None:
-        """Gather the gradients of a bucket, and reduce-scatter and stage them."""
-        gather(self.layout.buckets[number], self.gradients(), self.flat_gradients[number])
-        self.start_flat(number)
-
-    def start_flat(self, number: int) -> None:
+    def start_flat(self, bucket: int) -> None:
         """Reduce-scatter and stage what lies in a flat bucket."""
         assert self.worker is not None
-        share = self.worker.sent[number]
-        work = collectives.start_mean(share, self.flat_gradients[number])
+        share = self.worker.sent[bucket]
+        work = collectives.start_mean(share, self.flat_sent[bucket])
         if self._stream is None:
-            self._works[number] = work  # gloo would wait here
+            self._works[bucket] = work  # gloo would wait here
             return
         with torch.cuda.stream(self._stream):
             collectives.end_mean(work, share)
-            self.worker.push(number)
+            self.worker.push(bucket)
 
     def finish_flat(self) -> None:
         """Every rank's answers, in the flat buckets of all ranks."""
@@ -88,34 +80,19 @@ class ShardedStaging(Bucketed):
         else:
             collectives.all_shares(self.flat_weights, self.worker.weights)
 
-    def finish(self) -> None:
-        """Wait for every answer; mean gradients go to `.grad`."""
-        self.finish_flat()
-        if self.only_gradients:
-            scatter(self.layout.buckets, self.flat_means, self.gradients())
-
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """The servers' weights become this rank's."""
         scatter(self.layout.buckets, self.flat_weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Over the links between GPUs: (n−1)/n of the bytes out in the reduce-scatter, as many in the all-gather of means."""
-        return collectives.ring_bytes(gradient_bytes * (0.5 if self.comm_hook in SENT else 1.0), world_size)
-
-    def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
-        """Reduce-scatter, stage, all-gather every bucket; mean gradients come back."""
-        if self.worker is None:
-            self.parameters = parameters
-            self.agree(list(reversed(range(len(parameters)))))
-        alone = _Alone(self)
-        alone.fill([torch.randn_like(parameter) for parameter in self.parameters])
-        return alone
+        return collectives.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[Probe]:
         """Limits: the links between GPUs, the host link with 1/n of the bytes of full staging."""
         worker = self.worker
         assert worker is not None
-        sent = sum(flat.nbytes for flat in self.flat_gradients)
+        sent = sum(flat.nbytes for flat in self.flat_sent)
         found = [ring.probe(worker.device, collectives.ring_bytes(sent, dist.get_world_size()))]
         if worker.on_gpu:
             found.append(Probe("host_link", lambda: worker.all_at_once(True, True), 1.0))
@@ -124,33 +101,9 @@ class ShardedStaging(Bucketed):
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
         """Gradients, weights and answers of every rank's own shares: together as much as one rank's whole."""
         layout = Layout.of(arrays_of(parameters, self.comm_hook), range(len(parameters)), self.cap_bytes)
-        return workers * needed_bytes(*self._terms(layout, workers))
+        return workers * needed_bytes(*self._terms(layout, workers, on_gpu))
 
     def close(self) -> None:
         """End the server."""
         if self.worker:
             self.worker.close()
-
-
-class _Alone(Alone):
-    """The exchange of sharded staging, inside its `gradients_only`."""
-
-    def __init__(self, strategy: ShardedStaging) -> None:
-        self._strategy = strategy
-
-    def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Into the flat buckets."""
-        for bucket, flat in zip(self._strategy.layout.buckets, self._strategy.flat_gradients, strict=True):
-            gather(bucket, gradients, flat)
-
-    def __call__(self) -> None:
-        """Start all, end all."""
-        for number in range(len(self._strategy.layout.buckets)):
-            self._strategy.start_flat(number)
-        self._strategy.finish_flat()
-
-    def result(self) -> list[Tensor]:
-        """Copies, in the parameters' shapes."""
-        found = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
-        scatter(self._strategy.layout.buckets, self._strategy.flat_means, found)
-        return found

@@ -30,11 +30,6 @@ def page_lock(address: int, size_bytes: int) -> None:
     _checked(runtime.cudaHostRegister(address, size_bytes, MAPPED_AND_PORTABLE))
 
 
-def page_unlock(address: int) -> None:
-    """The inverse of page_lock."""
-    _checked(runtime.cudaHostUnregister(address))
-
-
 def device_address(address: int) -> int:
     """Where a GPU sees page-locked host memory."""
     return int(_checked(runtime.cudaHostGetDevicePointer(address, 0)))

@@ -56,7 +56,7 @@ class Worker:
         self.on_gpu = device.type == "cuda"
         # Where servers are processes, theirs do the sums; as many of ours only measure the memory.
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self.threads = sums.thread_count(threads, ranks, len(sums.usable_cores(process.bus_id(device))))
+        self.threads = sums.thread_count(threads, ranks, sums.SPARE_CORES if self.on_gpu else 0)
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._number = 0  # of the exchange in hand
@@ -207,9 +207,10 @@ class Worker:
             return
         short_naps()
         done = self._control.done[self.peers.rank]
-        while (done < self._number).any():
-            if self._server is None or not self._server.turn():
-                time.sleep(PAUSE_SECONDS["cpu"])
+        with self.on_threads():
+            while (done < self._number).any():
+                if self._server is None or not self._server.turn():
+                    time.sleep(PAUSE_SECONDS["cpu"])
 
     def close(self) -> None:
         """End the servers. Collective over the peers."""
@@ -222,9 +223,8 @@ class Worker:
 
     def staleness(self) -> dict[str, float]:
         """Updates so far and their staleness; for asynchronous servers."""
-        counts = self._control.staleness.sum(axis=0)
-        updates = int(counts.sum())
-        mean = float((counts * range(len(counts))).sum()) / updates if updates else float("nan")
+        updates = int(self._control.staleness.sum())
+        mean = float(self._control.stale.sum()) / updates if updates else float("nan")
         worst = float(self._control.worst.max())
         return {"staleness/mean": mean, "staleness/max": worst, "staleness/updates": float(updates)}
 
@@ -259,7 +259,10 @@ class Worker:
     def summed_bytes(self) -> float:
         """Bytes that the sums of one exchange read and write in host memory, for each worker."""
         terms = self.terms
-        return 0 if terms.echoes else self.layout.push_bytes * (terms.workers + terms.copies) / terms.workers
+        if terms.echoes:
+            return 0
+        answers = terms.copies if terms.synchronous else terms.workers
+        return self.layout.push_bytes * (terms.workers + answers) / terms.workers
 
     @contextlib.contextmanager
     def on_threads(self) -> Iterator[None]:
@@ -273,18 +276,18 @@ class Worker:
 
 
 class HostMemory:
-    """The bytes of an exchange through the host's memory, waiting for nothing: what the sums read and write, as STREAM's add
-    (two reads, one write), while the links copy both ways.
+    """What the sums of an exchange read and write in host memory, as STREAM's add (two reads, one write) on memory of its own;
+    `linked`: while the links copy both ways, too.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, linked: bool) -> None:
+        self._worker, self._linked = worker, linked
         elements = int(worker.summed_bytes() // 12)
         self._one, self._other, self._sum = (torch.ones(elements) for _ in range(3))
 
     def __call__(self) -> None:
-        """One exchange's worth."""
-        if self._worker.on_gpu:
+        """One exchange's worth, waiting for nothing."""
+        if self._linked:
             self._worker.all_at_once(True, True)
         with self._worker.on_threads():
             torch.add(self._one, self._other, out=self._sum)

@@ -16,13 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers import ring
+from trainers import half_precision, ring
 from trainers.strategies import Alone, Probe, Strategy
 
-# Share of a gradient's bytes that a hook sends.
-WIRE_SHARE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
-# Four units in the last place of the format that is sent: casts and sums round in it.
-ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
@@ -82,8 +78,11 @@ class NcclAllreduce(Strategy):
         self._comm_hook = comm_hook
         self._powersgd_rank = powersgd_rank
         self.exact = comm_hook != "powersgd"
-        self.rounding = ROUNDING.get(comm_hook, 0.0)
+        self.rounding = half_precision.ROUNDING.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
+        self._share = (
+            0.5 if comm_hook in half_precision.SENT else 1.0
+        )  # of float32; exact once the parameters are known
 
     def _hook(self) -> tuple[object, Hook] | None:
         """A fresh (state, hook); None for DDP's own all-reduce."""
@@ -113,18 +112,19 @@ class NcclAllreduce(Strategy):
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """2(n−1)/n of the bytes on the wire, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
-        share = WIRE_SHARE.get(self._comm_hook, float("nan"))
+        share = float("nan") if self._comm_hook == "powersgd" else self._share
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
         """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward."""
-        self._wire_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        self._share = half_precision.share(parameters, self._comm_hook)
         self._device = parameters[0].device
         return _Alone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
     def probes(self) -> list[Probe]:
         """Limit: the links between neighbours."""
-        moved = self.bytes_moved(self._wire_bytes, dist.get_world_size())
+        moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
         return [ring.probe(self._device, moved)] if moved == moved else []
 
 

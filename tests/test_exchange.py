@@ -1,0 +1,222 @@
+"""`benchmark=exchange` is MXNet's tools/bandwidth/measure.py: the same arrays, arithmetic and lines, and errors are noticed.
+
+tests/data/mxnet_bandwidth.txt is what measure.py printed on eight GPUs.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose
+from kvstore_ranks import exchange_cell
+from omegaconf import OmegaConf
+
+from benchmarks.exchange import gradients_like, mxnet_lines
+from benchmarks.result import Result
+from conf.resolve import checked, resolve
+from trainers.models import sizes
+from trainers.needs import shared_bytes
+
+CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
+FORMS = (
+    re.compile(
+        r"INFO:root:Namespace\(disp_batches=1, gpus='(?P<gpus>[\d,]+)', image_shape='(?P<shape>\d+,\d+,\d+)', "
+        r"kv_store='(?P<store>[a-z_]+)', network='(?P<network>[\w-]+)', num_batches=(?P<batches>\d+), "
+        r"num_classes=(?P<classes>\d+), num_layers=(?P<layers>\d+), optimizer='\w+', test_results=1\)"
+    ),
+    re.compile(r"INFO:root:num of arrays = (?P<arrays>\d+), total size = (?P<mb>\d+\.\d{6}) MB"),
+    re.compile(
+        r"INFO:root:iter (?P<number>\d+), (?P<seconds>\d+\.\d{6}) sec, (?P<rate>\d+\.\d{6}) GB/sec per gpu, "
+        r"error (?P<error>\d+\.\d{6})"
+    ),
+)
+STRATEGIES = {
+    "nccl_allreduce": {"name": "nccl_allreduce"},
+    "cpu_staged": {"name": "cpu_staged"},
+    "kvstore_device": {"name": "kvstore_device"},
+}
+SERVERS = {
+    "kvstore_dist_sync": {"name": "kvstore_dist_sync", "servers": 2, "bucket_cap_mb": 100.0},
+    "kvstore_dist_async": {"name": "kvstore_dist_async", "servers": 1, "bucket_cap_mb": 100.0},
+}
+OTHERS = {
+    "sharded": {"strategy": {"name": "cpu_staged", "staging": "sharded"}},
+    "one_rank": {"workers": 1, "strategy": STRATEGIES["nccl_allreduce"]},
+    "bf16_hook": {"strategy": {"name": "kvstore_device", "comm_hook": "bf16"}},
+    "bf16_weights": {"strategy": STRATEGIES["cpu_staged"], "precision": "bf16_weights"},
+    "one_bias": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "one bias"},
+    "sums": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums"},
+    "nan": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "nan"},
+    "lossy": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums", "lossy": True},
+}
+CASES = {
+    f"exchange_{name}": {"workers": 2, "exchange": {}} | case
+    for name, case in {
+        **{
+            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key, "format": "mxnet"}}
+            for name, strategy in STRATEGIES.items()
+            for per_key in (False, True)
+        },
+        **{name: {"strategy": strategy} for name, strategy in SERVERS.items()},
+        **OTHERS,
+    }.items()
+}
+
+
+# The same arrays.
+
+
+@pytest.mark.parametrize(
+    ("asked", "arrays", "total_mb"),
+    [
+        (["model=resnet200"], 205, 257.991328),
+        (["model=inception_v3", "model.options.aux_logits=false"], 96, 95.200544),
+    ],
+)
+def test_weights_are_the_arrays_that_mxnet_counts(hydra, asked, arrays, total_mb):
+    config, _ = checked(
+        OmegaConf.to_object(compose("config", [*asked, "benchmark=exchange", "benchmark.keys=weights"]))
+    )
+    cell = resolve(config, (0, 1), "cuda")
+    found = sizes(gradients_like(cell, "weights", torch.device("meta")))
+    assert found["arrays"] == arrays
+    assert f"{found['gradient_bytes'] / 1e6:.6f}" == f"{total_mb:.6f}"
+    assert f"INFO:root:num of arrays = {arrays}, total size = {total_mb:.6f} MB" in CAPTURED
+    everything = sizes(gradients_like(cell, "all", torch.device("meta")))
+    assert everything["arrays"] > arrays  # batch norm too
+
+
+# The same lines.
+
+
+def captured_runs():
+    """[head, arrays, iterations…] of each run of the capture."""
+    starts = [number for number, line in enumerate(CAPTURED) if "Namespace" in line] + [len(CAPTURED)]
+    return [CAPTURED[start:stop] for start, stop in itertools.pairwise(starts)]
+
+
+def parsed(lines):
+    """Every line of a run by the form of measure.py."""
+    head, arrays, *iterations = lines
+    return (
+        FORMS[0].fullmatch(head).groupdict(),
+        FORMS[1].fullmatch(arrays).groupdict(),
+        [FORMS[2].fullmatch(line).groupdict() for line in iterations],
+    )
+
+
+def test_our_lines_of_a_captured_run_are_those_that_measure_py_printed(hydra):
+    config, _ = checked(
+        OmegaConf.to_object(compose("config", ["model=resnet200", "benchmark=exchange", "strategy=kvstore_device"]))
+    )
+    for lines in captured_runs()[:2]:
+        head, arrays, iterations = parsed(lines)
+        cell = resolve(config, tuple(map(int, head["gpus"].split(","))), "cuda")
+        result = Result(metrics={"comm/error": 0.0}, model={"arrays": 205, "gradient_bytes": 257_991_328})
+        ours = mxnet_lines(cell, result, [float(one["seconds"]) * 1e3 for one in iterations])
+        assert ours[:2] == lines[:2]
+        for mine, theirs in zip(parsed(ours)[2], iterations, strict=True):
+            assert float(mine["rate"]) == pytest.approx(float(theirs["rate"]), rel=1e-4)  # seconds are printed rounded
+            assert {**mine, "rate": ""} == {**theirs, "rate": ""}
+
+
+def test_bandwidth_is_that_of_every_captured_run():
+    assert len(captured_runs()) == 6
+    for head, arrays, iterations in map(parsed, captured_runs()):
+        count = len(head["gpus"].split(","))
+        assert len(iterations) == int(head["batches"])
+        for one in iterations:
+            rate = float(arrays["mb"]) / 1e3 * 2 * (count - 1) / count / float(one["seconds"])
+            assert rate == pytest.approx(float(one["rate"]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "network", "layers"), [("vgg16", "vgg", "16"), ("inception_v3", "inception_v3", "0")]
+)
+def test_the_head_names_network_and_layers(model, network, layers):
+    cell = exchange_cell(CASES["exchange_sharded"])
+    cell = dataclasses.replace(cell, model=dataclasses.replace(cell.model, name=model))
+    result = Result(metrics={"comm/error": 0.0}, model={"arrays": 8, "gradient_bytes": 1})
+    head = parsed(mxnet_lines(cell, result, [1.0]))[0]
+    assert (head["network"], head["layers"], head["store"]) == (network, layers, "local")
+
+
+# Real exchanges.
+
+
+@pytest.mark.parametrize("per_key", [False, True])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_exchange_returns_the_mean_and_is_compared_with_a_limit(forked, name, per_key):
+    one, other = forked(f"exchange_{name}_{per_key}")
+    metrics, facts = one["metrics"], one["checks"]
+    assert 0 <= metrics["comm/error"] < 1e-6 and facts["exchange_error"] < 1e-6
+    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(
+        metrics["comm/bytes_moved"] / metrics["comm/exchange_ms"] / 1e6
+    )
+    assert metrics["comm/ideal_ms"] == metrics[f"limit/{facts['limit']}_ms"] > 0
+    assert metrics["comm/ideal_ratio"] == pytest.approx(metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"])
+    assert one["model"] == {"parameters": 1_199_882, "arrays": 8, "gradient_bytes": 4 * 1_199_882}
+    assert {**one, "output": ""} == {**other, "output": ""}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_real_exchange_prints_measure_pys_lines(forked, name):
+    found = forked(f"exchange_{name}_False")[0]
+    head, arrays, iterations = parsed(found["output"].splitlines())
+    assert (head["gpus"], head["batches"], arrays["arrays"], arrays["mb"]) == ("0,1", "3", "8", "4.799528")
+    assert [int(one["number"]) for one in iterations] == [1, 2, 3]
+    series = [ms for _, ms in found["series"]["comm/exchange_ms"]]
+    assert [float(one["seconds"]) for one in iterations] == [round(ms / 1e3, 6) for ms in series]
+    assert {one["error"] for one in iterations} == {"0.000000"}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_exchange_with_servers(forked, name):
+    for found in forked(f"exchange_{name}"):
+        assert found["checks"]["exchange_error"] < 1e-6
+        assert found["metrics"]["comm/bytes_moved"] == found["model"]["gradient_bytes"]
+        assert "output" not in found
+
+
+def test_one_rank_alone_has_no_limit_between_ranks(forked):
+    (found,) = forked("exchange_one_rank")
+    assert found["metrics"]["comm/exchange_ms"] > 0 and found["checks"]["exchange_error"] == 0
+    assert "comm/ideal_ms" not in found["metrics"]
+
+
+@pytest.mark.parametrize("name", ["bf16_hook", "bf16_weights"])
+def test_half_precision_is_right_within_its_rounding(forked, name):
+    facts = forked(f"exchange_{name}")[0]["checks"]
+    assert 1e-4 < facts["exchange_error"] < facts["exchange_tolerance"] < 0.1
+
+
+@pytest.mark.parametrize(("fault", "least"), [("sums", 0.5), ("one_bias", 0.1)])
+def test_a_wrong_exchange_is_noticed(forked, fault, least):
+    for found in forked(f"exchange_{fault}"):
+        assert found["checks"]["exchange_error"] > least > found["checks"]["exchange_tolerance"]
+
+
+def test_one_element_that_is_no_number_is_noticed(forked):
+    facts = forked("exchange_nan")[0]["checks"]
+    assert math.isnan(facts["exchange_error"])
+
+
+def test_a_compression_with_loss_is_not_held_to_the_mean(forked):
+    found = forked("exchange_lossy")[0]
+    assert "exchange_error" not in found["checks"] and found["metrics"]["comm/error"] > 0.5
+
+
+# Shared memory.
+
+
+@pytest.mark.parametrize("name", ["cpu_staged_False", "sharded", *SERVERS])
+def test_a_cell_maps_as_much_shared_memory_as_it_is_said_to_need(forked, name):
+    case, found = CASES[f"exchange_{name}"], forked(f"exchange_{name}")
+    mapped = [rank["mapped_bytes"] for rank in found]
+    # Sharded staging has a file for each rank, the others have one for all.
+    mapped_bytes = sum(mapped) if name == "sharded" else mapped[0]
+    assert shared_bytes(exchange_cell(case)) == mapped_bytes > 4 * 1_199_882

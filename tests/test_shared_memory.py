@@ -1,0 +1,49 @@
+"""A cell that needs more shared memory than there is is refused before any of its processes start."""
+
+import sys
+
+import pytest
+from kvstore_ranks import strategy_of
+from test_measuring import make_cell
+
+from conf.knobs import Refused
+from launch.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
+from trainers.needs import shared_bytes
+
+LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
+MUCH = make_cell((0, 1, 2, 3), strategy=strategy_of({"name": "kvstore_dist_sync"}))
+
+
+def test_every_worker_adds_its_gradients():
+    bytes_of = {
+        workers: shared_bytes(make_cell(tuple(range(workers)), strategy=LITTLE.strategy)) for workers in (1, 2, 4)
+    }
+    gradient_bytes = 4 * 1_199_882
+    for workers, found in bytes_of.items():  # and an answer for each, beside the weights; on GPUs one answer for all
+        assert found == pytest.approx((2 * workers + 1) * gradient_bytes, rel=0.01)
+
+
+def test_a_strategy_that_takes_none_needs_none():
+    for name in ("nccl_allreduce", "none", "kvstore_device"):
+        assert shared_bytes(make_cell(strategy=strategy_of({"name": name}))) == 0
+        refuse_too_little([make_cell(strategy=strategy_of({"name": name}))], free_bytes=0)
+    assert shared_bytes(make_cell(strategy=strategy_of({"name": "cpu_staged", "transport": "gloo"}))) == 0
+
+
+def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
+    little, much = shared_bytes(LITTLE), shared_bytes(MUCH)
+    assert little < much
+    with pytest.raises(Refused) as refused:
+        refuse_too_little([LITTLE, MUCH], free_bytes=much - 1)  # the smaller one fits
+    sentence = str(refused.value)
+    assert sentence.startswith(
+        f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.0f} MiB of shared memory in "
+    )
+    assert f"in {FOLDER}, where {(much - 1) / 2**20:.0f} MiB are free" in sentence and "\n" not in sentence
+
+
+def test_where_there_is_plenty_no_process_is_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10)
+    with pytest.raises(FileNotFoundError):
+        refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10 - 1)
