@@ -1,7 +1,10 @@
 """What several test files start from."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +27,23 @@ def hydra():
         yield
 
 
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """Run launch.py in this process, in an empty folder, as a fresh module: (exit status, stdout, stderr)."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        return ended.value.code, out.getvalue(), err.getvalue()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory):
     """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
@@ -34,7 +54,9 @@ def forked(tmp_path_factory):
     import test_kvstore
 
     folder = tmp_path_factory.mktemp("forked")
-    (folder / "cases.json").write_text(json.dumps(test_kvstore.CASES | test_exchange.CASES))
+    (folder / "cases.json").write_text(
+        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES)
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
@@ -50,4 +72,5 @@ def forked(tmp_path_factory):
         assert found, f"{name}: ended without a word"
         return found
 
+    read.folder = folder
     return read

@@ -1,8 +1,8 @@
 """Runs cases of strategies in forked ranks and servers: `python tests/kvstore_ranks.py FOLDER`, for conftest's `forked`.
 
 torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
-(name: {workers, steps, strategy}, or {workers, exchange, strategy} for benchmark=exchange) and writes `<name>-<rank>.json`:
-what each rank found.
+(name: {workers, steps, strategy}; {workers, exchange, strategy} for benchmark=exchange; `measuring` for test_measuring) and
+writes `<name>-<rank>.json`: what each rank found.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ import time
 import traceback
 from pathlib import Path
 
+import test_measuring
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from test_measuring import make_cell
 from torch import nn
 
 from benchmarks import exchange, statistics
@@ -154,7 +154,7 @@ def exchange_cell(case):
     defaults = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / "exchange.yaml"))
     short = {"iterations": 3, "limit_iterations": 2}
     benchmark = {name: value for name, value in defaults.items() if name not in RULES} | short | case["exchange"]
-    cell = make_cell(
+    cell = test_measuring.make_cell(
         tuple(range(case["workers"])), strategy_of(case["strategy"]), precision=case.get("precision", "fp32")
     )
     return dataclasses.replace(cell, benchmark=benchmark)
@@ -174,7 +174,6 @@ def exchanged(rank, case, folder):
         return strategy
 
     exchange.load = loading
-    (folder / "ranks").mkdir(parents=True, exist_ok=True)
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
     result = exchange.run(exchange_cell(case), ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))
     found = dataclasses.asdict(result)
@@ -192,7 +191,11 @@ def rank_main(folder, name, case, rank):
         workers = case["workers"]
         if rank < workers:
             dist.init_process_group("gloo", rank=rank, world_size=workers)
-            found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
+            (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
+            if name == "measuring":
+                found = test_measuring.measure(rank, folder / name)
+            else:
+                found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
             dist.destroy_process_group()
         else:
@@ -224,7 +227,7 @@ def main(folder):
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
         opened = time.monotonic()
         children = set()
-        for rank in range(case["workers"] + case["strategy"].get("servers", 0)):
+        for rank in range(case["workers"] + case.get("strategy", {}).get("servers", 0)):
             if (child := os.fork()) == 0:
                 rank_main(folder, name, case, rank)
             children.add(child)
@@ -232,7 +235,7 @@ def main(folder):
         while children:
             child, status = os.waitpid(-1, os.WNOHANG)
             children.discard(child)
-            bad = bad or status != 0 or time.monotonic() - opened > 20
+            bad = bad or status != 0 or time.monotonic() - opened > 40
             if bad:
                 for other in children:
                     os.kill(other, 9)

@@ -13,8 +13,8 @@ from benchmarks.record import read_study
 ROOT = Path(__file__).parent.parent
 SMALL = [
     "model=fmnist_cnn", "batch_size=16", "benchmark.max_seconds=0.5",
-    "benchmark.min_iterations=3", "benchmark.warmup_iterations=2",
-    "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3", "benchmark.exposed_rounds=1",
+    "benchmark.min_iterations=3", "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
+    "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3", "benchmark.limit_iterations=2",
 ]  # fmt: skip
 
 
@@ -52,6 +52,7 @@ def swept(tmp_path_factory):
         "nccl.p2p_level=LOC",
         f"output_dir={folder}",
         f"tracking.uri=sqlite:///{folder}/m.db",
+        "benchmark.exposed_rounds=1",
         *SMALL,
     ]
     return folder, asked, command(*asked)
@@ -105,17 +106,44 @@ def test_the_same_command_measures_nothing_twice(swept):
     assert len(runs(folder / "m.db")[1]) == 1
 
 
-def test_two_subsets_and_two_strategies_are_four_children(tmp_path):
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Two subsets with two strategies, one of them with a parameter server: the folder and the records."""
+    folder = tmp_path_factory.mktemp("four")
     done = command(
-        "-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none", f"output_dir={tmp_path}", "validity.noise_limit=10", *SMALL
+        "-m", "gpus=0+1,0+3", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
+        "benchmark.exposed_rounds=0", *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    (_,), children = runs(tmp_path / "mlflow.db")
+    return folder, read_study(folder / "default")[0]
+
+
+def test_two_subsets_and_two_strategies_are_four_children(four):
+    folder, records = four
+    (_,), children = runs(folder / "mlflow.db")
     asked = {(run.data.params["gpus"], run.data.params["strategy"]) for run in children}
-    assert asked == {(gpus, strategy) for gpus in ("0,1", "0,3") for strategy in ("nccl_allreduce", "none")}
+    assert asked == {(gpus, strategy) for gpus in ("0,1", "0,3") for strategy in ("kvstore_dist_async", "none")}
     assert all("comm/exchange_ms" not in run.data.metrics for run in children if run.data.params["strategy"] == "none")
-    records, _ = read_study(tmp_path / "default")
     assert not any(record.validity.codes for record in records), [record.validity for record in records]
+
+
+def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
+    folder, records = four
+    served = [record for record in records if record.cell["strategy"]["name"] == "kvstore_dist_async"]
+    assert len(served) == 2
+    for record in served:
+        assert record.validity.verdict == "valid"
+        metrics = record.metrics
+        assert 0 < metrics["staleness/mean"] <= metrics["staleness/max"] < metrics["staleness/updates"]
+        # Two buckets: dense_1 fills one alone. Steps: the timed ones, and others before.
+        assert metrics["staleness/updates"] >= 2 * metrics["step/iterations"]
+        assert [rank["rank"] for rank in record.ranks] == [0, 1]
+        (server,) = record.environment["servers"]
+        assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
+        assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
+    children = [run for run in runs(folder / "mlflow.db")[1] if run.data.params["strategy"] == "kvstore_dist_async"]
+    assert all("staleness/mean" in run.data.metrics for run in children)
+    assert "servers" not in next(r for r in records if r not in served).environment
 
 
 def readme_commands() -> list[str]:
@@ -125,11 +153,11 @@ def readme_commands() -> list[str]:
 
 
 @pytest.mark.parametrize("text", readme_commands())
-def test_every_command_of_the_readme_is_a_right_request(text, tmp_path):
-    arguments = text.split()[1:]
+def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
+    arguments = text.replace("=NAME", "=cpu_staged").split()[1:]
     if "--help" in arguments or "gpus=classes" in arguments:  # classes needs links, which CPU workers do not have
-        arguments += [] if "--help" in arguments else ["topology=tests/data/topo_dgx1_v100.txt"]
+        arguments += [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]
     precision = ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
     extra = [] if "--help" in arguments else ["dry_run=true", f"output_dir={tmp_path}", *precision]
-    done = command(*arguments, *extra)
-    assert done.returncode == 0, done.stderr
+    code, _, err = launch(*arguments, *extra)
+    assert (code, err) == (0, "")

@@ -114,7 +114,7 @@ def test_our_lines_of_a_captured_run_are_those_that_measure_py_printed(hydra):
         OmegaConf.to_object(compose("config", ["model=resnet200", "benchmark=exchange", "strategy=kvstore_device"]))
     )
     for lines in captured_runs()[:2]:
-        head, arrays, iterations = parsed(lines)
+        head, _, iterations = parsed(lines)
         cell = resolve(config, tuple(map(int, head["gpus"].split(","))), "cuda")
         result = Result(metrics={"comm/error": 0.0}, model={"arrays": 205, "gradient_bytes": 257_991_328})
         ours = mxnet_lines(cell, result, [float(one["seconds"]) * 1e3 for one in iterations])

@@ -18,28 +18,28 @@ from test_measuring import make_cell
 from benchmarks import record as records
 from benchmarks.record import Lines, read_lines
 from conf.schema import Engine
-from launch import causes, supervise, watching
+from launch import causes, shared_memory, supervise, watching
 from launch.assemble import assemble
 from launch.study import Study
+from trainers.kvstore.layout import Array
+from trainers.kvstore.memory import Shared, Terms
 
 ROOT = Path(__file__).parent.parent
 SILENCE_S = 8.0
 # What a launcher knows of an attempt before it starts.
 DETAILS = {"study": "s", "sweep_id": "c" * 32, "overrides": [], "drift": False, "environment": {}}
-# Options that make a cell short; what a cell of two ranks costs is the import of torch.
-TINY = [
-    "model=fmnist_cnn",
-    "batch_size=2",
+# What a cell of two ranks costs is the import of torch, and once more for training.
+CELL = ["model=fmnist_cnn", "batch_size=2", "tracking=none", "device=cpu", "engine.stop_grace_s=1"]
+TRAINING = [
     "benchmark.max_seconds=0.1",
     "benchmark.min_iterations=3",
     "benchmark.max_iterations=10",
     "benchmark.warmup_max_seconds=0.1",
     "benchmark.exchange_iterations=2",
+    "benchmark.limit_iterations=0",
     "benchmark.exposed_rounds=0",
-    "tracking=none",
-    "device=cpu",
-    "engine.stop_grace_s=1",
 ]
+EXCHANGE = ["benchmark=exchange", "benchmark.iterations=40", "benchmark.limit_iterations=0"]
 # Environment that forbids NVLink multicast: it must reach every rank.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
@@ -49,25 +49,24 @@ FAULTS = {
     12: ("slow", 1),  # the test stops rank 1
     13: ("slow", 1),  # the test kills the agent
     14: ("exception", 1),
-    15: ("status", 1),
-    16: ("segmentation", 0),
-    17: ("memory", 1),
-    18: ("leave", 1),
-    19: ("none", 0),
-    20: ("slow", 1),  # the test kills the server
+    15: ("segmentation", 0),
+    16: ("leave", 1),
+    17: ("none", 0),
+    18: ("slow", 1),  # the test kills the server
 }
 # The sweeps, which run at once: a study each. Those of `served` have a parameter server beside their ranks.
-STUDIES = {"left": (12, 14, 17, 19), "right": (16, 15, 18), "served": (11, 20, 13)}
-SERVED = ["strategy=kvstore_dist_sync", "strategy.servers=1"]
+STUDIES = {"trained": (12, 14, 17, 15, 16), "served": (11, 18, 13)}
+OPTIONS = {"trained": TRAINING, "served": [*EXCHANGE, "strategy=kvstore_dist_sync", "strategy.servers=1"]}
 PLANT = """
 import json, os, sys, threading, time
 
 def plant(fault, rank):
-    while not hasattr(sys.modules.get("trainers.step"), "Training"):
+    while not hasattr(sys.modules.get("benchmarks.reporter"), "Reporter"):
         time.sleep(0.005)
-    from trainers.step import Training
-    real, steps = Training.step, [0]
-    def step(self):
+    from benchmarks.reporter import Reporter
+    real, steps = Reporter.beat, [0]
+    def beat(self, iterations=1):  # after every step or exchange
+        real(self, iterations)
         steps[0] += 1
         if fault == "slow":
             time.sleep(0.2)
@@ -76,20 +75,12 @@ def plant(fault, rank):
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
         if steps[0] == 3 and fault == "exception":
             raise RuntimeError("planted in step 3")
+        if steps[0] == 3 and fault == "leave":
+            os._exit(0)
         if steps[0] == 3 and fault == "segmentation":
             import ctypes
             ctypes.string_at(0)
-        real(self)
-    Training.step = step
-    def build(self, *arguments):
-        if fault == "status":
-            os._exit(7)
-        if fault == "leave":
-            os._exit(0)
-        import torch
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    if fault in ("status", "leave", "memory"):
-        Training.__init__ = build
+    Reporter.beat = beat
 
 if "RANK" in os.environ and "benchmarks.worker" in sys.orig_argv:
     with open(os.path.join(sys.orig_argv[-1], "cell.json")) as file:
@@ -130,7 +121,7 @@ def start(output_dir, planted, faults, *overrides):
     output_dir.mkdir(exist_ok=True)
     said = (output_dir / f"said-{time.monotonic_ns()}.txt").open("w+")
     process = subprocess.Popen(
-        [sys.executable, "launch.py", "-m", *TINY, f"output_dir={output_dir}", *overrides],
+        [sys.executable, "launch.py", "-m", *CELL, f"output_dir={output_dir}", *overrides],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -215,7 +206,7 @@ def sweep(tmp_path_factory, planted, decoys):
             "gpus=0+1",
             f"strategy.bucket_cap_mb={','.join(map(str, caps))}",
             f"engine.silence_timeout_s={SILENCE_S}",
-            *(SERVED if name == "served" else []),
+            *OPTIONS[name],
         )
         for name, caps in STUDIES.items()
     }
@@ -254,22 +245,22 @@ def _meddle(output_dir, launchers, seen):
         if cap == 12:
             os.kill(pids[1], signal.SIGSTOP)
         else:
-            os.kill({11: pids[1], 13: agent, 20: server_of(folder)}[cap], signal.SIGKILL)
+            os.kill({11: pids[1], 13: agent, 18: server_of(folder)}[cap], signal.SIGKILL)
         seen[cap] = time.time()
     return all(process.poll() is not None for process, _ in launchers.values())
 
 
 def test_every_other_cell_finishes_and_the_exit_status_says_that_some_failed(sweep):
     by_cap, seen = sweep
-    failing = set(FAULTS) - {19}
-    assert seen["exits"] == [1, 1, 1], seen["said"]
-    assert {cap: record.state for cap, record in by_cap.items()} == {**dict.fromkeys(failing, "failed"), 19: "finished"}
+    failing = set(FAULTS) - {17}
+    assert seen["exits"] == [1, 1], seen["said"]
+    assert {cap: record.state for cap, record in by_cap.items()} == {**dict.fromkeys(failing, "failed"), 17: "finished"}
     assert all(by_cap[cap].validity.verdict == "invalid" for cap in failing)
-    assert "throughput/images_per_second" in by_cap[19].metrics
+    assert "throughput/images_per_second" in by_cap[17].metrics
     assert all(by_cap[cap].failure.message in seen["said"] for cap in failing)
 
 
-@pytest.mark.parametrize(("cap", "number", "name"), [(11, 1, "rank 1"), (20, 2, "server 0")])
+@pytest.mark.parametrize(("cap", "number", "name"), [(11, 1, "rank 1"), (18, 2, "server 0")])
 def test_a_killed_worker_or_server_ends_the_cell_in_seconds_and_is_named(sweep, cap, number, name):
     by_cap, seen = sweep
     failure = by_cap[cap].failure
@@ -279,8 +270,8 @@ def test_a_killed_worker_or_server_ends_the_cell_in_seconds_and_is_named(sweep, 
 
 
 def test_a_server_was_killed_while_it_served(sweep):
-    assert "in phase 'serving'" in sweep[0][20].failure.message
-    assert [server["rank"] for server in sweep[0][20].environment["servers"]] == [2]
+    assert "in phase 'serving'" in sweep[0][18].failure.message
+    assert [server["rank"] for server in sweep[0][18].environment["servers"]] == [2]
 
 
 def test_a_stopped_rank_is_a_hang_and_is_named_in_time(sweep):
@@ -309,26 +300,15 @@ def test_a_rank_that_raises_is_named_with_its_log(sweep):
     assert "Traceback" in failure.log_tail or "planted in step 3" in failure.log_tail
 
 
-def test_a_rank_that_exits_is_named_with_its_status(sweep):
-    failure = sweep[0][15].failure
-    assert (failure.cause, failure.rank) == ("exception", 1)
-    assert "status 7" in failure.message
-
-
 def test_a_segmentation_fault_is_named_with_its_log(sweep):
-    failure = sweep[0][16].failure
+    failure = sweep[0][15].failure
     assert (failure.cause, failure.rank) == ("killed", 0)
     assert "SIGSEGV" in failure.message
     assert "string_at" in failure.log_tail
 
 
-def test_out_of_memory_is_told_from_other_exceptions(sweep):
-    failure = sweep[0][17].failure
-    assert (failure.cause, failure.rank) == ("oom", 1)
-
-
 def test_a_rank_that_leaves_early_with_status_0_is_named(sweep):
-    failure = sweep[0][18].failure
+    failure = sweep[0][16].failure
     assert (failure.cause, failure.rank) == ("exception", 1)
     assert "status 0" in failure.message
 
@@ -367,12 +347,12 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
         return until(found, 60, launcher)
 
     # SIGKILL in the second cell, while another launcher finds that cell held.
-    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0")
+    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
     folder, first_token, pids = in_two_rank_cell(launcher)
     (finished_path,) = study.glob("*-gpus0-????*/record.json")
     finished = records.read(finished_path)
     assert finished.state == "finished"
-    other, said = start(output_dir, planted, slow, "gpus=0+1")
+    other, said = start(output_dir, planted, slow, "gpus=0+1", *EXCHANGE)
     assert other.wait(timeout=30) == 0
     assert "held elsewhere" in said.read_text()
     assert set(pids.values()) <= {process.pid for process in alive({first_token})}
@@ -382,7 +362,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     until(lambda: all("sleep" in process.name() for process in alive(tokens(study))), 10)
 
     # The next one closes what was left, measures it anew, and is interrupted there.
-    launcher, said = start(output_dir, planted, slow, "gpus=0+1,0")
+    launcher, said = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
     until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, launcher)
     left = records.read(folder / "attempt-1" / "record.json")
     assert (left.state, left.failure.cause, left.record_id) == ("interrupted", "interrupted", first_token)
@@ -400,7 +380,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))
 
     # The third goes on from there.
-    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0")
+    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *EXCHANGE)
     assert launcher.wait(timeout=90) == 0, said.read_text()
     assert records.read(finished_path) == finished, "a finished cell was measured again"
     assert [(record.cell["gpus"], record.state) for record in records.read_study(study)[0]] == [
@@ -492,6 +472,20 @@ def test_a_process_whose_starter_has_ended_does_not_go_on():
         assert run.returncode == code
 
 
+def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkeypatch):
+    terms = Terms((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
+    paths = []
+    for token in ("a" * 32, "b" * 32):
+        monkeypatch.setenv("RINGSIDE_TOKEN", token)
+        paths.append(Shared(Shared.new_path(), terms, terms.layout(), create=True).path)
+    try:
+        shared_memory.remove("a" * 32)
+        assert [path.exists() for path in paths] == [False, True]
+    finally:
+        shared_memory.remove("b" * 32)
+    assert not paths[1].exists()
+
+
 def watched(tmp_path, counts):
     """A Watch of ranks that this process stands for, whose last lines are older than their counts."""
     (tmp_path / "ranks").mkdir()
@@ -509,6 +503,35 @@ def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_
     failure = causes.hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
     assert (failure.cause, failure.rank) == ("hang", 0)
     assert "after 90 iterations" in failure.message
+
+
+def test_a_rank_that_exits_is_named_with_its_status(tmp_path):
+    watch = watched(tmp_path, [110, 110])
+    (tmp_path / "failures.json").write_text('{"1": 7, "0": -15}')  # the agent ended rank 0
+    failure = causes.first_cause(watch, tmp_path, 1)
+    assert (failure.cause, failure.rank) == ("exception", 1)
+    assert failure.message == "rank 1 exited with status 7 in phase 'timed', without a word"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "cause"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB", "oom"),
+        ("MemoryError", "", "oom"),
+        ("OSError", "1234 MiB of shared memory in /dev/shm: there is not that much", "exception"),
+        ("DistBackendError", "NCCL error in: unhandled cuda error", "nccl"),
+        ("RuntimeError", "shape '[2]' is invalid", "exception"),
+    ],
+)
+def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, message, cause):
+    watch = watched(tmp_path, [110, 110, 110])
+    told = ("RuntimeError", "Connection closed by peer [127.0.0.1]:1"), (kind, message)
+    for rank, (name, text) in enumerate(told):  # the consequence came first
+        Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("error", 3.0 + rank, type=name, message=text)
+    watch.update()
+    failure = causes.first_cause(watch, tmp_path, 1)
+    assert (failure.cause, failure.rank) == (cause, 1)
+    assert failure.message.startswith(f"rank 1 raised {kind} in phase 'timed': {message or kind}")
 
 
 def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):

@@ -1,17 +1,12 @@
 """The real measurement in two real ranks: every metric of the contract, what is counted, and faults that the checks find.
 
-The ranks are started once for the module; each measures all cases of `CASES` one after the other.
+Each of the two ranks measures all cases of `CASES` one after the other.
 """
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +21,6 @@ from conf.schema import Optimizer
 from trainers.step import Training
 from trainers.strategies import Strategy, load
 
-ROOT = Path(__file__).parent.parent
 PARAMETERS = 1_199_882
 BENCHMARK = {
     "name": "throughput",
@@ -151,8 +145,7 @@ FAULTY = {"healthy": Exchanges, "skips": Skips, "sums": Sums, "skips one element
 
 
 def measure(rank, folder):
-    """What each rank does: all cases, then the faulty strategies, then a slow rank."""
-    torch.set_num_threads(1)
+    """What each rank does (kvstore_ranks): all cases, then the faulty strategies, then a slow rank."""
     ranks = Ranks(rank, 2, torch.device("cpu"))
     found = {}
     for name, cell in CASES.items():
@@ -165,7 +158,7 @@ def measure(rank, folder):
         error, spread = checks.gradient_error(training, ranks)
         found[name] = {"error": error, "spread": spread, "equal": checks.replicas_equal(training, ranks)}
     found["slow rank"] = slow_rank(ranks, folder)
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    return found
 
 
 def faulty_training(strategy, ranks):
@@ -191,31 +184,10 @@ def slow_rank(ranks, folder):
     return measurement.result.metrics
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+@pytest.fixture
+def measured(forked):
     """(what rank 0 found, what rank 1 found, the folder with their lines)."""
-    folder = tmp_path_factory.mktemp("measured")
-    program = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; import torch.distributed as dist, test_measuring as t; "
-        "from pathlib import Path; rank, folder = int(sys.argv[3]), Path(sys.argv[4]); "
-        "dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2); "
-        "t.measure(rank, folder); dist.destroy_process_group()"
-    )
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(ROOT), str(ROOT / "tests"), str(rank), str(folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=(folder / f"said-{rank}").open("w"),
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        codes = [process.wait(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert codes == [0, 0], "\n".join((folder / f"said-{rank}").read_text()[-2000:] for rank in (0, 1))
-    return *(json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)), folder
+    return *forked("measuring"), forked.folder / "measuring"
 
 
 def lines(measured, case):

@@ -1,10 +1,7 @@
 """Requests through launch.py itself: what is wrong is said in one line, before anything starts."""
 
-import contextlib
 import importlib.util
-import io
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
+from test_exchange import FORMS
 
+from benchmarks import record as records
 from conf import schema
 from conf.cell import Cell
 from conf.explain import one_line
@@ -28,23 +27,6 @@ ROOT = Path(__file__).parent.parent
 CHOICES = {group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS}
 STRATEGIES = ", ".join(CHOICES["strategy"])
 FORBIDDING = [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")]
-
-
-@pytest.fixture
-def launch(monkeypatch, tmp_path):
-    """Run launch.py in this process, in an empty folder, as a fresh module: (exit status, stdout, stderr)."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
-        return ended.value.code, out.getvalue(), err.getvalue()
-
-    return run
 
 
 @pytest.fixture
@@ -278,14 +260,20 @@ def test_an_output_folder_that_cannot_be_written(launch, tmp_path, inside):
     assert psutil.Process().children() == []
 
 
-def test_a_tracking_store_that_does_not_answer_costs_no_measurement(launch, tmp_path):
-    small = ["min_iterations=2", "max_iterations=2", "max_seconds=0.5", "exposed_rounds=0", "exchange_iterations=1"]
-    request = ["gpus=0", "model=fmnist_cnn", "batch_size=2", *(f"benchmark.{text}" for text in small)]
+def test_a_tracking_store_that_does_not_answer_costs_no_measurement_and_no_output(launch, tmp_path):
+    request = ["gpus=0,1", "model=fmnist_cnn", "benchmark=exchange", "benchmark.format=mxnet", "benchmark.iterations=3"]
     code, out, err = launch(*request, "tracking.uri=http://127.0.0.1:9", f"output_dir={tmp_path}/o")
     assert (code, err) == (0, "")
     assert f"python -m launch sync {tmp_path}/o/default --uri http://127.0.0.1:9" in out
-    assert len(list((tmp_path / "o" / "default").glob("*/record.json"))) == 1
+    (path,) = (tmp_path / "o" / "default").glob("*/record.json")
+    record = records.read(path)
+    assert (record.state, record.validity.verdict) == ("finished", "valid")
     assert psutil.Process().children() == []
+    # What scripts read, each line whole and as it is in the cell's folder.
+    printed = "".join(line + "\n" for line in out.splitlines() if line.startswith("INFO:root:"))
+    assert printed == (path.parent / records.OUTPUT_NAME).read_text()
+    forms = [*FORMS[:2], *[FORMS[2]] * 3]
+    assert all(form.fullmatch(line) for form, line in zip(forms, printed.splitlines(), strict=True))
 
 
 HOSTILE = ["\0", "a\0b", "a\nb", "\x1b[31mred", "a" * 10_000, "[" * 10_000, "{" * 2_000 + "}" * 2_000, "'" * 10_001, "\\" * 999,
