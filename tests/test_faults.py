@@ -55,7 +55,7 @@ FAULTS = {
     18: ("slow", 1),  # the test kills the server
 }
 # The sweeps, which run at once: a study each. Those of `served` have a parameter server beside their ranks.
-STUDIES = {"trained": (12, 14, 17, 15, 16), "served": (11, 18, 13)}
+STUDIES = {"trained": (12, 14, 17, 16), "served": (11, 18, 13, 15)}
 OPTIONS = {"trained": TRAINING, "served": [*EXCHANGE, "strategy=kvstore_dist_sync", "strategy.servers=1"]}
 PLANT = """
 import json, os, sys, threading, time
@@ -66,13 +66,13 @@ def plant(fault, rank):
     from benchmarks.reporter import Reporter
     real, steps = Reporter.beat, [0]
     def beat(self, iterations=1):  # after every step or exchange
-        real(self, iterations)
         steps[0] += 1
         if fault == "slow":
-            time.sleep(0.2)
             if steps[0] == 1 and rank == 0:
                 import subprocess
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
+            time.sleep(0.2)
+        real(self, iterations)
         if steps[0] == 3 and fault == "exception":
             raise RuntimeError("planted in step 3")
         if steps[0] == 3 and fault == "leave":
@@ -87,7 +87,8 @@ if "RANK" in os.environ and "benchmarks.worker" in sys.orig_argv:
         cell = json.load(file)
     planted = json.loads(os.environ["PLANTED"])
     fault, rank = planted.get(str(int(cell["strategy"]["bucket_cap_mb"])), ("none", 0))
-    if fault == "slow" and int(os.environ["RANK"]) < 2 or rank == int(os.environ["RANK"]):
+    slow = fault == "slow" and int(os.environ["RANK"]) < len(cell["gpus"]) == 2
+    if slow or rank == int(os.environ["RANK"]) and fault != "slow":
         threading.Thread(target=plant, args=(fault, int(os.environ["RANK"])), daemon=True).start()
 """
 
