@@ -86,7 +86,7 @@ class Waterfall:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of runs. `difference` is (second − first) ÷ first of the rate; `verdict` is faster, slower or no difference seen."""
+    """Two sets of runs; `difference` is (second − first) ÷ first, the verdict faster, slower or no difference seen."""
 
     first: str
     second: str
