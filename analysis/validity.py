@@ -76,7 +76,7 @@ def _gradient_not_mean(record: Record, _: Limits) -> Found | None:
 def _why_not_compared(record: Record) -> str:
     if len(record.cell["gpus"]) == 1:
         return "one rank has nothing to agree with"
-    if record.cell["benchmark"].get("name") == "exchange":
+    if record.cell["benchmark"].get("name") == "exchange" or record.cell["model"].get("name") == "none":
         return "this benchmark trains nothing"
     return f"strategy {record.cell['strategy']['name']} does not keep replicas equal, or compresses with loss"
 
