@@ -556,21 +556,22 @@ def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
     assert failure.cause == "hang" and "exit" in failure.message
 
 
+CRASH = ["Fatal Python error: Segmentation fault", "Current thread 0x2 (most recent call first):", "  the call"]
+CALLERS = [f"  caller {number}" for number in range(40)]
+ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"]
+
+
 @pytest.mark.parametrize(
     ("log", "tail"),
     [
-        ([f"line {n}" for n in range(30)], [f"line {n}" for n in range(10, 30)]),
+        (CALLERS, CALLERS[20:]),
         (
-            ["hello", "Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):", "  other"]
-            + ["Current thread 0x2 (most recent call first):", "  the call", *(f"  caller {n}" for n in range(40))],
-            ["Fatal Python error: Segmentation fault", "Current thread 0x2 (most recent call first):", "  the call"]
-            + [f"  caller {n}" for n in range(17)],
+            [CRASH[0], "", "Thread 0x1 (most recent call first):", "  other", *CRASH[1:], *CALLERS],
+            [*CRASH, *CALLERS[:17]],
         ),
-        (["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"] * 9,
-         ["Traceback (most recent call last):", "  why"]
-         + ["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"] * 6),
+        (9 * ASKED_AND_RAISED, [*ASKED_AND_RAISED[1:], *(6 * ASKED_AND_RAISED)]),
     ],
-)  # fmt: skip
+)
 def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
