@@ -6,6 +6,8 @@ from conf.cell import Cell
 from conf.knobs import Refused
 from launch.machine import Machine
 
+READ, WRITE = 0, 1  # NVML_P2P_CAPS_INDEX_…: nvidia-ml-py has a tuple where the first should be
+
 
 def refuse_without_peers(cell: Cell, machine: Machine) -> None:
     """Refuse a cell that requires peer access (`benchmark.p2p=required`) where the driver says that a pair has none.
@@ -39,7 +41,7 @@ def _refused(a: str, b: str) -> bool:
         answers = [
             pynvml.nvmlDeviceGetP2PStatus(one, other, what)
             for one, other in ((first, second), (second, first))
-            for what in (pynvml.NVML_P2P_CAPS_INDEX_READ, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+            for what in (READ, WRITE)
         ]
     except pynvml.NVMLError:
         return False
