@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg:
         from analysis.p2p_drawing import draw
 
-        draw(runs[0], _topology(found, arguments.topology), Path(arguments.svg), found.title)
+        draw(runs[0], _topology(found, arguments.topology), Path(arguments.svg), found.title, found.words)
     if arguments.json:
         others = found.samples if found.words else runs[1:]
         more = {"repeats": [one.as_json() for one in others]} if others else {}
@@ -76,7 +76,8 @@ def _print(one: Matrices, prefix: str) -> None:
         out.print(f"no peer access: {pairs}" if refused else "every pair has peer access", soft_wrap=True)
     for name, columns in one.ids.items():
         unit = "µs" if name.startswith("latency") else "GB/s"
-        table = Table(title=f"{prefix}{name}, {unit}", title_justify="left")
+        out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)  # a table's own title is cut to its width
+        table = Table()
         for heading in ("", *map(str, columns)):
             table.add_column(heading, justify="right")
         for row in columns:

@@ -6,6 +6,7 @@ bytes.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ _INK, _SOFT, _PAPER, _EMPTY = "#20262d", "#4a5460", "#ffffff", "#eef0f2"
 _NAMES = {"gpu": "GPU", "cpu": "CPU"}
 
 
-def draw(matrices: Matrices, topology: Topology | None, path: Path, title: str | None = None) -> None:
-    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has).
+def draw(
+    matrices: Matrices,
+    topology: Topology | None,
+    path: Path,
+    title: str | None = None,
+    words: Mapping[str, str] | None = None,
+) -> None:
+    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has). `words` say what P2P on and off mean.
 
     Raises:
         ValueError: there is no matrix, or the format is not known.
@@ -40,7 +47,7 @@ def draw(matrices: Matrices, topology: Topology | None, path: Path, title: str |
     side = max(_SQUARE * count, 2.6)  # a small matrix still has room for its title
     width, height = left + side + right, above + side + below
     with matplotlib.rc_context({"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        head = 0.75
+        head = 0.95
         size = (columns * width, len(rows) * height + head)
         figure = pyplot.figure(figsize=size, facecolor=_PAPER)
         try:
@@ -49,14 +56,27 @@ def draw(matrices: Matrices, topology: Topology | None, path: Path, title: str |
                     low = size[1] - head - (number + 1) * height + below
                     box = ((place * width + left) / size[0], low / size[1], side / size[0], side / size[1])
                     _paint(figure.add_axes(box), matrices, name, topology)
-            words = title or "p2p"
-            figure.text(left / size[0], 1 - 0.3 / size[1], words, fontsize=12, color=_INK, weight="bold", va="center")
-            notes = "row: the GPU that copies; dark is better; the diagonal (copies within one GPU) has no colour"
-            figure.text(left / size[0], 1 - 0.55 / size[1], notes, fontsize=8, color=_SOFT, va="center")
+            lines: list[tuple[str, dict[str, Any]]] = [
+                (title or _devices(matrices), {"fontsize": 12, "color": _INK, "weight": "bold"}),
+                ("row: who copies; dark: better; grey: within one", {"fontsize": 8, "color": _SOFT}),
+            ]
+            if words:
+                said = f"P2P on: {words['enabled']}; off: {words['disabled']}"
+                lines.append((said, {"fontsize": 8, "color": _SOFT}))
+            for number, (line, style) in enumerate(lines):
+                y = 1 - (0.3 + 0.22 * number) / size[1]
+                figure.text(left / size[0], y, line, va="center", parse_math=False, **style)
             metadata = {"Date": None} if path.suffix == ".svg" else None
             figure.savefig(path, metadata=metadata, facecolor=_PAPER)
         finally:
             pyplot.close(figure)
+
+
+def _devices(matrices: Matrices) -> str:
+    """`4 GPUs (NVIDIA A100)`."""
+    models = sorted({device["name"] for device in matrices.devices.values()})
+    count = len({one for ids in matrices.ids.values() for one in ids})
+    return f"{count} GPU{'s' * (count != 1)}" + (f" ({', '.join(models)})" if models else "")
 
 
 def _of(names: list[str], kind: str) -> list[str]:
