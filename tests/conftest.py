@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
 LONGEST = ("test_faults", "test_end_to_end", "test_measuring")
-FORKED = ("test_measuring", "test_exchange", "test_kvstore")  # use the same ranks
+FORKED = ("test_measuring", "test_exchange", "test_kvstore", "test_p2p_benchmark")  # use the same ranks
 
 
 def pytest_itemcollected(item):
@@ -67,10 +67,11 @@ def forked(tmp_path_factory):
     """
     import test_exchange
     import test_kvstore
+    import test_p2p_benchmark
 
     folder = tmp_path_factory.mktemp("forked")
     (folder / "cases.json").write_text(
-        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES)
+        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES | test_p2p_benchmark.CASES)
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
