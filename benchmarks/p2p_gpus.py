@@ -286,7 +286,8 @@ def compiled(architecture: str) -> bytes:
     if int(answer[0]) != 0:
         log = b" " * checked("nvrtcGetProgramLogSize", nvrtc.nvrtcGetProgramLogSize(program))
         checked("nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program, log))
-        checked(f"nvrtcCompileProgram for {architecture} ({log.decode(errors='replace').strip()})", answer)
+        said = log.decode(errors="replace").strip(" \n\0")
+        checked(f"nvrtcCompileProgram for {architecture} ({said})", answer)
     binary: bytes = b" " * checked("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program))
     checked("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
     return binary
