@@ -446,6 +446,74 @@ def test_the_copy_kernel_compiles():
         compiled("sm_1")
 
 
+class Driver:
+    """Peer access as the CUDA runtime switches it, of as many GPUs as one likes."""
+
+    def __init__(self, enabled):
+        from cuda.bindings import runtime
+
+        self.cudaError_t, self.enabled, self.current = runtime.cudaError_t, set(enabled), 0
+
+    def cudaDeviceEnablePeerAccess(self, b, flags):
+        before = (self.current, b) in self.enabled
+        self.enabled.add((self.current, b))
+        return (self.cudaError_t.cudaErrorPeerAccessAlreadyEnabled if before else self.cudaError_t.cudaSuccess,)
+
+    def cudaDeviceDisablePeerAccess(self, b):
+        before = (self.current, b) in self.enabled
+        self.enabled.discard((self.current, b))
+        return (self.cudaError_t.cudaSuccess if before else self.cudaError_t.cudaErrorPeerAccessNotEnabled,)
+
+    def cudaGetLastError(self):
+        return (self.cudaError_t.cudaSuccess,)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Three GPUs without buffers, on a driver that only switches peer access; 0 and 2 have none. (gpus, driver)"""
+    from benchmarks import p2p_gpus
+
+    driver = Driver({(1, 0)})  # as torch may leave it
+    monkeypatch.setattr(p2p_gpus, "runtime", driver)
+    monkeypatch.setattr(p2p_gpus.Gpus, "_select", lambda self, number: setattr(driver, "current", number))
+    found = object.__new__(p2p_gpus.Gpus)
+    found._names, found._own, found._waits, found.late = ["GPU 4", "GPU 2", "GPU 7"], 0, set(), 0
+    found._access = {(a, b): {a, b} != {0, 2} for a in range(3) for b in range(3) if a != b}
+    return found, driver
+
+
+@pytest.mark.parametrize(
+    ("wanted", "inside"), [(True, {(0, 1), (1, 0), (1, 2), (2, 1)}), (False, set())], ids=["enabled", "disabled"]
+)
+def test_peer_access_is_as_it_was_afterwards(gpus, wanted, inside):
+    found, driver = gpus
+    copies = [Copy(0, 1), Copy(2, 1), Copy(0, 2), Copy(1, 1)]
+    with found._peers(copies, wanted):
+        assert driver.enabled == inside
+    assert driver.enabled == {(1, 0)} and driver.current == 0
+    with pytest.raises(KeyError), found._peers(copies, wanted):
+        raise KeyError
+    assert driver.enabled == {(1, 0)}
+
+
+def test_a_hold_that_ends_early_is_made_longer_but_not_for_ever(gpus, monkeypatch):
+    found, _ = gpus
+    holds, lasting = [], [40_000_000, math.inf]
+
+    def held(copies, how, cycles):
+        holds.append(cycles)
+        return Timed([1.0], 1.0), 0.0, cycles >= lasting[0]
+
+    monkeypatch.setattr(found, "_held", held)
+    small, large = How(True, 16, 100), How(False, 1 << 20, 5)
+    found._timed([Copy(0, 1)], small)
+    assert holds == [10_000_000, 40_000_000] and found.late == 0
+    del lasting[0]
+    found._timed([Copy(0, 1)], large)
+    found._timed([Copy(0, 1)], large)  # the driver waits: one hold is enough to know
+    assert holds[2:] == [10_000_000, 40_000_000, 160_000_000, 10_000_000] and found.late == 2
+
+
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("copy", ["engine", "sm"])
 @pytest.mark.parametrize("enabled", [False, True])
