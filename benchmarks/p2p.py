@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import p2p_text, statistics
-from benchmarks.p2p_wires import Copy, How, Wires, matchings
+from benchmarks.p2p_concurrent import at_once, contention
+from benchmarks.p2p_wires import Copy, How, Wires, gb_per_s, spread
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
@@ -18,7 +19,6 @@ from conf.cell import Cell
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {"bytes": (160_000_000, 4_000_000), "repeats": (5, 3)}
-GRAIN_BYTES = 16
 Square = list[list[float]]
 
 
@@ -102,9 +102,9 @@ def measure(ids: Sequence[int], wires: Wires, asked: dict[str, Any], result: Res
     result.checks |= {"measured_late": wires.late}
     if asked["concurrent"] and len(ids) > 1:
         reporter.phase("concurrent")
-        rows = _concurrent(ids, wires, asked, reporter)
+        rows = at_once(ids, wires, asked, reporter)
         result.tables["p2p_concurrent"] = {"p2p": matrices[-1].access.removesuffix("_reads"), "rows": rows}
-        result.metrics |= _contention(rows)
+        result.metrics |= contention(rows)
     wires.close()
 
 
@@ -166,12 +166,7 @@ def _entry(matrix: Matrix, a: int, b: int, wires: Wires) -> Iterator[tuple[str, 
     if matrix.kind == "bidirectional":
         copies.append(Copy(b, a, backwards=a == b))
     counted = len(copies) * how.size_bytes * how.iterations * (2 if a == b else 1)  # within one: read and written
-    yield matrix.kind, _rate(counted, wires.time(copies, how).all_ms)
-
-
-def _rate(counted_bytes: float, ms: float) -> float:
-    """GB/s; a time of nothing is no rate, and validity says so."""
-    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
+    yield matrix.kind, gb_per_s(counted, wires.time(copies, how).all_ms)
 
 
 def _each(function: Any, squares: Sequence[Square]) -> Square:
@@ -196,101 +191,9 @@ def metrics(medians: dict[str, Square], samples: dict[str, list[Square]]) -> dic
             share
             for name, squares in samples.items()
             if len(squares) > 1 and name.startswith(("uni", "bi") if kind == "bandwidth" else kind)
-            for row in _each(_spread, squares)
+            for row in _each(spread, squares)
             for share in row
         ]
         if spreads:
             found[f"p2p/{kind}_spread_share"] = max(spreads)
-    return found
-
-
-def _spread(values: Sequence[float]) -> float:
-    return (max(values) - min(values)) / statistics.median(list(values))
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Copies that run at once."""
-
-    name: str  # matching, one_to_all, all_to_one
-    number: int  # of the round, or the place of the one
-    copies: tuple[Copy, ...]
-    size_bytes: int
-
-
-def patterns(count: int, size_bytes: int) -> Iterator[Pattern]:
-    """Every pair of perfect matchings both ways; each member to all others at once; all others to each.
-
-    Where several write to one member, each has its own part of the target's buffer.
-    """
-    for number, pairs in enumerate(matchings(count)):
-        both = tuple(copy for a, b in pairs for copy in (Copy(a, b), Copy(b, a)))
-        yield Pattern("matching", number, both, size_bytes)
-    if count < 3:
-        return  # then one to all is one to one
-    part = size_bytes // (count - 1) // GRAIN_BYTES * GRAIN_BYTES
-    for one in range(count):
-        others = [other for other in range(count) if other != one]
-        yield Pattern("one_to_all", one, tuple(Copy(one, other) for other in others), part)
-        inward = tuple(Copy(other, one, place * part) for place, other in enumerate(others))
-        yield Pattern("all_to_one", one, inward, part)
-
-
-def _concurrent(ids: Sequence[int], wires: Wires, asked: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """Each pattern's copies at once, and each copy alone (in a matching: its pair, both ways), in turn; medians of the repeats.
-
-    A copy's rate is that of its own events; the total is all bytes ÷ the time until the last is done.
-    """
-    enabled = asked["p2p"] != "disabled"
-    rows = []
-    for pattern in patterns(len(ids), int(asked["bytes"])):
-        if pattern.size_bytes < GRAIN_BYTES:
-            continue
-        how = How(enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read")
-        counted = pattern.size_bytes * how.iterations
-        width = 2 if pattern.name == "matching" else 1
-        together: list[list[float]] = [[] for _ in pattern.copies]
-        alone: list[list[float]] = [[] for _ in pattern.copies]
-        totals = []
-        for repeat in range(int(asked["repeats"])):
-            timed = wires.time(pattern.copies, how)
-            totals.append(_rate(counted * len(pattern.copies), timed.all_ms))
-            for start in range(0, len(pattern.copies), width):
-                lone = wires.time(pattern.copies[start : start + width], how)
-                for place, ms in enumerate(lone.each_ms, start):
-                    alone[place].append(_rate(counted, ms))
-                    together[place].append(_rate(counted, timed.each_ms[place]))
-            reporter.beat()
-            last = {"together": [one[-1] for one in together], "alone": [one[-1] for one in alone]}
-            reporter.line("p2p", pattern=pattern.name, number=pattern.number, repeat=repeat, total=totals[-1], **last)
-        copies = [
-            {
-                "from": ids[copy.source],
-                "to": ids[copy.target],
-                "gb_per_s": statistics.median(rates),
-                "alone_gb_per_s": statistics.median(lonely),
-            }
-            for copy, rates, lonely in zip(pattern.copies, together, alone, strict=True)
-        ]
-        number = pattern.number if pattern.name == "matching" else ids[pattern.number]
-        rows.append(
-            {
-                "pattern": pattern.name,
-                "number": number,
-                "bytes": pattern.size_bytes,
-                "total_gb_per_s": statistics.median(totals),
-                "copies": copies,
-            }
-        )
-    return rows
-
-
-def _contention(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The lowest total of each pattern, and what the worst-off copy keeps of its rate alone."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(row["pattern"] for row in rows):
-        ours = [row for row in rows if row["pattern"] == name]
-        found[f"p2p/{name}_gb_per_s"] = min(row["total_gb_per_s"] for row in ours)
-        kept = [copy["gb_per_s"] / copy["alone_gb_per_s"] for row in ours for copy in row["copies"]]
-        found[f"p2p/{name}_share"] = min(kept)
     return found

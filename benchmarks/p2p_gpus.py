@@ -11,29 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from cuda.bindings import driver, nvrtc, runtime
+from cuda.bindings import driver, runtime
 from torch import Tensor
 
+from benchmarks.p2p_kernel import checked, loaded
 from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 
 HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
 LONGEST_HOLD_CYCLES = 16 * HOLD_CYCLES
 THREADS = 1024  # of a block of the copy kernel
-KERNEL = """
-extern "C" __global__ void copy(int4* target, const int4* source, unsigned long long count) {
-    for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x; i < count;
-         i += (unsigned long long)gridDim.x * blockDim.x)
-        target[i] = source[i];
-}
-"""
-
-
-def checked(what: str, answer: tuple[Any, ...]) -> Any:
-    """The value of a call. Raises RuntimeError that names the call, whom it concerned, and CUDA's word for what went wrong."""
-    error, *values = answer
-    if int(error) != 0:
-        raise RuntimeError(f"{what}: {getattr(error, 'name', error)}")
-    return values[0] if values else None
 
 
 class Memory:
@@ -103,7 +89,7 @@ class Gpus:
             bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
             self.devices.append({"name": found.name, "bus_id": bus})
             if copy == "sm":
-                self._kernels.append(_kernel(name, f"sm_{found.major}{found.minor}"))
+                self._kernels.append(loaded(name, f"sm_{found.major}{found.minor}"))
 
     def can_access(self, a: int, b: int) -> bool:
         """Whether CUDA says that one GPU can address another's memory."""
@@ -277,23 +263,3 @@ class Gpus:
     def _finish(self) -> None:
         for number in range(len(self._names)):
             torch.cuda.synchronize(number)
-
-
-def compiled(architecture: str) -> bytes:
-    """The copy kernel for an architecture such as sm_90. Raises RuntimeError with the compiler's log."""
-    program = checked("nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(KERNEL.encode(), b"copy.cu", 0, [], []))
-    answer = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
-    if int(answer[0]) != 0:
-        log = b" " * checked("nvrtcGetProgramLogSize", nvrtc.nvrtcGetProgramLogSize(program))
-        checked("nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program, log))
-        said = log.decode(errors="replace").strip(" \n\0")
-        checked(f"nvrtcCompileProgram for {architecture} ({said})", answer)
-    binary: bytes = b" " * checked("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program))
-    checked("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
-    return binary
-
-
-def _kernel(name: str, architecture: str) -> Any:
-    """The copy kernel in the current context."""
-    module = checked(f"cuModuleLoadData on {name}", driver.cuModuleLoadData(compiled(architecture)))
-    return checked(f"cuModuleGetFunction on {name}", driver.cuModuleGetFunction(module, b"copy"))

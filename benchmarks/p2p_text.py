@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.statistics import median
+from benchmarks.p2p_wires import spread
 
 TITLES = {"unidirectional": "Unidirectional", "bidirectional": "Bidirectional"}
 PATTERNS = {
@@ -42,8 +42,7 @@ def _plain(table: Mapping[str, Any]) -> list[str]:
 
 def _variation(squares: Sequence[Sequence[Sequence[float]]]) -> float:
     places = range(len(squares[0]))
-    entries = [[square[a][b] for square in squares] for a in places for b in places]
-    return max((max(values) - min(values)) / median(values) for values in entries)
+    return max(spread([square[a][b] for square in squares]) for a in places for b in places)
 
 
 def _rows(head: str, ids: Sequence[int], matrix: Sequence[Sequence[float]], width: int) -> list[str]:

@@ -3,12 +3,15 @@
 Members are numbered by their place in the subset.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from benchmarks.statistics import median
 
 CHUNK_ELEMENTS = 1 << 24  # that are compared at once: two such temporaries are 128 MiB
 
@@ -76,6 +79,16 @@ class Wires(Protocol):
         """Give back buffers and streams."""
 
 
+def gb_per_s(counted_bytes: float, ms: float) -> float:
+    """A rate; a time of nothing gives none, and validity says so."""
+    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
+
+
+def spread(values: Sequence[float]) -> float:
+    """(most − least) ÷ median of the repeats of one entry."""
+    return (max(values) - min(values)) / median(list(values))
+
+
 def write_pattern(buffer: Tensor, number: int) -> None:
     """Fill int32 elements with what only this number gives: distinct, without a period, the same on every device."""
     for chunk, pattern in _patterns(buffer, number):
@@ -99,18 +112,3 @@ def _patterns(buffer: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         places = torch.arange(start, start + chunk.numel(), dtype=torch.int32, device=buffer.device)
         # Knuth's multiplicative hash, 2654435761 as int32: products wrap.
         yield chunk, places.mul_(-1640531535).add_(number * 0x01000193 % (1 << 31))
-
-
-def matchings(count: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every pair of `count` members occurs once (the circle method).
-
-    With an odd count one member is idle in each round.
-    """
-    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
-    rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append(sorted((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None))
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return [pairs for pairs in rounds if pairs]

@@ -24,7 +24,8 @@ from analysis.p2p_drawing import _readable, _shade
 from analysis.p2p_matrices import parse_p2p
 from analysis.p2p_source import read_p2p
 from benchmarks import p2p, p2p_text
-from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, matchings, write_opposite, write_pattern
+from benchmarks.p2p_concurrent import matchings
+from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 from benchmarks.record import read_lines
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
@@ -88,6 +89,12 @@ def test_what_cannot_be_measured_is_refused(hydra, device, memory, asked, said):
 def test_unknown_words_and_numbers_are_refused(hydra, asked):
     with pytest.raises(Refused, match=f"^benchmark.{asked}: accepted"):
         cell("cuda", f"benchmark.{asked}")
+
+
+@pytest.mark.parametrize("asked", ["direction=read", "copy=sm"])
+def test_what_peer_access_alone_does_is_refused_without_it(hydra, asked):
+    with pytest.raises(Refused, match=f"^benchmark.p2p=disabled: accepted without benchmark.{asked}$"):
+        cell("cuda", "benchmark.p2p=disabled", f"benchmark.{asked}")
 
 
 def test_the_largest_buffers_that_fit_pass(hydra):
@@ -439,7 +446,7 @@ def test_shades_and_inks():
 
 
 def test_the_copy_kernel_compiles():
-    from benchmarks.p2p_gpus import compiled
+    from benchmarks.p2p_kernel import compiled
 
     assert compiled("sm_90").startswith(b"\x7fELF")
     with pytest.raises(RuntimeError, match=r"^nvrtcCompileProgram for sm_1 \(.+\): NVRTC_ERROR"):
