@@ -19,6 +19,7 @@ from conf.requests import refuse
 from conf.resolve import checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine import Device, Machine, look
+from launch.peers import refuse_without_peers
 from launch.shared_memory import refuse_too_little
 
 
@@ -92,6 +93,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         for subset in _subsets(config, machine):
             listed.append(resolve(config, subset, machine.kind, everyone=machine.everyone))
             refuse(listed[-1], machine.memory_bytes)
+            refuse_without_peers(listed[-1], machine)
     assert machine is not None
     if first.topology and first.dry_run:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")

@@ -62,6 +62,7 @@ def forked(tmp_path_factory):
     """
     import test_exchange
     import test_kvstore
+    import test_p2p_benchmark
 
     # pytest-xdist's processes each have a folder in the same one: the first that comes runs them for all.
     folder = tmp_path_factory.getbasetemp()
@@ -70,7 +71,7 @@ def forked(tmp_path_factory):
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            cases = {"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES
+            cases = {"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES | test_p2p_benchmark.CASES
             (folder / "cases.json").write_text(json.dumps(cases))
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             done = subprocess.run(
