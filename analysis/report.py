@@ -22,6 +22,7 @@ from analysis.report_sections import Section, comparisons, scaling, strategies, 
 from analysis.report_study import Study, hardware, named, open_study
 from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
+from analysis.study_findings import study_findings
 
 SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
     scaling, waterfall, strategies, wires, machine, comparisons, validity, environment, commands, cells,

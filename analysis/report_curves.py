@@ -137,7 +137,7 @@ def _draw(axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, mark
 
 def _finish(axes: Any, curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study) -> None:
     """The axis of sizes, and a label at the end of each curve."""
-    sizes = sorted({point.world_size for curve in curves for point in curve.points})
+    sizes = sorted({round(x) for line in axes.lines for x in line.get_xdata() if x == round(x) and x >= 1} or {1})
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from analysis.findings import Curve, Estimate, Findings, Noise, Point, Waterfall
 from analysis.report_curves import unit_of
-from analysis.report_numbers import count, estimate, number
-from analysis.report_study import Study, hardware, middle, named, short_names
+from analysis.report_numbers import central, count, estimate, interval, number
+from analysis.report_study import BETWEEN, Study, hardware, middle, named, short_names
 from analysis.report_tables import plain
+from benchmarks.record import Record
 
 
 def sentences(study: Study, found: Findings) -> list[str]:
@@ -39,10 +40,7 @@ def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
         return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
     curve, point = headline
     first = next((study.by_id[one] for one in point.record_ids if one in study.by_id), study.records[0])
-    unit = unit_of(study)
-    which = f"{point.world_size} {unit if point.world_size > 1 else unit.removesuffix('s')}"
-    what = f"{plain(named(first, 'model'))} with {plain(named(first, 'strategy'))}"
-    said = f"{what} trains {estimate(point.rate, 'rate')} images/s on {which} ({plain(hardware(first))})"
+    said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
     if point.world_size == 1:
         return f"{said}; no larger subset was measured, so nothing is said of scaling."
     if point.efficiency is None:
@@ -54,28 +52,53 @@ def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
     )
 
 
+def _what(curve: Curve, first: Record) -> str:
+    """The model, the strategy, and what else tells the curve from the others."""
+    model, strategy = named(first, "model"), named(first, "strategy")
+    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy)]
+    return plain(f"{model} with {strategy}" + (f" ({', '.join(more)})" if more else ""))
+
+
+def _first(rate: Estimate) -> str:
+    """The first number with an interval says what the interval is."""
+    within = interval(rate, "rate")
+    return central(rate, "rate") + (f" (95 % interval {within})" if within else "")
+
+
+def _where(study: Study, point: Point, first: Record) -> str:
+    place, unit = plain(hardware(first)), unit_of(study)
+    if place.startswith(f"{point.world_size} × "):
+        return place
+    return f"{point.world_size} {unit if point.world_size > 1 else unit.removesuffix('s')} ({place.removeprefix(unit + ' on ')})"
+
+
 def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) -> str:
-    gpus = headline[1].gpus if headline else ()
-    closing = max(found.waterfalls, key=lambda one: (one.gpus == gpus, len(one.gpus), one.ideal.value), default=None)
+    label, gpus = (headline[0].label, headline[1].gpus) if headline else ("", ())
+    closing = max(
+        found.waterfalls,
+        key=lambda one: (one.gpus == gpus and one.label == label, len(one.gpus), one.ideal.value),
+        default=None,
+    )
     if closing is not None:
-        return _lost(closing)
+        same = closing.gpus == gpus and closing.label == label
+        return ("" if same else f"{plain(closing.label)} on {','.join(map(str, closing.gpus))}: ") + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
     return f"Where the rest goes is not told, for want of control cells (waterfall=true plans them){exposed}."
 
 
 def _lost(one: Waterfall) -> str:
-    gap = one.ideal.value - one.measured.value
-    share = f" ({number(gap / one.ideal.value, 'share', 0.001)})" if one.ideal.value else ""
-    known = [part for part in one.parts if part.lost is not None and part.lost.value > 0 and not part.above_ideal]
+    gap, ideal = one.ideal.value - one.measured.value, number(one.ideal.value, "rate")
     rest = f"{estimate(Estimate(one.residual, one.residual_low, one.residual_high), 'rate')} left unexplained"
     if gap <= 0:
-        return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {number(one.ideal.value, 'rate')}; {rest}."
-    if not known:
-        return f"{number(gap, 'rate')} images/s of the ideal {number(one.ideal.value, 'rate')} are lost{share}, to no part that a cell tells; {rest}."
-    largest = max(known, key=lambda part: part.lost.value if part.lost else 0.0)
+        return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {ideal}; {rest}."
+    share = f" ({number(gap / one.ideal.value, 'share', 0.001)})" if one.ideal.value else ""
+    parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
+    largest = max(parts, key=lambda pair: pair[0], default=None)
+    if largest is None or largest[0] <= 0:
+        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, to no part that a cell tells; {rest}."
     return (
-        f"{number(gap, 'rate')} images/s of the ideal {number(one.ideal.value, 'rate')} are lost{share}, most of them to "
-        f"{plain(largest.name)}: {estimate(largest.lost, 'rate')}; {rest}."
+        f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
+        f"{plain(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
     )
 
 
@@ -93,6 +116,9 @@ def _differences(found: Findings) -> str:
     judged = [one for one in found.comparisons if one.verdict]
     real = [one for one in judged if one.verdict in ("faster", "slower")]
     floor = _floor(found.noise)
+    if not judged and found.comparisons:
+        pairs = count(len(found.comparisons), "pair of cells differs", "pairs of cells differ")
+        return f"{pairs} in one thing alone, but without repeats none has a verdict (repeats=5 gives them one)."
     if not judged:
         return f"No two sets of runs of this study can be compared; {floor}."
     if not real:
@@ -118,4 +144,4 @@ def _ends(difference: Estimate) -> tuple[float | None, float | None]:
 def _floor(noise: Noise) -> str:
     if noise.floor is None:
         return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
-    return f"equal cells of this study differ by {number(noise.floor, 'share', 0.001)} ({count(noise.pairs, 'pair')} of runs)"
+    return f"single runs of equal cells differ by up to {number(noise.floor, 'share', 0.001)} here ({count(noise.pairs, 'pair')})"

@@ -25,6 +25,7 @@ KINDS = {
     "number": Kind(),
     "rate": Kind(),
     "share": Kind(100.0, "%", 1),
+    "part": Kind(100.0, "%", 2),
     "change": Kind(100.0, "%", 1, sign=True),
     "ratio": Kind(decimals=2),
 }

@@ -58,7 +58,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
             at = _step(axes, y, at, row, one.ideal.value)
             continue
         at = row.rate.value
-        axes.plot(at, y, marker="D", color=INK, markersize=5, zorder=3)
+        axes.plot(at, y, marker="D", color=INK, markersize=5, zorder=3, clip_on=False)
         if row.rate.low is not None and row.rate.high is not None:
             axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
         _beside(axes, max(at, row.rate.high or at), y, number(at, "rate"))
@@ -115,13 +115,14 @@ def _rows(count: int) -> tuple[Any, Any]:
     axes.set_ylim(count - 0.3, -0.75)
     axes.set_yticks([])
     _bare(axes)
+    axes.grid(visible=False)
     return figure, axes
 
 
 def _label(axes: Any, y: float, text: str, right: str = "") -> None:
-    """The row's name above it on the left; its number on the right."""
+    """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
     at = axes.get_yaxis_transform()
-    axes.text(0.0, y - 0.3, plain(text, 62), transform=at, va="center", fontsize=8)
+    axes.text(0.0, y - 0.3, plain(text, max(20, 70 - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
     axes.axhline(y + 0.08, color=RULE, lw=0.7, zorder=0)
 
@@ -145,7 +146,7 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
         limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
         axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
         axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
-        words = [order[key[0]], key[2] or key[1], *([key[3]] if key[3] else [])]
+        words = [word for word in (order[key[0]], key[2] or key[1], key[3]) if word and word != ABSENT]
         least, most = (number(end(rates)) for end in (min, max))
         _label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
     axes.set_xlim(left=0)
@@ -159,10 +160,8 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
     )  # fmt: skip
 
 
-def strategy_figure(rows: Sequence[tuple[str, str, Estimate]]) -> Iterator[Picture]:
+def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
     """Images per second of (label, strategy, rate) rows, best first."""
-    if len({strategy for _, strategy, _ in rows}) < 2 and len(rows) < 2:
-        return
     palette = colours(strategy for _, strategy, _ in rows)
     shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
     figure, axes = _rows(len(shown))
@@ -174,8 +173,8 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]]) -> Iterator[Pictu
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
     left = len(rows) - len(shown)
-    caption = "Images per second by strategy, all GPUs of the subset, with 95 % intervals. The axis does not begin at 0."
-    yield rendered(figure, "strategies", caption + f" {left} more rows are in strategies.csv." * (left > 0))
+    caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
+    return rendered(figure, name, caption + f" {left} more rows are in strategies.csv." * (left > 0))
 
 
 def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
@@ -197,8 +196,9 @@ def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Ma
     for y, one in enumerate(shown):
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
         _dot(axes, y, one.difference, colour, "o")
-        first, second = (plain(names.get(name, name), 30) for name in (one.first, one.second))
-        _label(axes, y, f"{second} against {first}", f"{number(one.difference.value, 'change', 0.001)}, {one.verdict}")
+        first, second = (names.get(name, name) for name in (one.first, one.second))
+        size = f"{number(one.difference.value, 'change', 0.001)}, {one.verdict}"
+        _label(axes, y, f"{plain(second, (66 - len(size)) // 2)} against {first}", size)
     axes.margins(x=0.05)
     axes.set_xlabel("difference in images/s")
     axes.locator_params(axis="x", nbins=6)

@@ -47,7 +47,7 @@ def scaling(study: Study, found: Findings) -> Section:
     rows = tuple(
         (
             names[curve.label], curve.kind, gpu_list(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
-            p.slowest, p.speedup, p.efficiency, "suspect" if p.suspect else "",
+            p.slowest, p.speedup, p.efficiency, gpu_list(p.without_baseline), "suspect" if p.suspect else "",
         )
         for curve in curves for p in curve.points
     )  # fmt: skip
@@ -58,13 +58,12 @@ def scaling(study: Study, found: Findings) -> Section:
             Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
             Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", "slowest GPU", "count"), Column("speedup", "speed-up", "ratio", True),
-            Column("efficiency", "efficiency", "share", True), Column("mark", "mark"),
+            Column("efficiency", "efficiency", "share", True), Column("without_baseline", "not measured alone"),
+            Column("mark", "mark"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
     lines = [*_fits(curves, names), *found.scaling.refusals]
-    if curves and not any(point.efficiency for curve in curves for point in curve.points):
-        lines.insert(0, "No efficiency: this needs larger subsets and a usable run of their members alone (gpus=each).")
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
     return Section("scaling", "Scaling", tuple(lines), tuple(scaling_figures(study, curves)), (table,))
@@ -76,7 +75,7 @@ def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
         for fit in curve.fits:
             shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g} %" for name, value in fit.parameters.items())
             label = f", {names[curve.label]}" if len(curves) > 1 else ""
-            yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; it misses no point by more than {number(fit.error, 'share', 0.001)}."
+            yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share', 0.001)}."
 
 
 def waterfall(study: Study, found: Findings) -> Section:
@@ -91,13 +90,13 @@ def waterfall(study: Study, found: Findings) -> Section:
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
         (
             Column("cell", "cell"), Column("gpus", "GPUs"), Column("part", "part"),
-            Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "share"), Column("why", "note"),
+            Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
         ),
         tuple(rows),
     )  # fmt: skip
     lines = []
     if not rows:
-        lines.append("Not told: it takes the control cells that waterfall=true adds to a sweep, all of them usable.")
+        lines.append("Not told: it takes the control cells that waterfall=true adds to a sweep.")
     return Section("waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls)), (table,))
 
 
@@ -139,18 +138,19 @@ def wires(study: Study, found: Findings) -> Section:
     lines = list(dict.fromkeys(w.stands_out for w in found.wires if w.stands_out))
     if not rows:
         lines.append("No cell of several GPUs with known links measured its exchange.")
-    elif not worth.rows:
-        lines.append("What a link is worth is not told: it takes one strategy on subsets of two link classes or more.")
     return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires)), (table, worth))
 
 
 def strategies(study: Study, found: Findings) -> Section:
     """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
-    points = {one: p for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
+    curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
     groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1]
     groups.sort(key=lambda group: (-len(group[0].cell["gpus"]), -(middle(group, RATE) or 0.0)))
     names = short_names(dict.fromkeys(group[0].name for group in groups))
-    rows = tuple(_strategy_row(group, names[group[0].name], points) for group in groups)
+    rows = []
+    for group in groups:
+        curve, point = curves.get(group[0].record_id, (None, None))
+        rows.append(_strategy_row(group, curve.label if curve else names[group[0].name], point))
     table = Table(
         "strategies",
         "Sets of equal cells on several GPUs, medians over runs. GB/s per GPU is gradient bytes · 2(n−1)/n ÷ exchange.",
@@ -161,19 +161,29 @@ def strategies(study: Study, found: Findings) -> Section:
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
             Column("exposed_ms", "exposed ms", "number", True), Column("mark", "mark"),
         ),
-        rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
+        tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    most = max((len(group[0].cell["gpus"]) for group in groups), default=0)
-    drawn = [
-        (names[group[0].name], named(group[0], "strategy"), row[5])
-        for group, row in zip(groups, rows, strict=True)
-        if len(group[0].cell["gpus"]) == most and row[5] is not None
-    ]
     lines = () if rows else ("No usable cell ran on several GPUs.",)
-    return Section("strategies", "Strategies and settings", lines, tuple(strategy_figure(drawn)), (table,))
+    return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(rows)), (table,))
 
 
-def _strategy_row(group: Sequence[Record], label: str, points: dict[str, Point]) -> tuple[Any, ...]:
+def _strategy_figures(rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
+    """For each model that has several settings on its largest number of GPUs."""
+    place = 0
+    for model in dict.fromkeys(row[1] for row in rows):
+        mine = [row for row in rows if row[1] == model and row[5] is not None]
+        most = max((row[3].count(",") for row in mine), default=0)
+        mine = [row for row in mine if row[3].count(",") == most]
+        if len({row[0] for row in mine}) < 2 or place == 3:
+            continue
+        place += 1
+        labels = short_names(dict.fromkeys(row[0] for row in mine))
+        subsets = len({row[3] for row in mine}) > 1
+        drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for row in mine]
+        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most + 1}")
+
+
+def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
     first = group[0]
     gpus, exchange = first.cell["gpus"], bounded(group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
@@ -181,7 +191,6 @@ def _strategy_row(group: Sequence[Record], label: str, points: dict[str, Point])
     if size and exchange is not None and exchange.value > 0:
         per_gpu = size * 2 * (len(gpus) - 1) / len(gpus) / (exchange.value / 1000) / 1e9
     limits = sorted({str(record.checks["limit"]) for record in group if record.checks.get("limit")})
-    point = points.get(first.record_id)
     return (
         label, named(first, "model"), named(first, "strategy"), gpu_list(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
@@ -205,8 +214,8 @@ def comparisons(study: Study, found: Findings) -> Section:
     names = short_names(dict.fromkeys(name for one in found.comparisons for name in (one.first, one.second)))
     rows = tuple(
         (
-            names[one.first], names[one.second], None if one.why else one.difference, one.smallest,
-            one.verdict or "no verdict", one.why,
+            names[one.first], names[one.second], one.asked, *one.runs, one.difference, one.smallest,
+            one.verdict or "none", one.why,
         )
         for one in found.comparisons
     )  # fmt: skip
@@ -214,21 +223,21 @@ def comparisons(study: Study, found: Findings) -> Section:
         "comparisons",
         "The second against the first, 95 % intervals; the smallest difference is what these runs could have shown.",
         (
-            Column("first", "first"), Column("second", "second"), Column("difference", "difference", "change", True),
-            Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "why not"),
+            Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
+            Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"), Column("difference", "difference", "change", True),
+            Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note"),
         ),
         rows,
     )  # fmt: skip
     noise, lines = found.noise, []
-    if noise.floor is None:
-        lines.append("The noise floor is not known: no cell was run twice (repeats=5 runs each five times, interleaved).")
-    else:
+    if noise.floor is not None:
         floor = number(noise.floor, "share", 0.001)
-        lines.append(f"Noise floor: equal cells of this study differ by {floor} ({count(noise.pairs, 'pair')} of runs).")
+        pairs = count(noise.pairs, "pair")
+        lines.append(f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs).")
     if noise.drift is not None:
         drift = number(noise.drift, "change", 0.001)
         lines.append(f"The first cell, run once more at the end, changed by {drift}.")
     if not rows:
-        lines.append("Nothing is compared: it takes two sets of runs that differ in one thing.")
+        lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
     pictures = tuple(comparison_figure(found.comparisons, noise, names))
     return Section("comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,))

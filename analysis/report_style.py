@@ -113,7 +113,7 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
     """A figure of so many inches with one pair of axes. 5 inches read well on a phone and on paper."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -122,7 +122,7 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
     files = {}
     for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
         out = io.BytesIO()
-        figure.savefig(out, format=form, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
+        figure.savefig(out, format=form, metadata=metadata)
         files[form] = out.getvalue()
     return Picture(name, caption, files["svg"].decode(), files["pdf"])
 

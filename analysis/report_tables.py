@@ -7,7 +7,8 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from analysis.findings import Estimate
 from analysis.report_numbers import KINDS, central, estimate, interval
@@ -36,8 +37,15 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     marked: frozenset[int] = field(default_factory=frozenset)  # rows whose numbers are suspect or invalid
 
+    @cached_property
+    def for_people(self) -> "Table":
+        """The table without the columns that no row fills."""
+        kept = [place for place in range(len(self.columns)) if any(row[place] not in (None, "") for row in self.rows)]
+        columns = tuple(self.columns[place] for place in kept)
+        return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
+
     def head(self, most: int) -> Iterator[tuple[bool, list[tuple[str, str, bool]]]]:
-        """The first rows for people: (marked, [(text, interval, is a number)])."""
+        """The first rows: (marked, [(text, interval, is a number)])."""
         for number, row in enumerate(self.rows[:most]):
             yield number in self.marked, [_parts(value, c) for value, c in zip(row, self.columns, strict=True)]
 
@@ -50,7 +58,7 @@ def plain(text: object, length: int = TEXT_LENGTH) -> str:
 
 def _parts(value: Value, column: Column) -> tuple[str, str, bool]:
     if column.kind == "text" or isinstance(value, str):
-        return plain(value) if value not in (None, "") else "–", "", False
+        return plain(value or ""), "", False
     return central(value, column.kind), interval(value, column.kind), True
 
 
@@ -95,6 +103,7 @@ def latex(text: str) -> str:
 
 def to_latex(table: Table) -> str:
     r"""A tabular with booktabs' rules, to be \input; numbers are rounded, as in the page."""
+    table = table.for_people
     align = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     lines = ["% needs \\usepackage{booktabs}", f"% {latex(plain(table.caption))}", rf"\begin{{tabular}}{{{align}}}"]
     lines += [r"\toprule", _latex_row([column.heading for column in table.columns]), r"\midrule"]
@@ -123,6 +132,7 @@ def markdown(text: object) -> str:
 
 def to_markdown(table: Table, most: int) -> str:
     """The first rows as a pipe table."""
+    table = table.for_people
     lines = [[markdown(column.heading) for column in table.columns]]
     lines.append(["---" if column.kind == "text" else "---:" for column in table.columns])
     for row in table.rows[:most]:
