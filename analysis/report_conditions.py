@@ -55,8 +55,8 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             for file in files:
                 draw(topology, file)
             svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
-        more = f" (as {plain(run_name(record))} found it; {len(texts)} topologies differ)" if len(texts) > 1 else ""
-        yield Picture(f"topology-{place}", f"The machine: {plain(topology.source)}{more}.", svg, pdf, card=True)
+        more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
+        yield Picture(f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True)
 
 
 def _maps(study: Study, found: Findings) -> Iterator[Picture]:

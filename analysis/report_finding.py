@@ -14,16 +14,21 @@ def sentences(study: Study, found: Findings) -> list[str]:
     """Three, whatever the study holds; one that cannot be said says so and what would let it."""
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
-    headline = _headline(found.scaling.curves)
+    headline = _headline(study, found.scaling.curves)
     return [_scale(study, headline), _why(study, found, headline), _differences(found)]
 
 
-def _headline(curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
-    """The point that a study is about: with an efficiency, of most GPUs, the fastest."""
+def _headline(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
+    """The point that a study is about: one that exchanges, with an efficiency, of most GPUs, the fastest."""
+
+    def exchanges(point: Point) -> bool:
+        return any(named(study.by_id[one], "strategy") != "none" for one in point.record_ids if one in study.by_id)
+
     every = [(curve, point) for curve in curves for point in curve.points]
     return max(
         every,
         key=lambda pair: (
+            exchanges(pair[1]),
             pair[1].efficiency is not None and pair[1].world_size > 1,
             not pair[1].suspect,
             pair[1].world_size,
@@ -69,7 +74,9 @@ def _where(study: Study, point: Point, first: Record) -> str:
     place, unit = plain(hardware(first)), unit_of(study)
     if place.startswith(f"{point.world_size} × "):
         return place
-    return f"{point.world_size} {unit if point.world_size > 1 else unit.removesuffix('s')} ({place.removeprefix(unit + ' on ')})"
+    if unit == "GPUs":
+        return f"{point.world_size} of {place}"
+    return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
 
 
 def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) -> str:

@@ -139,6 +139,7 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
         return
     palette = colours(wire.strategy for wire in wires)
     shown = sorted(groups)[:ROWS]
+    transports = {transport for *_, transport in groups}
     figure, axes = _rows(len(shown))
     for y, key in enumerate(shown):
         members = groups[key]
@@ -146,7 +147,8 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
         limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
         axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
         axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
-        words = [word for word in (order[key[0]], key[2] or key[1], key[3]) if word and word != ABSENT]
+        told = (order[key[0]], key[2] or key[1], key[3] if len(transports) > 1 else "")
+        words = [word for word in told if word and word != ABSENT]
         least, most = (number(end(rates)) for end in (min, max))
         _label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
     axes.set_xlim(left=0)
@@ -155,6 +157,7 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
     yield rendered(
         figure, "wires",
         "Bandwidth of the exchange by link class, a dot for each subset"
+        + (f", all of them {plain(next(iter(transports)))}" if len(transports) == 1 and any(transports) else "")
         + ("; upright strokes: the measured peer copy over the worst link of the ring." if any(w.p2p_gb_per_s for w in wires) else ".")
         + f" {left} more rows are in wires.csv." * (left > 0),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings import Curve, Estimate, Findings, Part, Point
-from analysis.report_curves import scaling_figures
+from analysis.report_curves import scaling_figures, unit_of
 from analysis.report_numbers import count, number
 from analysis.report_rows import (
     Level,
@@ -33,6 +33,13 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     commands: tuple[str, ...] = ()
+
+
+def sentence(text: str) -> str:
+    """Beginning with a capital and ending in a full stop; a name at the beginning stays as it is."""
+    first = text.split(" ", 1)[0]
+    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def gpu_list(gpus: Sequence[int]) -> str:
@@ -63,7 +70,7 @@ def scaling(study: Study, found: Findings) -> Section:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = [*_fits(curves, names), *found.scaling.refusals]
+    lines = [*_fits(curves, names), *map(sentence, found.scaling.refusals)]
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
     return Section("scaling", "Scaling", tuple(lines), tuple(scaling_figures(study, curves)), (table,))
@@ -119,7 +126,8 @@ def wires(study: Study, found: Findings) -> Section:
     table = Table(
         "wires", "Each subset's exchange (busbw) beside its worst link and the peer copy measured over it.",
         (
-            Column("cell", "cell"), Column("strategy", "strategy"), Column("gpus", "GPUs"), Column("link_class", "link class"),
+            Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", "GPUs"),
+            Column("link_class", "link class"),
             Column("transport", "transport"), Column("exchange_gb_per_s", "exchange GB/s", "number"),
             Column("p2p_gb_per_s", "peer copy GB/s", "number"), Column("efficiency", "efficiency", "share"),
             Column("stands_out", "stands out"),
@@ -155,7 +163,8 @@ def strategies(study: Study, found: Findings) -> Section:
         "strategies",
         "Sets of equal cells on several GPUs, medians over runs. GB/s per GPU is gradient bytes · 2(n−1)/n ÷ exchange.",
         (
-            Column("cell", "cell"), Column("model", "model"), Column("strategy", "strategy"), Column("gpus", "GPUs"),
+            Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
+             Column("gpus", "GPUs"),
             Column("runs", "runs", "count"), Column("images_per_second", "images/s", "rate", True),
             Column("exchange_ms", "exchange ms", "number", True), Column("gb_per_second_per_gpu", "GB/s per GPU", "number"),
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
@@ -164,10 +173,10 @@ def strategies(study: Study, found: Findings) -> Section:
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
     lines = () if rows else ("No usable cell ran on several GPUs.",)
-    return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(rows)), (table,))
+    return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
 
 
-def _strategy_figures(rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
+def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
     """For each model that has several settings on its largest number of GPUs."""
     place = 0
     for model in dict.fromkeys(row[1] for row in rows):
@@ -180,7 +189,7 @@ def _strategy_figures(rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
         labels = short_names(dict.fromkeys(row[0] for row in mine))
         subsets = len({row[3] for row in mine}) > 1
         drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for row in mine]
-        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most + 1}")
+        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most + 1} {unit_of(study)}")
 
 
 def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:

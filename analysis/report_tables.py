@@ -25,6 +25,7 @@ class Column:
     heading: str
     kind: str = "text"
     bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
+    shown: bool = True  # to people; what another column says already is for CSV alone
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,12 @@ class Table:
 
     @cached_property
     def for_people(self) -> "Table":
-        """The table without the columns that no row fills."""
-        kept = [place for place in range(len(self.columns)) if any(row[place] not in (None, "") for row in self.rows)]
+        """The table without the columns that are for CSV alone and those that no row fills."""
+        kept = [
+            place
+            for place, column in enumerate(self.columns)
+            if column.shown and any(row[place] not in (None, "") for row in self.rows)
+        ]
         columns = tuple(self.columns[place] for place in kept)
         return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
 
