@@ -157,7 +157,7 @@ def environment(study: Study, found: Findings) -> Section:
             rows.append((label or "machine", name, _distinct(values[name])))
     table = Table(
         "environment", "What the records say of the machine and of the variables that the ranks had.",
-        (Column("sort", "sort"), Column("name", "name"), Column("value", "value")), tuple(rows),
+        (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")), tuple(rows),
     )  # fmt: skip
     return Section("environment", "Environment", tables=(table,))
 
@@ -216,14 +216,14 @@ def cells(study: Study, found: Findings) -> Section:
             record.record_id,
         ))  # fmt: skip
     table = Table(
-        "cells", "Every cell in order of its start (UTC), as measured.",
+        "cells", "Every cell in order of its start, as measured. Times and record ids are in cells.csv.",
         (
-            Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs"),
+            Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share"),
             Column("exchange_ms", "exchange ms", "number", True), Column("busbw_gb_per_s", "busbw GB/s", "number"),
             Column("exposed_ms", "exposed ms", "number", True), Column("transport", "transport"),
-            Column("link_class", "link class"), Column("benchmark", "benchmark"), Column("started", "started"),
-            Column("record_id", "record"),
+            Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False), Column("started", "started", shown=False),
+            Column("record_id", "record", shown=False),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[1] != "valid"),
     )  # fmt: skip

@@ -12,10 +12,10 @@ from analysis.report_study import Study, named, short_names
 from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread
 from analysis.report_tables import plain
 
-PANELS = 4  # figures of each sort: a page is read, the tables hold the rest
+PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
-WIDTH, HEIGHT = 5.0, 3.1  # inches
-LABEL_LENGTH = 26  # characters
+WIDTH, HEIGHT = 4.6, 2.9  # inches
+LABEL_LENGTH = 24  # characters
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:

@@ -10,9 +10,9 @@ from analysis.report_numbers import ABSENT, estimate, number
 from analysis.report_style import COLOURS, INK, MUTED, PAPER, RULE, Picture, colours, marker, new_figure, rendered
 from analysis.report_tables import plain
 
-WIDTH = 5.0  # inches
+WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
-WATERFALLS, ROWS, LARGEST_MAP = 4, 24, 16
+WATERFALLS, ROWS, LARGEST_MAP = 3, 24, 16
 LOSS, GAIN, REST = COLOURS["vermillion"][0], COLOURS["green"][0], COLOURS["grey"][0]
 
 
@@ -122,7 +122,7 @@ def _rows(count: int) -> tuple[Any, Any]:
 def _label(axes: Any, y: float, text: str, right: str = "") -> None:
     """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
     at = axes.get_yaxis_transform()
-    axes.text(0.0, y - 0.3, plain(text, max(20, 70 - len(right))), transform=at, va="center", fontsize=8)
+    axes.text(0.0, y - 0.3, plain(text, max(20, 64 - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
     axes.axhline(y + 0.08, color=RULE, lw=0.7, zorder=0)
 
@@ -201,7 +201,7 @@ def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Ma
         _dot(axes, y, one.difference, colour, "o")
         first, second = (names.get(name, name) for name in (one.first, one.second))
         size = f"{number(one.difference.value, 'change', 0.001)}, {one.verdict}"
-        _label(axes, y, f"{plain(second, (66 - len(size)) // 2)} against {first}", size)
+        _label(axes, y, f"{plain(second, (60 - len(size)) // 2)} against {first}", size)
     axes.margins(x=0.05)
     axes.set_xlabel("difference in images/s")
     axes.locator_params(axis="x", nbins=6)

@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.findings import Curve, Estimate, Findings, Part, Point
 from analysis.report_curves import scaling_figures, unit_of
-from analysis.report_numbers import count, number
+from analysis.report_numbers import THIN, count, number
 from analysis.report_rows import (
     Level,
     comparison_figure,
@@ -20,6 +20,7 @@ from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, plain
 from benchmarks.record import Record
 
+STRATEGY_FIGURES = 2
 RATE = "throughput/images_per_second"
 
 
@@ -80,7 +81,7 @@ def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
     laws = {"amdahl": "Amdahl's law", "usl": "The universal scalability law"}
     for curve in curves:
         for fit in curve.fits:
-            shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g} %" for name, value in fit.parameters.items())
+            shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items())
             label = f", {names[curve.label]}" if len(curves) > 1 else ""
             yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share', 0.001)}."
 
@@ -183,7 +184,7 @@ def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator
         mine = [row for row in rows if row[1] == model and row[5] is not None]
         most = max((row[3].count(",") for row in mine), default=0)
         mine = [row for row in mine if row[3].count(",") == most]
-        if len({row[0] for row in mine}) < 2 or place == 3:
+        if len({row[0] for row in mine}) < 2 or place == STRATEGY_FIGURES:
             continue
         place += 1
         labels = short_names(dict.fromkeys(row[0] for row in mine))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analysis.findings import Estimate
-from analysis.report_numbers import KINDS, central, estimate, interval
+from analysis.report_numbers import KINDS, THIN, central, estimate, interval
 
 Value = str | int | float | Estimate | None
 TEXT_LENGTH = 400  # characters of a text in a table
@@ -57,7 +57,7 @@ class Table:
 
 def plain(text: object, length: int = TEXT_LENGTH) -> str:
     """Text on one line, without control characters and halves of surrogates, cut to a length."""
-    line = "".join(c if c.isprintable() else " " for c in str(text))
+    line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
