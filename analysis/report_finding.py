@@ -60,7 +60,7 @@ def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
 def _what(curve: Curve, first: Record) -> str:
     """The model, the strategy, and what else tells the curve from the others."""
     model, strategy = named(first, "model"), named(first, "strategy")
-    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy)]
+    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy, named(first, "benchmark"))]
     return plain(f"{model} with {strategy}" + (f" ({', '.join(more)})" if more else ""))
 
 
@@ -98,7 +98,7 @@ def _lost(one: Waterfall) -> str:
     rest = f"{estimate(Estimate(one.residual, one.residual_low, one.residual_high), 'rate')} left unexplained"
     if gap <= 0:
         return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {ideal}; {rest}."
-    share = f" ({number(gap / one.ideal.value, 'share', 0.001)})" if one.ideal.value else ""
+    share = f" ({number(gap / one.ideal.value, 'share')})" if one.ideal.value else ""
     parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
     largest = max(parts, key=lambda pair: pair[0], default=None)
     if largest is None or largest[0] <= 0:
@@ -151,4 +151,4 @@ def _ends(difference: Estimate) -> tuple[float | None, float | None]:
 def _floor(noise: Noise) -> str:
     if noise.floor is None:
         return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
-    return f"single runs of equal cells differ by up to {number(noise.floor, 'share', 0.001)} here ({count(noise.pairs, 'pair')})"
+    return f"single runs of equal cells differ by up to {number(noise.floor, 'share')} here ({count(noise.pairs, 'pair')})"

@@ -49,7 +49,8 @@ def _decimals(value: float, width: float | None, how: Kind) -> int:
         size = abs(value)
         return 0 if size >= 100 or not size else min(6, max(0, 2 - math.floor(math.log10(size))))
     narrow = how.decimals > 0 and width is not None and 0 < width < 2 * 10**-how.decimals
-    return how.decimals + narrow
+    tiny = how.decimals == 1 and 0 < abs(value) < 1  # 0.04 % is not nothing
+    return how.decimals + (narrow or tiny)
 
 
 def interval(value: float | Estimate | None, kind: str = "number") -> str:

@@ -11,6 +11,7 @@ from analysis.report_sections import Section
 from analysis.report_style import COLOURS
 from analysis.report_tables import Table, markdown, plain, to_markdown
 
+TEXT_LENGTH = 3000  # characters of any one text on the page
 PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
 
 
@@ -33,14 +34,14 @@ class Report:
 def page(report: Report) -> str:
     """The HTML page."""
     return _template("report.html.j2", escape=True).render(
-        report=report, rows=PAGE_ROWS, left=_left, colours=COLOURS, plain=plain
+        report=report, rows=PAGE_ROWS, left=_left, colours=COLOURS
     )
 
 
 def markdown_page(report: Report) -> str:
     """The same as Markdown; figures are those of the folder `figures` beside it."""
     return _template("report.md.j2", escape=False).render(
-        report=report, rows=PAGE_ROWS, left=_left, table=to_markdown, text=_text, plain=plain
+        report=report, rows=PAGE_ROWS, left=_left, table=to_markdown, text=_text
     )
 
 
@@ -51,7 +52,7 @@ def _left(table: Table) -> str:
 
 
 def _text(text: str) -> str:
-    return markdown(plain(text, 2000))
+    return markdown(text, TEXT_LENGTH)
 
 
 def _template(name: str, escape: bool) -> Any:
@@ -60,4 +61,5 @@ def _template(name: str, escape: bool) -> Any:
     return Environment(
         loader=PackageLoader("analysis"), autoescape=escape, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=(lambda value: plain(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
     ).get_template(name)  # fmt: skip

@@ -92,7 +92,7 @@ def _step(axes: Any, y: int, at: float, part: Part, ideal: float) -> float:
 
 def _loss(lost: float, ideal: float) -> str:
     """`−88 (0.5 %)`: what is taken off; the share is of the ideal rate."""
-    share = f" ({number(abs(lost) / ideal, 'share', 0.001)})" if ideal else ""
+    share = f" ({number(abs(lost) / ideal, 'share')})" if ideal else ""
     sign = "−" if lost > 0 else "+" if lost < 0 else ""
     return f"{sign}{number(abs(lost), 'rate')}{share}"
 
@@ -200,7 +200,7 @@ def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Ma
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
         _dot(axes, y, one.difference, colour, "o")
         first, second = (names.get(name, name) for name in (one.first, one.second))
-        size = f"{number(one.difference.value, 'change', 0.001)}, {one.verdict}"
+        size = f"{number(one.difference.value, 'change')}, {one.verdict}"
         _label(axes, y, f"{plain(second, (60 - len(size)) // 2)} against {first}", size)
     axes.margins(x=0.05)
     axes.set_xlabel("difference in images/s")

@@ -83,7 +83,7 @@ def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
         for fit in curve.fits:
             shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items())
             label = f", {names[curve.label]}" if len(curves) > 1 else ""
-            yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share', 0.001)}."
+            yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share')}."
 
 
 def waterfall(study: Study, found: Findings) -> Section:
@@ -153,13 +153,14 @@ def wires(study: Study, found: Findings) -> Section:
 def strategies(study: Study, found: Findings) -> Section:
     """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
-    groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1]
+    groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1 and _measured(group)]
     groups.sort(key=lambda group: (-len(group[0].cell["gpus"]), -(middle(group, RATE) or 0.0)))
-    names = short_names(dict.fromkeys(group[0].name for group in groups))
-    rows = []
-    for group in groups:
-        curve, point = curves.get(group[0].record_id, (None, None))
-        rows.append(_strategy_row(group, curve.label if curve else names[group[0].name], point))
+    labels = [curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups]
+    names = short_names(dict.fromkeys(labels))
+    rows = [
+        _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
+        for group, label in zip(groups, labels, strict=True)
+    ]
     table = Table(
         "strategies",
         "Sets of equal cells on several GPUs, medians over runs. GB/s per GPU is gradient bytes · 2(n−1)/n ÷ exchange.",
@@ -175,6 +176,10 @@ def strategies(study: Study, found: Findings) -> Section:
     )  # fmt: skip
     lines = () if rows else ("No usable cell ran on several GPUs.",)
     return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
+
+
+def _measured(group: Sequence[Record]) -> bool:
+    return any(middle(group, metric) is not None for metric in (RATE, "comm/exchange_ms"))
 
 
 def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
@@ -241,11 +246,11 @@ def comparisons(study: Study, found: Findings) -> Section:
     )  # fmt: skip
     noise, lines = found.noise, []
     if noise.floor is not None:
-        floor = number(noise.floor, "share", 0.001)
+        floor = number(noise.floor, "share")
         pairs = count(noise.pairs, "pair")
         lines.append(f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs).")
     if noise.drift is not None:
-        drift = number(noise.drift, "change", 0.001)
+        drift = number(noise.drift, "change")
         lines.append(f"The first cell, run once more at the end, changed by {drift}.")
     if not rows:
         lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")

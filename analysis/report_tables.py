@@ -129,9 +129,9 @@ def _joined(value: Value, column: Column) -> str:
     return _parts(value, column)[0]
 
 
-def markdown(text: object) -> str:
+def markdown(text: object, length: int = TEXT_LENGTH) -> str:
     """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no emphasis, no line begins in it."""
-    safe = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    safe = plain(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
 
 
