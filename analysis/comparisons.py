@@ -34,6 +34,7 @@ NOT_COMPARED = (
     "batch",
 )
 SINGLE = "a single run says nothing of the next: repeats=5 tells"
+CHANCE = "its own interval excludes 0, which among so many comparisons chance does as well"
 
 Pair = tuple[str, Runs, Runs]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -69,25 +70,20 @@ def _comparison(
     study: Gathered, pair: Pair, difference: float, half: float, smallest: float, tested: bool, seen: bool
 ) -> Comparison:
     asked, first, second = pair
-    names = [f"{gpu_list(runs.gpus)} · {study.label(runs)}{_absent(asked, runs)}" for runs in (first, second)]
-    runs = (_runs(first), _runs(second))
-    share = math.expm1(difference)
+    one, two = (f"{gpu_list(runs.gpus)} · {study.label(runs)}{_absent(asked, runs)}" for runs in (first, second))
+    runs, share = (_runs(first), _runs(second)), math.expm1(difference)
     if not tested:
-        return Comparison(*names, Estimate(share), None, "", SINGLE, asked, first.gpus, runs)
+        return Comparison(one, two, Estimate(share), None, "", SINGLE, asked, first.gpus, runs)
     low, high = math.expm1(difference - half), math.expm1(difference + half)
     verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
-    alone = not seen and half > 0 and abs(difference) > half
-    why = "its interval alone excludes 0, which among so many comparisons chance does as well" if alone else ""
-    return Comparison(*names, Estimate(share, low, high), float(smallest), verdict, why, asked, first.gpus, runs)
+    why = CHANCE if not seen and 0 < half < abs(difference) else ""
+    return Comparison(one, two, Estimate(share, low, high), float(smallest), verdict, why, asked, first.gpus, runs)
 
 
 def _absent(asked: str, runs: Runs) -> str:
     """A setting that was left alone is named all the same, where it is what differs."""
-    return (
-        f" · {asked.removeprefix('NCCL_')} untouched"
-        if asked.startswith("NCCL_") and f"nccl.{asked}" not in runs.asked
-        else ""
-    )
+    untouched = asked.startswith("NCCL_") and f"nccl.{asked}" not in runs.asked
+    return f" · {asked.removeprefix('NCCL_')} untouched" if untouched else ""
 
 
 def _runs(runs: Runs) -> int:

@@ -67,8 +67,8 @@ class Runs:
         if not rates:
             return None
         low, high = (self.records[0].metrics.get(f"throughput/ci_{end}", math.nan) for end in ("low", "high"))
-        ends = [math.log(end) if end > 0 else math.nan for end in (low, high)]
-        return sample(rates, *ends, name=self.records[0].record_id)
+        low, high = (math.log(end) if end > 0 else math.nan for end in (low, high))
+        return sample(rates, low, high, self.records[0].record_id)
 
     def metric(self, name: str) -> Sample | None:
         """A metric itself, with its own interval (`NAME_ci_low`) where there is one run."""
@@ -76,7 +76,7 @@ class Runs:
         if not values:
             return None
         low, high = (self.records[0].metrics.get(f"{name}_ci_{end}", math.nan) for end in ("low", "high"))
-        return sample(values, low, high, name=f"{name} {self.records[0].record_id}")
+        return sample(values, low, high, f"{name} {self.records[0].record_id}")
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,8 @@ def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def text(value: Any) -> str:
     """Equal values as equal text."""
+    if type(value) in (int, float):
+        return repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 

@@ -88,7 +88,7 @@ class Alone:
         left_out = {"server_gpus"} | ({"batch_size"} if strong else set())
         names = [name for name in self._study.varied if _no_matter(name, left_out)]
         # The strategy on several NCCL settings alone counts once: the first is taken.
-        return (strong, *self._study.condition(runs, names))
+        return strong, self._study.condition(runs, names)
 
     def baselines(self, runs: Runs) -> dict[int, Sample]:
         """The rates of the members of a subset alone, those that were measured."""
@@ -99,14 +99,14 @@ class Alone:
 def curves(study: Gathered) -> Scaling:
     """Points with equal conditions, one curve for each."""
     alone = Alone(study)
-    by_curve: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
+    by_curve: dict[tuple[bool, tuple[str | None, ...]], list[Runs]] = defaultdict(list)
     for runs in study.timed:
         strong = "global_batch_size" in runs.asked
         left_out = ("server_gpus", "batch_size") if strong else ("server_gpus",)
-        by_curve[(strong, *study.condition(runs, left_out))].append(runs)
+        by_curve[strong, study.condition(runs, left_out)].append(runs)
     found = []
     missing: dict[str, list[str]] = defaultdict(list)
-    for (strong, *_), members in by_curve.items():
+    for (strong, _), members in by_curve.items():
         without = ("server_gpus", "batch_size") if strong else ("server_gpus",)
         points = tuple(point(runs, alone.baselines(runs)) for runs in sorted(members, key=lambda runs: runs.world_size))
         kind = "strong" if strong else "weak"
@@ -142,8 +142,7 @@ def point(runs: Runs, members: Mapping[int, Sample]) -> Point:
         return made
     slowest = min(members, key=lambda gpu: members[gpu].value)
     value, draws = slowest_of(members.values())
-    known = rate.error is not None and draws is not None
-    drawn = rate.draws() - draws if known and draws is not None else None
+    drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
     speedup = exponential(estimate(rate.value - value, drawn))
     return Point(
         **{
@@ -160,9 +159,8 @@ def slowest_of(members: Iterable[Sample]) -> tuple[float, Draws | None]:
     """The logarithm of the slowest rate, and draws of it; without where one member's scatter is not known."""
     listed = list(members)
     value = min(member.value for member in listed)
-    if any(member.error is None for member in listed):
-        return value, None
-    return value, np.min([member.draws() for member in listed], axis=0)
+    drawn = [member.draws for member in listed if member.draws is not None]
+    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:
@@ -177,13 +175,12 @@ def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
     N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N − 1). Least squares
     there, with no parameter below 0.
     """
-    known = [(one.world_size, one.speedup.value) for one in points if one.speedup is not None]
-    different = {size for size, _ in known} | {1}
-    size, speedup = (np.array(column, dtype=float) for column in zip(*known, strict=True)) if known else ([], [])
-    laws = {"amdahl": ("serial",), "usl": ("contention", "coherency")}
+    known = np.array([(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float).reshape(-1, 2)
+    size, speedup = known.T
+    different = len({*size, 1.0})
     found = []
-    for law, names in laws.items():
-        if len(different) < FEWEST[law]:
+    for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
+        if different < FEWEST[law]:
             continue
         terms = np.stack([size - 1, size * (size - 1)][: len(names)], axis=1)
         parameters, _ = nnls(terms, size / speedup - 1)

@@ -127,8 +127,9 @@ class Step:
 
     def plus(self, other: "Step", sign: float = 1.0) -> "Step":
         """The sum, or the difference."""
-        known = self.draws is not None and other.draws is not None
-        draws = self.draws + sign * other.draws if known else None  # type: ignore[operator]
+        draws = None
+        if self.draws is not None and other.draws is not None:
+            draws = self.draws + sign * other.draws
         return Step(self.ms + sign * other.ms, draws)
 
 
@@ -160,7 +161,7 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
         study.label(runs),
         runs.gpus,
         ideal,
-        exponential(estimate(measured.value, measured.draws() if measured.error is not None else None)),
+        exponential(estimate(measured.value, measured.draws)),
         tuple(parts),
         residual.value,
         residual.low,
@@ -170,13 +171,14 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
 
 def _step(rate: Sample, images: float) -> Step:
     """The step time that belongs to a rate."""
-    return Step(images / math.exp(rate.value), images / np.exp(rate.draws()) if rate.error is not None else None)
+    return Step(images / math.exp(rate.value), None if rate.draws is None else images / np.exp(rate.draws))
 
 
 def _lost(images: float, before: Step, after: Step) -> Estimate:
     """Images per second between two step times."""
-    known = before.draws is not None and after.draws is not None
-    draws = images / before.draws - images / after.draws if known else None  # type: ignore[operator]
+    draws = None
+    if before.draws is not None and after.draws is not None:
+        draws = images / before.draws - images / after.draws
     return estimate(images / before.ms - images / after.ms, draws)
 
 
@@ -187,9 +189,10 @@ def _spread(runs: Runs, bare: Mapping[int, Sample]) -> Part:
         why = f"{gpu_list(missing)} not measured alone with strategy=none: one of them may be the slowest"
         return Part(SPREAD, None, why, above_ideal=True)
     rates = [math.exp(rate.value) for rate in bare.values()]
+    known = [rate.draws for rate in bare.values() if rate.draws is not None]
     draws = None
-    if all(rate.error is not None for rate in bare.values()):
-        drawn = np.exp([rate.draws() for rate in bare.values()])
+    if len(known) == len(rates):
+        drawn = np.exp(known)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
     return Part(SPREAD, estimate(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
 
@@ -241,4 +244,4 @@ def _communication(runs: Runs, overhead: Step | None) -> list[tuple[str, Step | 
 
 def _metric(runs: Runs, name: str) -> Step | None:
     found = runs.metric(name)
-    return None if found is None else Step(found.value, found.draws() if found.error is not None else None)
+    return None if found is None else Step(found.value, found.draws)
