@@ -8,7 +8,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.estimates import Sample, sample
@@ -165,6 +165,12 @@ def gather(records: Iterable[Record]) -> Gathered:
     names = dict.fromkeys(name for one in runs for name in one.asked)
     varied = tuple(name for name in names if len({one.asked.get(name) for one in runs}) > 1)
     return Gathered(tuple(runs), tuple(drift), tuple(excluded), varied)
+
+
+def merged(runs: Sequence[Runs]) -> Runs:
+    """Runs of cells whose differences do not matter, as runs of one."""
+    records = tuple(record for one in runs for record in one.records)
+    return replace(runs[0], records=records) if len(runs) > 1 else runs[0]
 
 
 def _why(record: Record) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Estimate, Part, Waterfall
-from analysis.runs import Gathered, Runs, gather, gpu_list, several
+from analysis.runs import Gathered, Runs, gather, gpu_list, merged, several
 from analysis.scaling import scaled, slowest_of
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -73,17 +73,18 @@ class Controls:
 
     def __init__(self, study: Gathered) -> None:
         """Sort strategy=none and the one-GPU cells by their condition."""
-        strategy = [name for name in study.varied if name.startswith("strategy.")]
         self._study = study
         self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", "server_gpus"]
-        self._strategy = strategy
-        self._without: dict[tuple[Any, ...], dict[tuple[int, ...], Runs]] = defaultdict(dict)
-        self._with: dict[tuple[Any, ...], dict[int, Runs]] = defaultdict(dict)
+        self._strategy = [name for name in study.varied if name.startswith("strategy.")]
+        without: dict[tuple[Any, ...], dict[tuple[int, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        alone: dict[tuple[Any, ...], dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.strategy == WITHOUT:
-                self._without[self._key(runs, strategy)].setdefault(runs.gpus, runs)
+                without[self._key(runs, self._strategy)][runs.gpus].append(runs)
             elif runs.world_size == 1:
-                self._with[self._key(runs)].setdefault(runs.gpus[0], runs)
+                alone[self._key(runs)][runs.gpus[0]].append(runs)
+        self._without = {key: {gpus: merged(one) for gpus, one in found.items()} for key, found in without.items()}
+        self._alone = {key: {gpu: merged(one) for gpu, one in found.items()} for key, found in alone.items()}
 
     def _key(self, runs: Runs, left_out: Iterable[str] = ()) -> tuple[Any, ...]:
         # batch_size is the images per rank: a key has it whether it was asked for or follows from the images per step.
@@ -95,7 +96,7 @@ class Controls:
 
     def alone(self, runs: Runs) -> Mapping[int, Runs]:
         """The same strategy on one GPU, by GPU."""
-        return self._with.get(self._key(runs), {})
+        return self._alone.get(self._key(runs), {})
 
 
 def explained(study: Gathered) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
