@@ -5,6 +5,7 @@ of images per second of whole runs; all tests of a study are one family, held at
 """
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
@@ -13,26 +14,17 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from analysis.estimates import LEVEL, Draws, quantile
+from analysis.estimates import LEVEL, WIDEST, Draws, quantile
 from analysis.findings import Comparison, Estimate, Noise
-from analysis.runs import RATE, Gathered, Runs, chosen, gather, gpu_list, shown
+from analysis.runs import RATE, Gathered, Runs, between_runs, chosen, gather, gpu_list
 from benchmarks.record import Record
 
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
 # With more values of one thing than this every one is compared with the first alone: pairs grow with the square.
 MOST_VALUES = 8
-# Asked things that are no choice between equals: another amount of work, or another way to measure.
-NOT_COMPARED = (
-    "model.",
-    "benchmark.",
-    "optimizer.",
-    "profiler",
-    "device",
-    "strategy.",
-    "nccl.",
-    "server_gpus",
-    "batch",
-)
+BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
+# Asked things that are no choice between equals, that are compared in their own way, or that are another amount of work.
+NOT_COMPARED = ("model.", "benchmark.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
 SINGLE = "a single run says nothing of the next: repeats=5 tells"
 CHANCE = "its own interval excludes 0, which among so many comparisons chance does as well"
 
@@ -57,11 +49,11 @@ def compared(study: Gathered) -> tuple[Comparison, ...]:
     chance[tested] = 2 * student.sf(ratio[tested], freedom[tested])
     seen = _holm(chance, tested)
     half = np.full(len(found), math.nan)
-    half[tested] = student.ppf((1 + LEVEL) / 2, freedom[tested]) * error[tested]
+    half[tested] = np.minimum(student.ppf((1 + LEVEL) / 2, freedom[tested]) * error[tested], WIDEST)
     smallest = np.full(len(found), math.nan)
     level = (1 - LEVEL) / max(1, int(tested.sum()))
     sure = student.ppf(1 - level / 2, freedom[tested]) + student.ppf(POWER, freedom[tested])
-    smallest[tested] = np.expm1(np.minimum(sure * error[tested], 50.0))
+    smallest[tested] = np.expm1(np.minimum(sure * error[tested], WIDEST))
     rows = zip(found, difference, half, smallest, tested, seen, strict=True)
     return tuple(_comparison(study, *row) for row in rows)
 
@@ -90,25 +82,16 @@ def _runs(runs: Runs) -> int:
     return runs.rate.runs if runs.rate else 0
 
 
-def _logarithms(runs: Runs) -> list[float]:
-    return [math.log(value) for value in runs.values(RATE) if value > 0]
-
-
 def _welch(first: Runs, second: Runs) -> tuple[float, float, float]:
     """Difference of the mean logarithms, its standard error and degrees of freedom; NaN below two runs each."""
-    one, two = _logarithms(first), _logarithms(second)
+    one, two = first.logarithms(RATE), second.logarithms(RATE)
     difference = sum(two) / len(two) - sum(one) / len(one)
     if min(len(one), len(two)) < 2:
         return difference, math.nan, math.nan
-    shares = [_variance(values) / len(values) for values in (one, two)]
+    shares = [statistics.variance(values) / len(values) for values in (one, two)]
     whole = sum(shares)
     below = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (one, two), strict=True))
     return difference, math.sqrt(whole), whole**2 / below if below else len(one) + len(two) - 2.0
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def _holm(chance: Draws, tested: Flags) -> Flags:
@@ -128,24 +111,17 @@ def pairs(study: Gathered) -> Iterator[Pair]:
     settings = [name for name in study.varied if name.startswith("nccl.")]
     options = [name for name in study.varied if name.startswith("strategy.") and name != "strategy.name"]
     every = [name for name in study.varied if name.startswith("strategy.")]
-    batch = ("batch_size", "global_batch_size")
-
-    def kind(runs: Runs) -> Hashable:
-        return "global_batch_size" in runs.asked
-
     if "strategy.name" in study.varied:
         # Two strategies with the same options asked beside their defaults.
         yield from _pairs(study, "strategy", "strategy.name", (*every, "server_gpus"), chosen)
     for name in options:
-        yield from _pairs(study, shown(name, "").rstrip("="), name, (name,), lambda runs: runs.strategy)
+        yield from _pairs(study, name.removeprefix("strategy."), name, (name,), lambda runs: runs.strategy)
     for name in settings:
         yield from _pairs(study, name.removeprefix("nccl."), name, (name,))
     for name in names:
         yield from _pairs(study, name, name, (name,))
-    if set(batch) & set(study.varied):
-        # The images per step follow from the batch and the GPUs, or the other way round: one thing.
-        name = batch[1] if batch[1] in study.varied else batch[0]
-        yield from _pairs(study, "batch_size", name, batch, kind)
+    if batch := [name for name in BATCH if name in study.varied]:
+        yield from _pairs(study, "batch_size", batch[0], BATCH, lambda runs: runs.strong)
 
 
 def _pairs(
@@ -164,13 +140,7 @@ def _pairs(
 
 def noise(study: Gathered) -> Noise:
     """How far runs of equal cells differ: their standard deviation over all cells of the study, and the drift."""
-    squares, freedom, pairs_of_runs = 0.0, 0, 0
-    for runs in study.timed:
-        values = _logarithms(runs)
-        if len(values) > 1:
-            squares += _variance(values) * (len(values) - 1)
-            freedom += len(values) - 1
-            pairs_of_runs += math.comb(len(values), 2)
+    deviation, freedom = between_runs(study.timed, RATE)
     drift = [
         record.metrics[RATE] / first - 1
         for record, runs in study.drift
@@ -179,6 +149,6 @@ def noise(study: Gathered) -> Noise:
     change = drift[0] if drift else None
     if not freedom:
         return Noise(None, 0, change)
-    deviation = math.sqrt(squares / freedom)
     floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
+    pairs_of_runs = sum(math.comb(_runs(runs), 2) for runs in study.timed)
     return Noise(floor, pairs_of_runs, change, deviation, freedom)

@@ -25,6 +25,10 @@ NORMAL = 1.959964  # quantile of the normal distribution that belongs to LEVEL
 # The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
 
+WIDEST = (
+    100.0  # of a logarithm, and of a draw in standard errors: two runs know almost nothing, and say it without overflow
+)
+
 Draws = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -46,7 +50,8 @@ class Sample:
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         many = math.isinf(self.freedom)
         standard = generator.standard_normal(DRAWS) if many else generator.standard_t(self.freedom, DRAWS)
-        return self.value + self.error * standard
+        drawn: Draws = self.value + self.error * np.clip(standard, -WIDEST, WIDEST)
+        return drawn
 
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval."""
@@ -82,7 +87,9 @@ def estimate(value: float, draws: Draws | None) -> Estimate:
 
 def exponential(value: Estimate) -> Estimate:
     """From a logarithm back to the number."""
-    return Estimate(math.exp(value.value), *(None if end is None else math.exp(end) for end in (value.low, value.high)))
+    most = value.value + WIDEST
+    ends = (None if end is None else math.exp(min(end, most)) for end in (value.low, value.high))
+    return Estimate(math.exp(value.value), *ends)
 
 
 @functools.lru_cache(maxsize=1024)

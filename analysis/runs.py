@@ -7,6 +7,7 @@ that each of them refuses the same: unusable records, other machines, other soft
 import functools
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,11 @@ class Runs:
         return size if isinstance(size, int) else 0
 
     @property
+    def strong(self) -> bool:
+        """Whether the images per step were asked for (strong scaling), not those per rank."""
+        return "global_batch_size" in self.asked
+
+    @property
     def suspect(self) -> bool:
         """Whether a check cast doubt on one of the runs."""
         return any(record.validity.verdict == "suspect" for record in self.records)
@@ -60,10 +66,14 @@ class Runs:
         found = (record.metrics.get(metric) for record in self.records)
         return [value for value in found if value is not None and math.isfinite(value)]
 
+    def logarithms(self, metric: str) -> list[float]:
+        """Of a metric that is positive."""
+        return [math.log(value) for value in self.values(metric) if value > 0]
+
     @functools.cached_property
     def rate(self) -> Sample | None:
         """Logarithm of images per second; None where the benchmark counts no images."""
-        rates = [math.log(value) for value in self.values(RATE) if value > 0]
+        rates = self.logarithms(RATE)
         if not rates:
             return None
         low, high = (self.records[0].metrics.get(f"throughput/ci_{end}", math.nan) for end in ("low", "high"))
@@ -171,6 +181,17 @@ def merged(runs: Sequence[Runs]) -> Runs:
     """Runs of cells whose differences do not matter, as runs of one."""
     records = tuple(record for one in runs for record in one.records)
     return replace(runs[0], records=records) if len(runs) > 1 else runs[0]
+
+
+def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
+    """Standard deviation of a metric's logarithm between runs of equal cells, over several cells, and its degrees of freedom.
+
+    (NaN, 0) where no cell ran twice.
+    """
+    groups = [values for runs in members if len(values := runs.logarithms(metric)) > 1]
+    freedom = sum(len(values) - 1 for values in groups)
+    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
 def _why(record: Record) -> str:

@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Curve, Estimate, Fit, Point, Scaling
-from analysis.runs import RATE, SURROUNDINGS, Gathered, Runs, flat, gather, gpu_list, merged, several, shown
+from analysis.runs import RATE, SURROUNDINGS, Gathered, Runs, flat, gather, gpu_list, merged, part, several, shown
 from benchmarks.record import Record
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted: each has a parameter less than
@@ -29,8 +29,7 @@ def condition(record: Record) -> tuple[Any, ...]:
     different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
     asked = sorted(item for item in flat(record.cell).items() if not _no_matter(item[0], different))
     hardware = sorted({str(rank.get("name")) for rank in record.ranks})
-    versions = record.environment.get("versions", {})
-    driver = record.environment.get("gpu", {}).get("driver")
+    versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
     return (*asked, *hardware, driver, *(versions.get(name) for name in ("torch", "cuda", "nccl")))
 
 
@@ -85,7 +84,7 @@ class Alone:
 
     def _condition(self, runs: Runs) -> tuple[Any, ...]:
         names = [name for name in self._study.varied if _no_matter(name, _follows(runs))]
-        return "global_batch_size" in runs.asked, self._study.condition(runs, names)
+        return self._study.condition(runs, names)
 
     def baselines(self, runs: Runs) -> dict[int, Sample]:
         """The rates of the members of a subset alone, those that were measured."""
@@ -95,22 +94,22 @@ class Alone:
 
 def _follows(runs: Runs) -> tuple[str, ...]:
     """What differs between the points of one curve because the GPUs do: in strong scaling the images per rank too."""
-    return ("server_gpus", "batch_size") if "global_batch_size" in runs.asked else ("server_gpus",)
+    return ("server_gpus", "batch_size") if runs.strong else ("server_gpus",)
 
 
 def curves(study: Gathered) -> Scaling:
     """Points with equal conditions, one curve for each."""
     alone = Alone(study)
-    by_curve: dict[tuple[bool, tuple[str | None, ...]], list[Runs]] = defaultdict(list)
+    by_curve: dict[tuple[str | None, ...], list[Runs]] = defaultdict(list)
     for runs in study.timed:
-        by_curve["global_batch_size" in runs.asked, study.condition(runs, _follows(runs))].append(runs)
+        by_curve[study.condition(runs, _follows(runs))].append(runs)
     found = []
     without: dict[str, list[str]] = defaultdict(list)
     partly: list[str] = []
-    for (strong, _), members in by_curve.items():
+    for members in by_curve.values():
         label = study.label(members[0], _follows(members[0]))
         points = tuple(point(runs, alone.baselines(runs)) for runs in sorted(members, key=lambda runs: runs.world_size))
-        found.append(Curve(label, "strong" if strong else "weak", points, fits(points)))
+        found.append(Curve(label, "strong" if members[0].strong else "weak", points, fits(points)))
         together = [one for one in points if one.world_size > 1]
         bare = [one.gpus for one in together if one.efficiency is None]
         if bare:

@@ -32,14 +32,15 @@ def study_findings(records: Sequence[Record], topology: Topology | None = None) 
         unsaid.append("no scaling and no comparison: no cell counts images per second")
     if study.timed and floor.floor is None:
         unsaid.append("no noise floor and no significance: no cell was run twice (repeats=5 does)")
-    if study.timed and not worth:
+    beside = wired(study, known, scaling)
+    if not worth and any(wire.link_class for wire in beside):
         unsaid.append("what a link is worth: no two subsets of equal size and settings have different link classes")
     return Findings(
         scaling=scaling,
         waterfalls=waterfalls,
         comparisons=comparisons,
         noise=floor,
-        wires=wired(study, known, scaling),
+        wires=beside,
         worth=worth,
         excluded=tuple((record.name, why) for record, why in study.excluded),
         unsaid=tuple(unsaid),

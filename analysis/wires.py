@@ -15,7 +15,7 @@ from analysis.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
 from analysis.findings import Estimate, Scaling, Wire, Worth
 from analysis.links import best_first, is_known
 from analysis.placement import MOST_GPUS, Ring, place
-from analysis.runs import RATE, Gathered, Runs, gather, gpu_list, part
+from analysis.runs import RATE, Gathered, Runs, between_runs, gather, gpu_list, part
 from analysis.scaling import curves
 from analysis.topology import Gpu, Topology
 from benchmarks.record import Record
@@ -164,12 +164,12 @@ def _outstanding(study: Gathered, listed: Sequence[tuple[Wire, Runs]]) -> dict[i
     """
     found: dict[int, str] = {}
     for metric, name in ((BUSBW, "exchanges"), (RATE, "trains")):
-        deviation, freedom = _between_runs(study, metric)
+        deviation, freedom = between_runs((runs for _, runs in listed), metric)
         if not freedom:
             continue
         classes: dict[Hashable, list[tuple[int, float, int]]] = defaultdict(list)
         for at, (wire, runs) in enumerate(listed):
-            values = [math.log(value) for value in runs.values(metric) if value > 0]
+            values = runs.logarithms(metric)
             if values and at not in found:
                 key = (len(wire.gpus), wire.link_class, study.condition(runs))
                 classes[key].append((at, sum(values) / len(values), len(values)))
@@ -192,18 +192,6 @@ def _sentence(wire: Wire, name: str, share: float, members: int) -> str:
     )
 
 
-def _between_runs(study: Gathered, metric: str) -> tuple[float, int]:
-    """Standard deviation of a metric's logarithm between runs of equal cells, and its degrees of freedom."""
-    squares, freedom = 0.0, 0
-    for runs in study.runs:
-        values = [math.log(value) for value in runs.values(metric) if value > 0]
-        if len(values) > 1 and runs.world_size > 1:
-            mean = sum(values) / len(values)
-            squares += sum((value - mean) ** 2 for value in values)
-            freedom += len(values) - 1
-    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
-
-
 def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
     """What `worth` returns, of runs that were gathered before."""
     alike: dict[Hashable, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
@@ -222,7 +210,7 @@ def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
                     f"{study.label(first)} · {first.world_size} GPUs, {best} against {link}",
                     link,
                     _difference(classes[best], classes[link]),
-                    first.records[0].model.get("gradient_bytes", math.nan),
+                    first.records[0].model.get("gradient_bytes"),
                     first.batch_size,
                 )
             )

@@ -23,7 +23,7 @@ from conf.cell import Cell
 FOUR = (0, 1, 2, 3)
 TRIALS = 100
 FEWER = 60  # studies with controls: slower to make
-MOST_MISSED = 6  # of 60: 95 % intervals miss 3, and more than 6 in one set of 60 of 30
+MOST_MISSED = 6  # of 60: 95 % intervals miss 3 on average, more than 6 in three sets of a hundred
 
 
 def holds(interval, truth):
@@ -363,6 +363,14 @@ def test_what_is_compared_differs_in_one_asked_thing_on_the_same_gpus():
     found = comparisons(made)
     assert sorted(one.asked for one in found) == ["optimize", "optimize", "precision", "precision", "strategy"]
     assert all(one.gpus == (0, 1) and one.runs == (2, 2) for one in found)
+
+
+def test_batches_are_compared_within_their_kind():
+    simulator = Simulator()
+    weak = [{"batch_size": 128}, {"batch_size": 256}]
+    strong = [{"batch_size": 128, "global_batch_size": 256}, {"batch_size": 256, "global_batch_size": 512}]
+    made = [simulator.record((0, 1), repeat=repeat, **batch) for repeat in (0, 1) for batch in (*weak, *strong)]
+    assert [one.asked for one in comparisons(made)] == ["batch_size", "batch_size"]
 
 
 def test_options_are_compared_within_their_strategy_and_strategies_with_equal_options():
