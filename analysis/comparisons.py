@@ -28,6 +28,8 @@ NOT_COMPARED = ("model.", "benchmark.", "optimizer.", "profiler", "device", "str
 SINGLE = "a single run says nothing of the next: repeats=5 tells"
 CHANCE = "its own interval excludes 0, which among so many comparisons chance does as well"
 
+SEPARATE = "all runs of one were measured before the other's: had the machine changed meanwhile, it would look the same"
+
 Pair = tuple[str, Runs, Runs]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -68,8 +70,14 @@ def _comparison(
         return Comparison(one, two, Estimate(share), None, "", SINGLE, asked, first.gpus, runs)
     low, high = math.expm1(difference - half), math.expm1(difference + half)
     verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
-    why = CHANCE if not seen and 0 < half < abs(difference) else ""
+    why = CHANCE if not seen and 0 < half < abs(difference) else SEPARATE if seen and _separate(first, second) else ""
     return Comparison(one, two, Estimate(share, low, high), float(smallest), verdict, why, asked, first.gpus, runs)
+
+
+def _separate(first: Runs, second: Runs) -> bool:
+    """Whether the runs of two cells were not interleaved."""
+    one, two = ([record.started_at for record in runs.records] for runs in (first, second))
+    return max(one) < min(two) or max(two) < min(one)
 
 
 def _absent(asked: str, runs: Runs) -> str:

@@ -25,9 +25,8 @@ NORMAL = 1.959964  # quantile of the normal distribution that belongs to LEVEL
 # The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
 
-WIDEST = (
-    100.0  # of a logarithm, and of a draw in standard errors: two runs know almost nothing, and say it without overflow
-)
+# The most that a logarithm may be off, and a draw in standard errors: two runs know almost nothing, and say so without overflow.
+WIDEST = 100.0
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]
 

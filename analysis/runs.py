@@ -76,8 +76,9 @@ class Runs:
         rates = self.logarithms(RATE)
         if not rates:
             return None
-        low, high = (self.records[0].metrics.get(f"throughput/ci_{end}", math.nan) for end in ("low", "high"))
-        low, high = (math.log(end) if end > 0 else math.nan for end in (low, high))
+        low, high = self._ends(RATE, "throughput/ci_")
+        known = low > 0 and high > 0
+        low, high = (math.log(low), math.log(high)) if known else (math.nan, math.nan)
         return sample(rates, low, high, self.records[0].record_id)
 
     def metric(self, name: str) -> Sample | None:
@@ -85,8 +86,13 @@ class Runs:
         values = self.values(name)
         if not values:
             return None
-        low, high = (self.records[0].metrics.get(f"{name}_ci_{end}", math.nan) for end in ("low", "high"))
-        return sample(values, low, high, f"{name} {self.records[0].record_id}")
+        return sample(values, *self._ends(name, f"{name}_ci_"), f"{name} {self.records[0].record_id}")
+
+    def _ends(self, metric: str, prefix: str) -> tuple[float, float]:
+        """The interval of a metric within the first run that has it; NaN where it has none."""
+        of = next(record for record in self.records if metric in record.metrics)
+        low, high = (of.metrics.get(f"{prefix}{end}", math.nan) for end in ("low", "high"))
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Gathered:
             for name in self.telling
             if name in runs.asked and name not in without and not (name in self._options and plain(runs, name))
         ]
-        told += [f"{name} {runs.around[name]}" for name in self.around]
+        told += [f"{name} {runs.around[name] or 'not known'}" for name in self.around]
         return " · ".join(told) or f"{part(runs.cell, 'model').get('name', 'model')} · {runs.strategy or 'no strategy'}"
 
     @functools.cached_property
@@ -146,32 +152,28 @@ class Gathered:
 
 def gather(records: Iterable[Record]) -> Gathered:
     """Sort records into runs of equal cells. Of several attempts at one cell the last finished one counts."""
-    ordered = sorted(records, key=lambda record: (record.started_at, record.record_id))
     machines = Machines()
-    around = {record.record_id: surroundings(record, machines) for record in ordered}
     excluded: list[tuple[Record, str]] = []
-    last: dict[tuple[Any, ...], Record] = {}
-    for record in ordered:
+    last: dict[tuple[Any, ...], tuple[Record, dict[str, str]]] = {}
+    for record in sorted(records, key=lambda record: (record.started_at, record.record_id)):
+        around = surroundings(record, machines)
         if not record.usable:
             excluded.append((record, _why(record)))
             continue
-        attempt = (text(record.cell), record.drift, *around[record.record_id].values())
+        attempt = (text(record.cell), record.drift, *around.values())
         if attempt in last:
-            excluded.append((last[attempt], "superseded by a later attempt at the same cell"))
-        last[attempt] = record
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    asked: dict[str, dict[str, str]] = {}
-    for record in sorted(last.values(), key=lambda record: (record.started_at, record.record_id)):
-        asked[record.record_id] = flat(record.cell)
-        where = (tuple(record.cell["gpus"]), tuple(sorted(asked[record.record_id].items())))
-        groups.setdefault((*where, *around[record.record_id].values()), []).append(record)
+            excluded.append((last.pop(attempt)[0], "superseded by a later attempt at the same cell"))
+        last[attempt] = record, around
+    alike: dict[tuple[Any, ...], list[Runs]] = {}
+    for record, around in last.values():
+        one = Runs((record,), tuple(record.cell["gpus"]), flat(record.cell), around)
+        alike.setdefault((one.gpus, tuple(sorted(one.asked.items())), *around.values()), []).append(one)
     runs, drift = [], []
-    for members in groups.values():
-        kept = [record for record in members if not record.drift] or members
-        first = kept[0]
-        made = Runs(tuple(kept), tuple(first.cell["gpus"]), asked[first.record_id], around[first.record_id])
+    for members in alike.values():
+        repeats = [one for one in members if not one.records[0].drift]
+        made = merged(repeats or members)
         runs.append(made)
-        drift += [(record, made) for record in members if record.drift and record not in kept]
+        drift += [(one.records[0], made) for one in members if repeats and one.records[0].drift]
     names = dict.fromkeys(name for one in runs for name in one.asked)
     varied = tuple(name for name in names if len({one.asked.get(name) for one in runs}) > 1)
     return Gathered(tuple(runs), tuple(drift), tuple(excluded), varied)

@@ -347,6 +347,20 @@ def test_the_smallest_difference_is_seen_four_times_in_five():
     assert sum(told) / TRIALS == pytest.approx(smallest, rel=0.1)
 
 
+def test_runs_that_were_not_interleaved_are_qualified():
+    simulator = Simulator(Truth(noise=0.001))
+    made = [
+        simulator.record((0, 3), repeat=repeat, nccl=nccl, factor=1 - 0.05 * bool(nccl))
+        for nccl in ({}, {"NCCL_PROTO": "LL"})
+        for repeat in range(5)
+    ]
+    (found,) = comparisons(made)
+    assert found.verdict == "slower" and "were measured before the other's" in found.why
+    assert not any(
+        one.why for one in comparisons(settings_study(0, 5, noise=0.001, planted=0.95)) if one.verdict == "slower"
+    )
+
+
 def test_single_runs_have_no_verdict():
     found = comparisons(settings_study(0, 1, noise=0.0, planted=0.5))
     assert {(one.verdict, one.smallest, one.difference.low) for one in found} == {("", None, None)}
