@@ -1,13 +1,13 @@
 """Figures of scaling: images per second and efficiency against the number of GPUs, with intervals and the ideal."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import shorten
 from typing import Any
 
 from analysis.findings import Curve, Estimate, Point
-from analysis.report_numbers import number
+from analysis.report_numbers import count, number
 from analysis.report_study import Study, named, short_names
 from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread
 from analysis.report_tables import plain
@@ -24,8 +24,8 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
     left = len(panels) - PANELS
     for place, ((model, kind), members) in enumerate(list(panels.items())[:PANELS], 1):
         drawn = _most_telling(members)
-        more = f" {len(members) - len(drawn)} more curves are in points.csv." * (len(members) > len(drawn))
-        more += f" {left} more such figures are left out." * (left > 0 and place == PANELS)
+        more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (len(members) > len(drawn))
+        more += f" {count(left, 'more model')} in points.csv." * (left > 0 and place == PANELS)
         about = f"{plain(model)}, {kind} scaling"
         marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
         yield _rates(

@@ -33,16 +33,12 @@ class Report:
 
 def page(report: Report) -> str:
     """The HTML page."""
-    return _template("report.html.j2", escape=True).render(
-        report=report, rows=PAGE_ROWS, left=_left, colours=COLOURS
-    )
+    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS)
 
 
 def markdown_page(report: Report) -> str:
     """The same as Markdown; figures are those of the folder `figures` beside it."""
-    return _template("report.md.j2", escape=False).render(
-        report=report, rows=PAGE_ROWS, left=_left, table=to_markdown, text=_text
-    )
+    return _rendered("report.md.j2", escape=False, report=report, table=to_markdown, text=_text)
 
 
 def _left(table: Table) -> str:
@@ -55,11 +51,17 @@ def _text(text: str) -> str:
     return markdown(text, TEXT_LENGTH)
 
 
-def _template(name: str, escape: bool) -> Any:
+def _rendered(name: str, escape: bool, **values: Any) -> str:
+    """A template with its values; where it escapes, every text is first made a single line without control characters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
-        loader=PackageLoader("analysis"), autoescape=escape, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
+    environment = Environment(
+        loader=PackageLoader("analysis"),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
         finalize=(lambda value: plain(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
-    ).get_template(name)  # fmt: skip
+    )
+    return environment.get_template(name).render(rows=PAGE_ROWS, left=_left, **values)

@@ -6,8 +6,9 @@ from typing import Any
 
 from analysis.findings import Comparison, Estimate, Noise, Part, Waterfall, Wire
 from analysis.links import best_first
-from analysis.report_numbers import ABSENT, estimate, number
-from analysis.report_style import COLOURS, INK, MUTED, PAPER, RULE, Picture, colours, marker, new_figure, rendered
+from analysis.report_numbers import ABSENT, count, estimate, number
+from analysis.report_study import BETWEEN
+from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered
 from analysis.report_tables import plain
 
 WIDTH = 4.6  # inches
@@ -28,10 +29,12 @@ def waterfall_rows(one: Waterfall) -> list[Level | Part]:
     """From the top down: all members alone where the spread is known, the ideal, what is taken off it, the measured rate."""
     above = [part for part in one.parts if part.above_ideal]
     spread = sum(part.lost.value for part in above if part.lost is not None)
-    top: list[Level | Part] = [Level("all members alone", Estimate(one.ideal.value + spread)), *above] if above else []
+    known = any(part.lost is not None for part in above)
+    top: list[Level | Part] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
     residual = Estimate(one.residual, one.residual_low, one.residual_high)
     return [
         *top,
+        *above,
         Level(f"ideal, {len(one.gpus)} × slowest", one.ideal),
         *(part for part in one.parts if not part.above_ideal),
         Part("residual", residual, "what no part explains"),
@@ -39,14 +42,19 @@ def waterfall_rows(one: Waterfall) -> list[Level | Part]:
     ]
 
 
-def waterfall_figures(waterfalls: Sequence[Waterfall]) -> Iterator[Picture]:
+def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str]) -> Iterator[Picture]:
     """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         gpus = ",".join(map(str, one.gpus))
-        left = len(waterfalls) - WATERFALLS
-        more = f" {left} more waterfalls are in waterfall.csv." * (left > 0 and place == WATERFALLS)
-        caption = f"{plain(one.label)}, GPUs {gpus}: from {len(one.gpus)} × the slowest GPU alone to the measured rate."
+        more = _more(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
+        caption = f"{plain(names[one.label])}, GPUs {gpus}: from {len(one.gpus)} × the slowest GPU alone to the measured rate."
         yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
+
+
+def _more(everything: Sequence[object], most: int, noun: str, file: str) -> str:
+    """` 3 more rows are in wires.csv.`; empty where all are drawn."""
+    left = len(everything) - most
+    return f" {count(left, noun)} {'is' if left == 1 else 'are'} in {file}." if left > 0 else ""
 
 
 def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
@@ -98,7 +106,9 @@ def _loss(lost: float, ideal: float) -> str:
 
 
 def _beside(axes: Any, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False)
+    axes.annotate(
+        text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+    )
 
 
 def _bare(axes: Any) -> None:
@@ -127,13 +137,14 @@ def _label(axes: Any, y: float, text: str, right: str = "") -> None:
     axes.axhline(y + 0.08, color=RULE, lw=0.7, zorder=0)
 
 
-def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
+def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:
     """Bandwidth of the exchange by link class and strategy, beside what a peer copy measured."""
     with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
     order = best_first(wire.link_class or ABSENT for wire in with_rate)
     groups: dict[tuple[int, str, str, str], list[Wire]] = {}
     for wire in with_rate:
-        key = (order.index(wire.link_class or ABSENT), wire.strategy, wire.label, wire.transport or "")
+        name = names[wire.label or wire.strategy]
+        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "")
         groups.setdefault(key, []).append(wire)
     if not groups:
         return
@@ -147,20 +158,18 @@ def wire_figure(wires: Sequence[Wire]) -> Iterator[Picture]:
         limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
         axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
         axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
-        told = (order[key[0]], key[2] or key[1], key[3] if len(transports) > 1 else "")
+        told = (order[key[0]], key[2], key[3] if len(transports) > 1 else "")
         words = [word for word in told if word and word != ABSENT]
         least, most = (number(end(rates)) for end in (min, max))
         _label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
     axes.set_xlim(left=0)
     axes.set_xlabel("exchange, busbw GB/s")
-    left = len(groups) - len(shown)
-    yield rendered(
-        figure, "wires",
-        "Bandwidth of the exchange by link class, a dot for each subset"
-        + (f", all of them {plain(next(iter(transports)))}" if len(transports) == 1 and any(transports) else "")
-        + ("; upright strokes: the measured peer copy over the worst link of the ring." if any(w.p2p_gb_per_s for w in wires) else ".")
-        + f" {left} more rows are in wires.csv." * (left > 0),
-    )  # fmt: skip
+    caption = "Bandwidth of the exchange by link class, a dot for each subset"
+    if len(transports) == 1 and any(transports):
+        caption += f", all of them {plain(next(iter(transports)))}"
+    if any(wire.p2p_gb_per_s for wire in wires):
+        caption += "; upright strokes: the measured peer copy over the worst link of the ring"
+    yield rendered(figure, "wires", f"{caption}.{_more(list(groups), ROWS, 'more row', 'wires.csv')}")
 
 
 def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
@@ -175,9 +184,8 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
-    left = len(rows) - len(shown)
     caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
-    return rendered(figure, name, caption + f" {left} more rows are in strategies.csv." * (left > 0))
+    return rendered(figure, name, caption + _more(rows, ROWS, "more row", "strategies.csv"))
 
 
 def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
@@ -193,25 +201,32 @@ def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Ma
     if not shown:
         return
     figure, axes = _rows(len(shown))
-    if noise.floor:
-        axes.axvspan(-noise.floor, noise.floor, color=RULE, alpha=0.6, lw=0, zorder=0)
-    axes.axvline(0, color=MUTED, lw=0.9, zorder=1)
     for y, one in enumerate(shown):
+        if noise.floor:
+            axes.barh(y + 0.08, 2 * noise.floor, left=-noise.floor, height=0.34, color=RULE, zorder=1)
+        axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
         _dot(axes, y, one.difference, colour, "o")
-        first, second = (names.get(name, name) for name in (one.first, one.second))
         size = f"{number(one.difference.value, 'change')}, {one.verdict}"
-        _label(axes, y, f"{plain(second, (60 - len(size)) // 2)} against {first}", size)
+        _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
     axes.margins(x=0.05)
     axes.set_xlabel("difference in images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")
-    left = len(judged) - len(shown)
     band = "; band: how far equal cells of this study differ" if noise.floor else ""
     yield rendered(
         figure, "comparisons",
-        f"Differences with 95 % intervals{band}." + f" {left} more are in comparisons.csv." * (left > 0),
+        f"Differences with 95 % intervals{band}." + _more(judged, ROWS, "more comparison", "comparisons.csv"),
     )  # fmt: skip
+
+
+def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
+    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not."""
+    first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
+    shared = [part for part in second if part in first]
+    mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
+    text = f"{plain(mine or one.second, length)} against {plain(other or one.first, length)}"
+    return BETWEEN.join([text, *shared])
 
 
 def heat_map(ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str) -> Picture:

@@ -81,19 +81,24 @@ def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
     laws = {"amdahl": "Amdahl's law", "usl": "The universal scalability law"}
     for curve in curves:
         for fit in curve.fits:
-            shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items())
+            shares = ", ".join(
+                f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items()
+            )
             label = f", {names[curve.label]}" if len(curves) > 1 else ""
             yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share')}."
 
 
 def waterfall(study: Study, found: Findings) -> Section:
     """Where the rate goes, part by part, down to the residual."""
+    names = short_names(dict.fromkeys(one.label for one in found.waterfalls))
     rows: list[tuple[Any, ...]] = []
     for one in found.waterfalls:
         for row in waterfall_rows(one):
             value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
-            rows.append((one.label, gpu_list(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else ""))
+            rows.append(
+                (names[one.label], gpu_list(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
+            )
     table = Table(
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
         (
@@ -105,7 +110,9 @@ def waterfall(study: Study, found: Findings) -> Section:
     lines = []
     if not rows:
         lines.append("Not told: it takes the control cells that waterfall=true adds to a sweep.")
-    return Section("waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls)), (table,))
+    return Section(
+        "waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls, names)), (table,)
+    )
 
 
 def _taken_off(lost: Estimate | None) -> Estimate | None:
@@ -117,9 +124,10 @@ def _taken_off(lost: Estimate | None) -> Estimate | None:
 
 def wires(study: Study, found: Findings) -> Section:
     """The exchange beside the links that it had, and what a link is worth."""
+    names = short_names(dict.fromkeys(w.label or w.strategy for w in found.wires))
     rows = tuple(
         (
-            w.label or w.strategy, w.strategy, gpu_list(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
+            names[w.label or w.strategy], w.strategy, gpu_list(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
             w.p2p_gb_per_s, w.efficiency, w.stands_out,
         )
         for w in found.wires
@@ -147,7 +155,7 @@ def wires(study: Study, found: Findings) -> Section:
     lines = list(dict.fromkeys(w.stands_out for w in found.wires if w.stands_out))
     if not rows:
         lines.append("No cell of several GPUs with known links measured its exchange.")
-    return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires)), (table, worth))
+    return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth))
 
 
 def strategies(study: Study, found: Findings) -> Section:
@@ -155,7 +163,9 @@ def strategies(study: Study, found: Findings) -> Section:
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
     groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1 and _measured(group)]
     groups.sort(key=lambda group: (-len(group[0].cell["gpus"]), -(middle(group, RATE) or 0.0)))
-    labels = [curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups]
+    labels = [
+        curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
+    ]
     names = short_names(dict.fromkeys(labels))
     rows = [
         _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
@@ -239,8 +249,8 @@ def comparisons(study: Study, found: Findings) -> Section:
         "The second against the first, 95 % intervals; the smallest difference is what these runs could have shown.",
         (
             Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
-            Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"), Column("difference", "difference", "change", True),
-            Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note"),
+            Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"),
+            Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note"),
         ),
         rows,
     )  # fmt: skip
@@ -248,11 +258,15 @@ def comparisons(study: Study, found: Findings) -> Section:
     if noise.floor is not None:
         floor = number(noise.floor, "share")
         pairs = count(noise.pairs, "pair")
-        lines.append(f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs).")
+        lines.append(
+            f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs)."
+        )
     if noise.drift is not None:
         drift = number(noise.drift, "change")
         lines.append(f"The first cell, run once more at the end, changed by {drift}.")
     if not rows:
         lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
     pictures = tuple(comparison_figure(found.comparisons, noise, names))
-    return Section("comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,))
+    return Section(
+        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,)
+    )

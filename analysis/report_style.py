@@ -30,7 +30,7 @@ _FAMILIES = (
 )  # fmt: skip
 _OTHERS = ("sky", "brown", "green", "purple")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-_STYLE = {
+_STYLE: Any = {
     "svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED,
@@ -38,6 +38,9 @@ _STYLE = {
     "xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "figure.facecolor": PAPER, "axes.facecolor": "none",
     "savefig.facecolor": PAPER, "lines.linewidth": 1.8, "lines.markersize": 5, "axes.unicode_minus": True,
 }  # fmt: skip
+
+
+SCALE = 1.65  # pixels of a wide screen for a point of a drawing: as large as the text around it
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Picture:
         """The drawing as an element of the page: scaled to its place, identifiers its own, colours the page's."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+        width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * SCALE
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width: {width:.0f}px"', svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
         svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)

@@ -180,7 +180,7 @@ def read(path: Path) -> Record:
     return record
 
 
-_hints = functools.cache(typing.get_type_hints)  # a study may have thousands of records
+_hints: Any = functools.cache(typing.get_type_hints)  # a study may have thousands of records
 
 
 def _check_types(instance: "Record | Failure | Validity") -> None:
