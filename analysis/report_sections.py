@@ -250,7 +250,8 @@ def comparisons(study: Study, found: Findings) -> Section:
         (
             Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
             Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"),
-            Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note"),
+            Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"),
+            Column("verdict", "verdict"), Column("why", "note"),
         ),
         rows,
     )  # fmt: skip
