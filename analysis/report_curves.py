@@ -35,7 +35,7 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
         if any(_efficiencies(curve) for curve in drawn):
             yield _shares(
                 study, drawn, f"efficiency-{place}",
-                f"Efficiency, {about}: rate ÷ (N × the slowest member alone). The axis does not begin at 0.{marked}",
+                f"Efficiency, {about}: rate ÷ (N × the slowest member alone).{marked}",
             )  # fmt: skip
 
 
@@ -92,15 +92,17 @@ def _rates(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Pi
     axes.set_ylim(bottom=0)
     axes.set_ylabel("images/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
-    _finish(axes, curves, ends, study)
+    _finish(axes, sorted({point.world_size for curve in curves for point in curve.points}), curves, ends, study)
     return rendered(figure, name, caption)
 
 
 def _ideal(axes: Any, curve: Curve) -> None:
-    with_baseline = {p.world_size: p.world_size * p.baseline.value for p in curve.points if p.baseline is not None}
-    if len(with_baseline) > 1:
-        sizes = sorted(with_baseline)
-        axes.plot(sizes, [with_baseline[size] for size in sizes], color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+    """From one GPU on: N × the slowest member alone."""
+    alone = {point.world_size: point.baseline.value for point in curve.points if point.baseline is not None}
+    if alone:
+        sizes = sorted({1, *alone})
+        rates = [size * alone.get(size, alone[min(alone)]) for size in sizes]
+        axes.plot(sizes, rates, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
 
 
 def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Picture:
@@ -117,27 +119,32 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
     axes.set_ylabel("efficiency")
     step = axes.get_ylim()[1] - axes.get_ylim()[0]
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if step > 0.06 else 1}f} %")
-    _finish(axes, [curve for curve, _ in shown], ends, study)
-    return rendered(figure, name, caption)
+    sizes = sorted({point.world_size for curve, _ in shown for point in _efficiencies(curve)})
+    _finish(axes, sizes, [curve for curve, _ in shown], ends, study)
+    begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
+    return rendered(figure, name, caption + begins)
 
 
 def _draw(axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str) -> tuple[float, float, str]:
     """Every subset, and a line through the medians of the sizes; where its label belongs: (x, y, colour)."""
     xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
     axes.plot(xs, ys, color=colour, zorder=2)
-    for point, estimate in points:
-        if estimate.low is not None and estimate.high is not None:
-            axes.plot([point.world_size] * 2, [estimate.low, estimate.high], color=colour, lw=1.1, zorder=2)
-        axes.plot(
-            point.world_size, estimate.value, marker=marker, color=colour, zorder=3, markeredgewidth=1.2,
-            markerfacecolor=PAPER if point.suspect else colour,
-        )  # fmt: skip
+    known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
+    if known:
+        axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2)
+    for suspect in (False, True):
+        marked = [(point.world_size, estimate.value) for point, estimate in points if point.suspect == suspect]
+        if marked:
+            face = PAPER if suspect else colour
+            look = {"marker": marker, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.2}
+            axes.plot(*zip(*marked, strict=True), linestyle="none", zorder=3, **look)
     return xs[-1], ys[-1], colour
 
 
-def _finish(axes: Any, curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study) -> None:
+def _finish(
+    axes: Any, sizes: Sequence[int], curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study
+) -> None:
     """The axis of sizes, and a label at the end of each curve."""
-    sizes = sorted({round(x) for line in axes.lines for x in line.get_xdata() if x == round(x) and x >= 1} or {1})
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()

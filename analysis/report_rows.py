@@ -126,6 +126,9 @@ def _rows(count: int) -> tuple[Any, Any]:
     axes.set_yticks([])
     _bare(axes)
     axes.grid(visible=False)
+    axes.hlines(
+        [y + 0.08 for y in range(count)], 0, 1, transform=axes.get_yaxis_transform(), color=RULE, lw=0.7, zorder=0
+    )
     return figure, axes
 
 
@@ -134,7 +137,6 @@ def _label(axes: Any, y: float, text: str, right: str = "") -> None:
     at = axes.get_yaxis_transform()
     axes.text(0.0, y - 0.3, plain(text, max(20, 64 - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
-    axes.axhline(y + 0.08, color=RULE, lw=0.7, zorder=0)
 
 
 def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:

@@ -40,11 +40,11 @@ class Table:
 
     @cached_property
     def for_people(self) -> "Table":
-        """The table without the columns that are for CSV alone and those that no row fills."""
+        """The table without the columns that are for CSV alone, and without those that no row fills."""
         kept = [
             place
             for place, column in enumerate(self.columns)
-            if column.shown and any(row[place] not in (None, "") for row in self.rows)
+            if column.shown and (not self.rows or any(row[place] not in (None, "") for row in self.rows))
         ]
         columns = tuple(self.columns[place] for place in kept)
         return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
