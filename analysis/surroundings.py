@@ -43,7 +43,7 @@ def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def surroundings(record: Record, machines: Machines) -> dict[str, str]:
-    """The machine and the software of a record; what is not known is absent."""
+    """The machine and the software of a record, by SURROUNDINGS; '' where the record does not say."""
     environment = record.environment
     versions, gpu = part(environment, "versions"), part(environment, "gpu")
     known = {
