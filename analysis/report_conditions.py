@@ -1,5 +1,6 @@
 """The sections on what a number rests on: validity, the machine, the commands, and every cell."""
 
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from analysis.findings import Estimate, Findings
 from analysis.report_numbers import count, listed
 from analysis.report_rows import heat_map
 from analysis.report_sections import RATE, Section, bounded, gpu_list
-from analysis.report_study import Study, hardware, mapping, named, run_name
+from analysis.report_study import Study, hardware, mapping, middle, named, run_name
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, Value, plain
 from benchmarks.record import Record
@@ -65,8 +66,9 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     """Matrices of benchmark=p2p, newest of each name; then the exchange of every pair where pairs were swept."""
     matrices: dict[str, tuple[list[int], list[list[float | None]]]] = {}
     for record in study.usable:
-        facts = mapping(record.checks.get("p2p"))
-        for name, rows in mapping(facts.get("matrices", facts)).items():
+        tables = mapping(getattr(record, "tables", None))  # from schema 2 on
+        told = mapping(tables.get("p2p")).get("matrices", record.checks.get("p2p"))
+        for name, rows in mapping(told).items():
             if (cells := _square(rows)) is not None:
                 ids = record.cell["gpus"] if len(record.cell["gpus"]) == len(cells) else list(range(len(cells)))
                 matrices[str(name)] = ids, cells
@@ -74,27 +76,31 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     for wire in found.wires:
         if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
             pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
-    place = 0
+    drawn: list[tuple[list[int], list[list[float | None]], str]] = []
     for name, (ids, cells) in matrices.items():
         unit = "µs" if "latency" in name else "GB/s"
-        place += 1
-        if place <= MAPS:
-            caption = f"{plain(name.replace('_', ' '))}, {unit}, row to column, measured by benchmark=p2p."
-            yield heat_map(ids, cells, f"pairs-{place}", caption)
+        drawn.append(
+            (ids, cells, f"{plain(name.replace('_', ' '))}, {unit}, row to column, measured by benchmark=p2p.")
+        )
     for label, rates in pairs.items():
-        place += 1
-        if len(rates) < 3 or place > MAPS:
-            continue
-        ids = sorted({gpu for pair in rates for gpu in pair})
-        cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-        yield heat_map(ids, cells, f"pairs-{place}", f"Exchange of every pair, busbw GB/s: {plain(label)}.")
+        if len(rates) > 2:
+            ids = sorted({gpu for pair in rates for gpu in pair})
+            cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}."))
+    for place, (ids, cells, caption) in enumerate(drawn[:MAPS], 1):
+        yield heat_map(ids, cells, f"pairs-{place}", caption)
 
 
 def _square(rows: object) -> list[list[float | None]] | None:
     """A matrix of numbers as it should be; None for anything else."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
         return None
-    return [[float(v) if isinstance(v, int | float) and not isinstance(v, bool) else None for v in row] for row in rows]
+    return [[_finite(value) for value in row] for row in rows]
+
+
+def _finite(value: object) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]
 
 
 def validity(study: Study, found: Findings) -> Section:
@@ -218,8 +224,8 @@ def cells(study: Study, found: Findings) -> Section:
         rate: Estimate | None = bounded([record], RATE)
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_list(record.cell["gpus"]), rate,
-            record.metrics.get("scaling/efficiency"), bounded([record], "comm/exchange_ms"),
-            record.metrics.get("comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
+            middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
+            middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,

@@ -1,6 +1,7 @@
 """What a report is made of: the newest record of every cell of a study, what could not be read, and what they agree in."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,8 +114,9 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def middle(records: Iterable[Record], metric: str) -> float | None:
-    """The median of a metric over records that have it."""
-    values = [record.metrics[metric] for record in records if metric in record.metrics]
+    """The median of a metric over records that have a finite one."""
+    found = (record.metrics.get(metric) for record in records)
+    values = [value for value in found if value is not None and math.isfinite(value)]
     return median(values) if values else None
 
 
