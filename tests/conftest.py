@@ -19,17 +19,17 @@ from conf import schema
 ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
-# Modules that take minutes start first; those that use the ranks of `forked` share one process.
 LONGEST = ("test_faults", "test_end_to_end", "test_measuring")
-FORKED = ("test_measuring", "test_exchange", "test_kvstore")
+FORKED = ("test_measuring", "test_exchange", "test_kvstore")  # use the same ranks
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+def pytest_itemcollected(item):
+    """For pytest-xdist: the tests of a module stay in one process, because they share what it started."""
+    item.add_marker(pytest.mark.xdist_group("forked" if item.path.stem in FORKED else item.path.stem))
+
+
 def pytest_collection_modifyitems(items):
-    """pytest-xdist: the tests of a module stay in one process, because they share what it started."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("forked" if name in FORKED else name))
+    """Modules that take minutes start first."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
