@@ -1,0 +1,279 @@
+"""Equal cells of a study gathered as runs, what was asked of each, and on which machine and software it ran.
+
+Runs of one cell differ in their repeat, seed and labels alone. Everything that a finding compares goes through here, so
+that each of them refuses the same: unusable records, other machines, other software.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.estimates import Sample, sample
+from benchmarks.record import Record
+
+RATE = "throughput/images_per_second"
+INCIDENTAL = ("repeat", "seed", "labels")
+# Of the surroundings: what makes cells incomparable, and how a sentence names it.
+SURROUNDINGS = ("machine", "driver", "torch", "CUDA", "NCCL")
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The runs of one cell. `asked` is what was asked of it but the GPUs, by dotted name, as text."""
+
+    records: tuple[Record, ...]
+    gpus: tuple[int, ...]
+    asked: Mapping[str, str]
+    around: Mapping[str, str]  # SURROUNDINGS
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.gpus)
+
+    @property
+    def cell(self) -> Mapping[str, Any]:
+        """What was asked of the first run."""
+        return self.records[0].cell
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return str(part(self.cell, "strategy").get("name", ""))
+
+    @property
+    def batch_size(self) -> int:
+        """Images per rank and step; 0 where the record does not say."""
+        size = self.cell.get("batch_size")
+        return size if isinstance(size, int) else 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a check cast doubt on one of the runs."""
+        return any(record.validity.verdict == "suspect" for record in self.records)
+
+    def values(self, metric: str) -> list[float]:
+        """A metric of every run that has it."""
+        found = (record.metrics.get(metric) for record in self.records)
+        return [value for value in found if value is not None and math.isfinite(value)]
+
+    @functools.cached_property
+    def rate(self) -> Sample | None:
+        """Logarithm of images per second; None where the benchmark counts no images."""
+        rates = [math.log(value) for value in self.values(RATE) if value > 0]
+        if not rates:
+            return None
+        low, high = (self.records[0].metrics.get(f"throughput/ci_{end}", math.nan) for end in ("low", "high"))
+        ends = [math.log(end) if end > 0 else math.nan for end in (low, high)]
+        return sample(rates, *ends, name=self.records[0].record_id)
+
+    def metric(self, name: str) -> Sample | None:
+        """A metric itself, with its own interval (`NAME_ci_low`) where there is one run."""
+        values = self.values(name)
+        if not values:
+            return None
+        low, high = (self.records[0].metrics.get(f"{name}_ci_{end}", math.nan) for end in ("low", "high"))
+        return sample(values, low, high, name=f"{name} {self.records[0].record_id}")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A study's usable runs in order of their start, the drift runs, and what takes no part with the reason."""
+
+    runs: tuple[Runs, ...]
+    drift: tuple[tuple[Record, Runs], ...]  # the first cell once more at the end, and the runs that it belongs to
+    excluded: tuple[tuple[Record, str], ...]
+    varied: tuple[str, ...]  # names of what was asked differently within the study
+
+    @functools.cached_property
+    def timed(self) -> tuple[Runs, ...]:
+        """Those with images per second."""
+        return tuple(runs for runs in self.runs if runs.rate is not None)
+
+    def label(self, runs: Runs, without: Sequence[str] = ()) -> str:
+        """What tells runs from the others of the study, for people; model and strategy where nothing does."""
+        told = [
+            shown(name, runs.asked[name])
+            for name in self.telling
+            if name in runs.asked and name not in without and not (name in self._options and plain(runs, name))
+        ]
+        told += [f"{name} {runs.around[name]}" for name in self.around]
+        return " · ".join(told) or f"{part(runs.cell, 'model').get('name', 'model')} · {runs.strategy or 'no strategy'}"
+
+    @functools.cached_property
+    def telling(self) -> tuple[str, ...]:
+        """The varied names without those that follow from the model's name, the model and the strategy first."""
+        by_model: dict[str | None, Runs] = {}
+        following = {name for name in self.varied if name.startswith("model.") and name != "model.name"}
+        for runs in self.runs:
+            like = by_model.setdefault(runs.asked.get("model.name"), runs)
+            following -= {name for name in following if runs.asked.get(name) != like.asked.get(name)}
+        names = [name for name in self.varied if name not in following]
+        return tuple(sorted(names, key=lambda name: not name.startswith(("model.name", "strategy.name"))))
+
+    @functools.cached_property
+    def _options(self) -> frozenset[str]:
+        """Options of strategies, where strategies differ."""
+        return frozenset(
+            name for name in self.varied if name.startswith("strategy.") and "strategy.name" in self.varied
+        )
+
+    @functools.cached_property
+    def around(self) -> tuple[str, ...]:
+        """Which of the surroundings differ within the study."""
+        return tuple(name for name in SURROUNDINGS if len({runs.around.get(name) for runs in self.runs}) > 1)
+
+    def condition(self, runs: Runs, without: Iterable[str] = ()) -> tuple[str | None, ...]:
+        """A key that is equal for runs that may be compared: all that varies but the GPUs and the names left out."""
+        left_out = set(without)
+        asked = (runs.asked.get(name) for name in self.varied if name not in left_out)
+        around = (runs.around.get(name) for name in self.around if name not in left_out)
+        return (*asked, *around)
+
+
+def gather(records: Iterable[Record]) -> Gathered:
+    """Sort records into runs of equal cells. Of several attempts at one cell the last finished one counts."""
+    ordered = sorted(records, key=lambda record: (record.started_at, record.record_id))
+    machines = Machines()
+    around = {record.record_id: surroundings(record, machines) for record in ordered}
+    excluded: list[tuple[Record, str]] = []
+    last: dict[tuple[Any, ...], Record] = {}
+    for record in ordered:
+        if not record.usable:
+            excluded.append((record, _why(record)))
+            continue
+        attempt = (text(record.cell), record.drift, *around[record.record_id].values())
+        if attempt in last:
+            excluded.append((last[attempt], "superseded by a later attempt at the same cell"))
+        last[attempt] = record
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    asked: dict[str, dict[str, str]] = {}
+    for record in sorted(last.values(), key=lambda record: (record.started_at, record.record_id)):
+        asked[record.record_id] = flat(record.cell)
+        where = (tuple(record.cell["gpus"]), tuple(sorted(asked[record.record_id].items())))
+        groups.setdefault((*where, *around[record.record_id].values()), []).append(record)
+    runs, drift = [], []
+    for members in groups.values():
+        kept = [record for record in members if not record.drift] or members
+        first = kept[0]
+        made = Runs(tuple(kept), tuple(first.cell["gpus"]), asked[first.record_id], around[first.record_id])
+        runs.append(made)
+        drift += [(record, made) for record in members if record.drift and record not in kept]
+    names = dict.fromkeys(name for one in runs for name in one.asked)
+    varied = tuple(name for name in names if len({one.asked.get(name) for one in runs}) > 1)
+    return Gathered(tuple(runs), tuple(drift), tuple(excluded), varied)
+
+
+def _why(record: Record) -> str:
+    """Why a record is not usable."""
+    if record.state != "finished":
+        return f"{record.state}: {record.failure.message}" if record.failure else record.state
+    return "invalid: " + ("; ".join(record.validity.codes.values()) or "no reason was recorded")
+
+
+def flat(cell: Mapping[str, Any]) -> dict[str, str]:
+    """What was asked of a cell, but its GPUs and what is incidental, by dotted name and as text.
+
+    How long throughput is measured does not change what it is: of that benchmark only the name counts.
+    """
+    made: dict[str, str] = {}
+    for name, value in cell.items():
+        if name in INCIDENTAL or name == "gpus" or value in (None, [], ()):
+            continue
+        if name == "benchmark" and isinstance(value, dict) and value.get("name") == "throughput":
+            made["benchmark.name"] = "throughput"
+        elif isinstance(value, dict):
+            made |= {f"{name}.{inner}": text(one) for inner, one in value.items() if one is not None}
+        else:
+            made[name] = text(value)
+    return made
+
+
+def surroundings(record: Record, machines: "Machines") -> dict[str, str]:
+    """The machine and the software of a record; what is not known is absent."""
+    environment = record.environment
+    versions, gpu = part(environment, "versions"), part(environment, "gpu")
+    known = {
+        "machine": machines.name(record),
+        "driver": gpu.get("driver") if record.cell.get("device") == "cuda" else None,
+        "torch": versions.get("torch"),
+        "CUDA": versions.get("cuda"),
+        "NCCL": versions.get("nccl") if record.cell.get("device") == "cuda" else None,
+    }
+    return {name: "" if value is None else str(value) for name, value in known.items()}
+
+
+class Machines:
+    """Which records are of one machine: one host, and no GPU id stands for two GPUs."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[str, dict[int, str], str]] = []
+
+    def name(self, record: Record) -> str:
+        """`vm`, and `vm (2)` for another machine of that name."""
+        host = str(record.environment.get("host", "unknown host"))
+        gpus = _uuids(record)
+        for name, known, name_of_host in self._known:
+            if name_of_host == host and all(known.get(gpu, uuid) == uuid for gpu, uuid in gpus.items()):
+                known.update(gpus)
+                return name
+        number = 1 + sum(name_of_host == host for _, _, name_of_host in self._known)
+        name = host if number == 1 else f"{host} ({number})"
+        self._known.append((name, dict(gpus), host))
+        return name
+
+
+def _uuids(record: Record) -> dict[int, str]:
+    listed = part(record.environment, "gpu").get("gpus")
+    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    planned = record.environment.get("planned_uuids")
+    mine = dict(zip(record.cell["gpus"], planned, strict=False)) if isinstance(planned, list) else {}
+    return {one["id"]: str(one["uuid"]) for one in known if "id" in one and "uuid" in one} | mine
+
+
+def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A nested object of a record; empty where it is absent or something else."""
+    found = whole.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def text(value: Any) -> str:
+    """Equal values as equal text."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def chosen(runs: Runs) -> frozenset[str]:
+    """The strategy's options that were asked beside their defaults, as labels name them: 'comm_hook=bf16'."""
+    options = part(runs.cell, "strategy")
+    labels = (str(label) for label in runs.cell.get("labels") or ())
+    return frozenset(label for label in labels if label.partition("=")[0] in options and "=" in label)
+
+
+def plain(runs: Runs, name: str) -> bool:
+    """Whether `strategy.OPTION` has its default: then no label names it."""
+    option = name.removeprefix("strategy.")
+    return option != "name" and not any(label.startswith(f"{option}=") for label in chosen(runs))
+
+
+def shown(name: str, value: str) -> str:
+    """One asked thing for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`, `comm_hook=bf16`."""
+    words = {"batch_size": "batch", "global_batch_size": "global batch", "server_gpus": "servers on GPUs"}
+    if name in words:
+        return f"{words[name]} {value.strip('[]')}"
+    if name in ("model.name", "strategy.name", "precision", "optimize", "benchmark.name", "device"):
+        return value
+    return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
+
+
+def gpu_list(gpus: Sequence[int]) -> str:
+    """`gpus 0,3`."""
+    return "gpus " + ",".join(map(str, gpus))
+
+
+def several(names: Sequence[str]) -> str:
+    """The first of several, and how many more there are."""
+    rest = len(names) - 1
+    return names[0] + (f" and {rest} more {'cell' if rest == 1 else 'cells'}" if rest else "")
