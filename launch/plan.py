@@ -11,6 +11,7 @@ from analysis.errors import UnreadableInput
 from analysis.subsets import best, classes, worst
 from analysis.topology import Topology
 from analysis.topology_source import load_topology
+from analysis.waterfall import controls
 from conf import nccl
 from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, by_link, expand
