@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "tables of nccl-tests, text or JSON, and where they contradict themselves",
     ),
     "p2p": ("analysis.command_p2p", "matrices of p2pBandwidthLatencyTest"),
+    "report": ("analysis.command_report", "a study's report: one page, Markdown, tables and figures"),
     "compare": ("analysis.command_compare", "where two matrices or two tables differ beyond noise"),
 }
 

@@ -19,11 +19,14 @@ from scipy.stats import t as student
 
 from analysis.findings import Estimate
 
-DRAWS = 2000
+DRAWS = 1000
 LEVEL = 0.95
 NORMAL = 1.959964  # quantile of the normal distribution that belongs to LEVEL
 # The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
+
+# The most that a logarithm may be off, and a draw in standard errors: two runs know almost nothing, and say so without overflow.
+WIDEST = 100.0
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -38,11 +41,16 @@ class Sample:
     runs: int = 1
     name: str = ""  # seeds the draws, so that equal records give equal intervals
 
-    def draws(self) -> Draws:
-        """DRAWS values that it could have had; all equal where nothing tells the scatter."""
-        if not self.error:
-            return np.full(DRAWS, self.value)
-        return self.value + self.error * _standard(self.freedom, zlib.crc32(self.name.encode()))
+    @functools.cached_property
+    def draws(self) -> Draws | None:
+        """DRAWS values that it could have had; None where nothing tells the scatter."""
+        if self.error is None:
+            return None
+        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
+        many = math.isinf(self.freedom)
+        standard = generator.standard_normal(DRAWS) if many else generator.standard_t(self.freedom, DRAWS)
+        drawn: Draws = self.value + self.error * np.clip(standard, -WIDEST, WIDEST)
+        return drawn
 
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval."""
@@ -71,24 +79,19 @@ def estimate(value: float, draws: Draws | None) -> Estimate:
     """
     if draws is None:
         return Estimate(value)
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
+    ends = [round((DRAWS - 1) * share) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+    low, high = np.partition(draws, ends)[ends]
     return Estimate(value, float(2 * value - high), float(2 * value - low))
 
 
 def exponential(value: Estimate) -> Estimate:
     """From a logarithm back to the number."""
-    return Estimate(math.exp(value.value), *(None if end is None else math.exp(end) for end in (value.low, value.high)))
+    most = value.value + WIDEST
+    ends = (None if end is None else math.exp(min(end, most)) for end in (value.low, value.high))
+    return Estimate(math.exp(value.value), *ends)
 
 
 @functools.lru_cache(maxsize=1024)
 def quantile(freedom: float, level: float = LEVEL) -> float:
     """How many standard errors to each side a two-sided interval of a level has."""
     return float(student.ppf((1 + level) / 2, freedom))
-
-
-@functools.lru_cache(maxsize=512)
-def _standard(freedom: float, seed: int) -> Draws:
-    generator = np.random.default_rng(seed)
-    made = generator.standard_normal(DRAWS) if math.isinf(freedom) else generator.standard_t(freedom, DRAWS)
-    made.flags.writeable = False
-    return made

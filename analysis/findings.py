@@ -143,7 +143,7 @@ class Worth:
     label: str
     link_class: str
     lost: Estimate
-    gradient_bytes: float
+    gradient_bytes: float | None
     batch_size: int
 
 

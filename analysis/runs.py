@@ -7,8 +7,9 @@ that each of them refuses the same: unusable records, other machines, other soft
 import functools
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.estimates import Sample, sample
@@ -51,6 +52,11 @@ class Runs:
         return size if isinstance(size, int) else 0
 
     @property
+    def strong(self) -> bool:
+        """Whether the images per step were asked for (strong scaling), not those per rank."""
+        return "global_batch_size" in self.asked
+
+    @property
     def suspect(self) -> bool:
         """Whether a check cast doubt on one of the runs."""
         return any(record.validity.verdict == "suspect" for record in self.records)
@@ -60,23 +66,33 @@ class Runs:
         found = (record.metrics.get(metric) for record in self.records)
         return [value for value in found if value is not None and math.isfinite(value)]
 
+    def logarithms(self, metric: str) -> list[float]:
+        """Of a metric that is positive."""
+        return [math.log(value) for value in self.values(metric) if value > 0]
+
     @functools.cached_property
     def rate(self) -> Sample | None:
         """Logarithm of images per second; None where the benchmark counts no images."""
-        rates = [math.log(value) for value in self.values(RATE) if value > 0]
+        rates = self.logarithms(RATE)
         if not rates:
             return None
-        low, high = (self.records[0].metrics.get(f"throughput/ci_{end}", math.nan) for end in ("low", "high"))
-        ends = [math.log(end) if end > 0 else math.nan for end in (low, high)]
-        return sample(rates, *ends, name=self.records[0].record_id)
+        low, high = self._ends(RATE, "throughput/ci_")
+        known = low > 0 and high > 0
+        low, high = (math.log(low), math.log(high)) if known else (math.nan, math.nan)
+        return sample(rates, low, high, self.records[0].record_id)
 
     def metric(self, name: str) -> Sample | None:
         """A metric itself, with its own interval (`NAME_ci_low`) where there is one run."""
         values = self.values(name)
         if not values:
             return None
-        low, high = (self.records[0].metrics.get(f"{name}_ci_{end}", math.nan) for end in ("low", "high"))
-        return sample(values, low, high, name=f"{name} {self.records[0].record_id}")
+        return sample(values, *self._ends(name, f"{name}_ci_"), f"{name} {self.records[0].record_id}")
+
+    def _ends(self, metric: str, prefix: str) -> tuple[float, float]:
+        """The interval of a metric within the first run that has it; NaN where it has none."""
+        of = next(record for record in self.records if metric in record.metrics)
+        low, high = (of.metrics.get(f"{prefix}{end}", math.nan) for end in ("low", "high"))
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ class Gathered:
             for name in self.telling
             if name in runs.asked and name not in without and not (name in self._options and plain(runs, name))
         ]
-        told += [f"{name} {runs.around[name]}" for name in self.around]
+        told += [f"{name} {runs.around[name] or 'not known'}" for name in self.around]
         return " · ".join(told) or f"{part(runs.cell, 'model').get('name', 'model')} · {runs.strategy or 'no strategy'}"
 
     @functools.cached_property
@@ -136,35 +152,48 @@ class Gathered:
 
 def gather(records: Iterable[Record]) -> Gathered:
     """Sort records into runs of equal cells. Of several attempts at one cell the last finished one counts."""
-    ordered = sorted(records, key=lambda record: (record.started_at, record.record_id))
     machines = Machines()
-    around = {record.record_id: surroundings(record, machines) for record in ordered}
     excluded: list[tuple[Record, str]] = []
-    last: dict[tuple[Any, ...], Record] = {}
-    for record in ordered:
+    last: dict[tuple[Any, ...], tuple[Record, dict[str, str]]] = {}
+    for record in sorted(records, key=lambda record: (record.started_at, record.record_id)):
+        around = surroundings(record, machines)
         if not record.usable:
             excluded.append((record, _why(record)))
             continue
-        attempt = (text(record.cell), record.drift, *around[record.record_id].values())
+        attempt = (text(record.cell), record.drift, *around.values())
         if attempt in last:
-            excluded.append((last[attempt], "superseded by a later attempt at the same cell"))
-        last[attempt] = record
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    asked: dict[str, dict[str, str]] = {}
-    for record in sorted(last.values(), key=lambda record: (record.started_at, record.record_id)):
-        asked[record.record_id] = flat(record.cell)
-        where = (tuple(record.cell["gpus"]), tuple(sorted(asked[record.record_id].items())))
-        groups.setdefault((*where, *around[record.record_id].values()), []).append(record)
+            excluded.append((last.pop(attempt)[0], "superseded by a later attempt at the same cell"))
+        last[attempt] = record, around
+    alike: dict[tuple[Any, ...], list[Runs]] = {}
+    for record, around in last.values():
+        one = Runs((record,), tuple(record.cell["gpus"]), flat(record.cell), around)
+        alike.setdefault((one.gpus, tuple(sorted(one.asked.items())), *around.values()), []).append(one)
     runs, drift = [], []
-    for members in groups.values():
-        kept = [record for record in members if not record.drift] or members
-        first = kept[0]
-        made = Runs(tuple(kept), tuple(first.cell["gpus"]), asked[first.record_id], around[first.record_id])
+    for members in alike.values():
+        repeats = [one for one in members if not one.records[0].drift]
+        made = merged(repeats or members)
         runs.append(made)
-        drift += [(record, made) for record in members if record.drift and record not in kept]
+        drift += [(one.records[0], made) for one in members if repeats and one.records[0].drift]
     names = dict.fromkeys(name for one in runs for name in one.asked)
     varied = tuple(name for name in names if len({one.asked.get(name) for one in runs}) > 1)
     return Gathered(tuple(runs), tuple(drift), tuple(excluded), varied)
+
+
+def merged(runs: Sequence[Runs]) -> Runs:
+    """Runs of cells whose differences do not matter, as runs of one."""
+    records = tuple(record for one in runs for record in one.records)
+    return replace(runs[0], records=records) if len(runs) > 1 else runs[0]
+
+
+def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
+    """Standard deviation of a metric's logarithm between runs of equal cells, over several cells, and its degrees of freedom.
+
+    (NaN, 0) where no cell ran twice.
+    """
+    groups = [values for runs in members if len(values := runs.logarithms(metric)) > 1]
+    freedom = sum(len(values) - 1 for values in groups)
+    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
 def _why(record: Record) -> str:
@@ -242,6 +271,8 @@ def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def text(value: Any) -> str:
     """Equal values as equal text."""
+    if type(value) in (int, float):
+        return repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 

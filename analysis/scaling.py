@@ -4,9 +4,9 @@ Efficiency = measured rate / (N × rate of the slowest member alone), with the i
 images per step unchanged (strong scaling, where `global_batch_size` was asked for).
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Curve, Estimate, Fit, Point, Scaling
-from analysis.runs import RATE, SURROUNDINGS, Gathered, Runs, flat, gather, gpu_list, several, shown
+from analysis.runs import RATE, SURROUNDINGS, Gathered, Runs, flat, gather, gpu_list, merged, part, several, shown
 from benchmarks.record import Record
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted: each has a parameter less than
@@ -26,11 +26,10 @@ FEWEST = {"amdahl": 3, "usl": 4}
 def condition(record: Record) -> tuple[Any, ...]:
     """What must be equal between a cell and its baseline: the kind of GPU, the software, and all that was asked but
     the GPUs, NCCL's settings and the repeat."""
-    different = {"server_gpus"} | ({"batch_size"} if record.cell.get("global_batch_size") else set())
+    different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
     asked = sorted(item for item in flat(record.cell).items() if not _no_matter(item[0], different))
     hardware = sorted({str(rank.get("name")) for rank in record.ranks})
-    versions = record.environment.get("versions", {})
-    driver = record.environment.get("gpu", {}).get("driver")
+    versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
     return (*asked, *hardware, driver, *(versions.get(name) for name in ("torch", "cuda", "nccl")))
 
 
@@ -75,20 +74,17 @@ class Alone:
     """The runs on one GPU of a study, found by what they must share with others."""
 
     def __init__(self, study: Gathered) -> None:
-        """Sort them by their condition."""
+        """Sort them by their condition; runs of cells that one GPU cannot tell apart are runs of one baseline."""
         self._study = study
-        self._known: dict[tuple[Any, ...], dict[int, Runs]] = defaultdict(dict)
+        together: dict[tuple[Any, ...], dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.world_size == 1:
-                self._known[self._condition(runs)].setdefault(runs.gpus[0], runs)
-        self.conditions = tuple(self._known)
+                together[self._condition(runs)][runs.gpus[0]].append(runs)
+        self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
 
     def _condition(self, runs: Runs) -> tuple[Any, ...]:
-        strong = "global_batch_size" in runs.asked
-        left_out = {"server_gpus"} | ({"batch_size"} if strong else set())
-        names = [name for name in self._study.varied if _no_matter(name, left_out)]
-        # The strategy on several NCCL settings alone counts once: the first is taken.
-        return (strong, *self._study.condition(runs, names))
+        names = [name for name in self._study.varied if _no_matter(name, _follows(runs))]
+        return self._study.condition(runs, names)
 
     def baselines(self, runs: Runs) -> dict[int, Sample]:
         """The rates of the members of a subset alone, those that were measured."""
@@ -96,27 +92,32 @@ class Alone:
         return {gpu: rate for gpu in runs.gpus if gpu in known and (rate := known[gpu].rate) is not None}
 
 
+def _follows(runs: Runs) -> tuple[str, ...]:
+    """What differs between the points of one curve because the GPUs do: in strong scaling the images per rank too."""
+    return ("server_gpus", "batch_size") if runs.strong else ("server_gpus",)
+
+
 def curves(study: Gathered) -> Scaling:
     """Points with equal conditions, one curve for each."""
     alone = Alone(study)
-    by_curve: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
+    by_curve: dict[tuple[str | None, ...], list[Runs]] = defaultdict(list)
     for runs in study.timed:
-        strong = "global_batch_size" in runs.asked
-        left_out = ("server_gpus", "batch_size") if strong else ("server_gpus",)
-        by_curve[(strong, *study.condition(runs, left_out))].append(runs)
+        by_curve[study.condition(runs, _follows(runs))].append(runs)
     found = []
-    missing: dict[str, list[str]] = defaultdict(list)
-    for (strong, *_), members in by_curve.items():
-        without = ("server_gpus", "batch_size") if strong else ("server_gpus",)
+    without: dict[str, list[str]] = defaultdict(list)
+    partly: list[str] = []
+    for members in by_curve.values():
+        label = study.label(members[0], _follows(members[0]))
         points = tuple(point(runs, alone.baselines(runs)) for runs in sorted(members, key=lambda runs: runs.world_size))
-        kind = "strong" if strong else "weak"
-        label = study.label(members[0], without)
-        found.append(Curve(label, kind, points, fits(points)))
-        if bare := [one for one in points if one.world_size > 1 and one.efficiency is None]:
-            missing[_difference(study, bare[0].gpus, members[0])] += [f"{label} on {gpu_list(bare[0].gpus)}"] * len(
-                bare
-            )
-    refusals = [f"no efficiency of {several(cells)}: {why}" for why, cells in missing.items()]
+        found.append(Curve(label, "strong" if members[0].strong else "weak", points, fits(points)))
+        together = [one for one in points if one.world_size > 1]
+        bare = [one.gpus for one in together if one.efficiency is None]
+        if bare:
+            without[_difference(study, bare[0], members[0])] += [f"{label} on {gpu_list(gpus)}" for gpus in bare]
+        partly += [f"{label} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
+    refusals = [f"no efficiency of {several(cells)}: {why}" for why, cells in without.items()]
+    if partly:
+        refusals.append(f"efficiency of {several(partly)}: some of the GPUs were not measured alone and may be slower")
     if len({curve.kind for curve in found}) > 1:
         refusals.append("weak scaling (batch_size) and strong scaling (global_batch_size) are not compared")
     return Scaling(tuple(found), (*refusals, *incomparable(study)))
@@ -125,34 +126,27 @@ def curves(study: Gathered) -> Scaling:
 def point(runs: Runs, members: Mapping[int, Sample]) -> Point:
     """One subset against its slowest member."""
     assert runs.rate is not None
-    rate = runs.rate
-    size, bare = runs.world_size, tuple(gpu for gpu in runs.gpus if gpu not in members)
-    ends = rate.interval()
-    low, high = map(math.exp, ends) if ends else (None, None)
+    rate, size, ends = runs.rate, runs.world_size, runs.rate.interval()
     made = Point(
         runs.gpus,
-        Estimate(math.exp(rate.value), low, high),
+        exponential(Estimate(rate.value, *ends) if ends else Estimate(rate.value)),
         rate.runs,
         runs.batch_size,
         suspect=runs.suspect,
         record_ids=tuple(record.record_id for record in runs.records),
-        without_baseline=bare if size > 1 else (),
+        without_baseline=tuple(gpu for gpu in runs.gpus if gpu not in members) if size > 1 else (),
     )
     if size == 1 or not members:
         return made
-    slowest = min(members, key=lambda gpu: members[gpu].value)
     value, draws = slowest_of(members.values())
-    known = rate.error is not None and draws is not None
-    drawn = rate.draws() - draws if known and draws is not None else None
+    drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
     speedup = exponential(estimate(rate.value - value, drawn))
-    return Point(
-        **{
-            **vars(made),
-            "baseline": exponential(estimate(value, draws)),
-            "slowest": slowest,
-            "speedup": speedup,
-            "efficiency": scaled(speedup, 1 / size),
-        }
+    return replace(
+        made,
+        baseline=exponential(estimate(value, draws)),
+        slowest=min(members, key=lambda gpu: members[gpu].value),
+        speedup=speedup,
+        efficiency=scaled(speedup, 1 / size),
     )
 
 
@@ -160,9 +154,8 @@ def slowest_of(members: Iterable[Sample]) -> tuple[float, Draws | None]:
     """The logarithm of the slowest rate, and draws of it; without where one member's scatter is not known."""
     listed = list(members)
     value = min(member.value for member in listed)
-    if any(member.error is None for member in listed):
-        return value, None
-    return value, np.min([member.draws() for member in listed], axis=0)
+    drawn = [member.draws for member in listed if member.draws is not None]
+    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:
@@ -177,13 +170,12 @@ def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
     N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N − 1). Least squares
     there, with no parameter below 0.
     """
-    known = [(one.world_size, one.speedup.value) for one in points if one.speedup is not None]
-    different = {size for size, _ in known} | {1}
-    size, speedup = (np.array(column, dtype=float) for column in zip(*known, strict=True)) if known else ([], [])
-    laws = {"amdahl": ("serial",), "usl": ("contention", "coherency")}
+    known = np.array([(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float).reshape(-1, 2)
+    size, speedup = known.T
+    different = len({*size, 1.0})
     found = []
-    for law, names in laws.items():
-        if len(different) < FEWEST[law]:
+    for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
+        if different < FEWEST[law]:
             continue
         terms = np.stack([size - 1, size * (size - 1)][: len(names)], axis=1)
         parameters, _ = nnls(terms, size / speedup - 1)
@@ -201,14 +193,13 @@ def _difference(study: Gathered, gpus: Sequence[int], runs: Runs) -> str:
     names = (*study.varied, *SURROUNDINGS)
 
     def differing(other: Runs) -> list[str]:
-        free = {"server_gpus"} | ({"batch_size"} if "global_batch_size" in runs.asked else set())
-        return [name for name in names if not _no_matter(name, free) and _of(runs, name) != _of(other, name)]
+        return [name for name in names if not _no_matter(name, _follows(runs)) and _of(runs, name) != _of(other, name)]
 
     nearest = min(alone, key=lambda other: (other.gpus[0] not in gpus, len(differing(other))))
     if nearest.gpus[0] not in gpus:
         return "none of their GPUs was measured alone"
     told = [f"{_name(name)} ({_told(nearest, name)}, not {_told(runs, name)})" for name in differing(nearest)]
-    return f"the cell on one GPU differs in {' and '.join(told[:4])}"
+    return f"the cell on one GPU differs in {' and '.join(told[:4]) or 'the kind of batch'}"
 
 
 def _of(runs: Runs, name: str) -> str | None:

@@ -8,7 +8,7 @@ from analysis.runs import gather
 from analysis.scaling import curves
 from analysis.topology import Topology
 from analysis.waterfall import explained
-from analysis.wires import lost, wired
+from analysis.wires import lost, machines, wired
 from benchmarks.record import Record
 
 
@@ -21,7 +21,8 @@ def study_findings(records: Sequence[Record], topology: Topology | None = None) 
     """
     study = gather(records)
     waterfalls, unexplained = explained(study)
-    comparisons, floor, worth = compared(study), noise(study), lost(study, topology)
+    scaling, known = curves(study), machines(study, topology)
+    comparisons, floor, worth = compared(study), noise(study), lost(study, known)
     unsaid = [*unexplained]
     if not records:
         unsaid.append("nothing: the study has no record")
@@ -31,14 +32,15 @@ def study_findings(records: Sequence[Record], topology: Topology | None = None) 
         unsaid.append("no scaling and no comparison: no cell counts images per second")
     if study.timed and floor.floor is None:
         unsaid.append("no noise floor and no significance: no cell was run twice (repeats=5 does)")
-    if study.timed and not worth:
+    beside = wired(study, known, scaling)
+    if not worth and any(wire.link_class for wire in beside):
         unsaid.append("what a link is worth: no two subsets of equal size and settings have different link classes")
     return Findings(
-        scaling=curves(study),
+        scaling=scaling,
         waterfalls=waterfalls,
         comparisons=comparisons,
         noise=floor,
-        wires=wired(study, topology),
+        wires=beside,
         worth=worth,
         excluded=tuple((record.name, why) for record, why in study.excluded),
         unsaid=tuple(unsaid),

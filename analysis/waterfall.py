@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Estimate, Part, Waterfall
-from analysis.runs import Gathered, Runs, gather, gpu_list, several
+from analysis.runs import Gathered, Runs, gather, gpu_list, merged, several
 from analysis.scaling import scaled, slowest_of
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -73,17 +73,18 @@ class Controls:
 
     def __init__(self, study: Gathered) -> None:
         """Sort strategy=none and the one-GPU cells by their condition."""
-        strategy = [name for name in study.varied if name.startswith("strategy.")]
         self._study = study
         self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", "server_gpus"]
-        self._strategy = strategy
-        self._without: dict[tuple[Any, ...], dict[tuple[int, ...], Runs]] = defaultdict(dict)
-        self._with: dict[tuple[Any, ...], dict[int, Runs]] = defaultdict(dict)
+        self._strategy = [name for name in study.varied if name.startswith("strategy.")]
+        without: dict[tuple[Any, ...], dict[tuple[int, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        alone: dict[tuple[Any, ...], dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.strategy == WITHOUT:
-                self._without[self._key(runs, strategy)].setdefault(runs.gpus, runs)
+                without[self._key(runs, self._strategy)][runs.gpus].append(runs)
             elif runs.world_size == 1:
-                self._with[self._key(runs)].setdefault(runs.gpus[0], runs)
+                alone[self._key(runs)][runs.gpus[0]].append(runs)
+        self._without = {key: {gpus: merged(one) for gpus, one in found.items()} for key, found in without.items()}
+        self._alone = {key: {gpu: merged(one) for gpu, one in found.items()} for key, found in alone.items()}
 
     def _key(self, runs: Runs, left_out: Iterable[str] = ()) -> tuple[Any, ...]:
         # batch_size is the images per rank: a key has it whether it was asked for or follows from the images per step.
@@ -95,7 +96,7 @@ class Controls:
 
     def alone(self, runs: Runs) -> Mapping[int, Runs]:
         """The same strategy on one GPU, by GPU."""
-        return self._with.get(self._key(runs), {})
+        return self._alone.get(self._key(runs), {})
 
 
 def explained(study: Gathered) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
@@ -127,8 +128,9 @@ class Step:
 
     def plus(self, other: "Step", sign: float = 1.0) -> "Step":
         """The sum, or the difference."""
-        known = self.draws is not None and other.draws is not None
-        draws = self.draws + sign * other.draws if known else None  # type: ignore[operator]
+        draws = None
+        if self.draws is not None and other.draws is not None:
+            draws = self.draws + sign * other.draws
         return Step(self.ms + sign * other.ms, draws)
 
 
@@ -160,7 +162,7 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
         study.label(runs),
         runs.gpus,
         ideal,
-        exponential(estimate(measured.value, measured.draws() if measured.error is not None else None)),
+        exponential(estimate(measured.value, measured.draws)),
         tuple(parts),
         residual.value,
         residual.low,
@@ -170,13 +172,14 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
 
 def _step(rate: Sample, images: float) -> Step:
     """The step time that belongs to a rate."""
-    return Step(images / math.exp(rate.value), images / np.exp(rate.draws()) if rate.error is not None else None)
+    return Step(images / math.exp(rate.value), None if rate.draws is None else images / np.exp(rate.draws))
 
 
 def _lost(images: float, before: Step, after: Step) -> Estimate:
     """Images per second between two step times."""
-    known = before.draws is not None and after.draws is not None
-    draws = images / before.draws - images / after.draws if known else None  # type: ignore[operator]
+    draws = None
+    if before.draws is not None and after.draws is not None:
+        draws = images / before.draws - images / after.draws
     return estimate(images / before.ms - images / after.ms, draws)
 
 
@@ -187,9 +190,10 @@ def _spread(runs: Runs, bare: Mapping[int, Sample]) -> Part:
         why = f"{gpu_list(missing)} not measured alone with strategy=none: one of them may be the slowest"
         return Part(SPREAD, None, why, above_ideal=True)
     rates = [math.exp(rate.value) for rate in bare.values()]
+    known = [rate.draws for rate in bare.values() if rate.draws is not None]
     draws = None
-    if all(rate.error is not None for rate in bare.values()):
-        drawn = np.exp([rate.draws() for rate in bare.values()])
+    if len(known) == len(rates):
+        drawn = np.exp(known)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
     return Part(SPREAD, estimate(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
 
@@ -241,4 +245,4 @@ def _communication(runs: Runs, overhead: Step | None) -> list[tuple[str, Step | 
 
 def _metric(runs: Runs, name: str) -> Step | None:
     found = runs.metric(name)
-    return None if found is None else Step(found.value, found.draws() if found.error is not None else None)
+    return None if found is None else Step(found.value, found.draws)

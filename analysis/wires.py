@@ -12,11 +12,11 @@ from statistics import median
 import numpy as np
 
 from analysis.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
-from analysis.findings import Estimate, Wire, Worth
+from analysis.findings import Estimate, Scaling, Wire, Worth
 from analysis.links import best_first, is_known
 from analysis.placement import MOST_GPUS, Ring, place
-from analysis.runs import RATE, Gathered, Runs, gather, gpu_list, part
-from analysis.scaling import Alone, point
+from analysis.runs import RATE, Gathered, Runs, between_runs, gather, gpu_list, part
+from analysis.scaling import curves
 from analysis.topology import Gpu, Topology
 from benchmarks.record import Record
 
@@ -63,12 +63,14 @@ class Machine:
 
 def wires(records: Iterable[Record], topology: Topology | None = None) -> tuple[Wire, ...]:
     """One line for every subset of several GPUs whose cell exchanged or trained."""
-    return wired(gather(records), topology)
+    study = gather(records)
+    return wired(study, machines(study, topology), curves(study))
 
 
 def worth(records: Iterable[Record], topology: Topology | None = None) -> tuple[Worth, ...]:
     """What each link class costs against the best one of the study, for each strategy and number of GPUs."""
-    return lost(gather(records), topology)
+    study = gather(records)
+    return lost(study, machines(study, topology))
 
 
 def machines(study: Gathered, topology: Topology | None) -> dict[str, Machine]:
@@ -86,12 +88,14 @@ def machines(study: Gathered, topology: Topology | None) -> dict[str, Machine]:
 
 def _links(records: Iterable[Record]) -> Topology | None:
     """The classes that the records of a machine name."""
-    words: dict[frozenset[int | str], str] = {}
+    told: dict[str, str] = {}
     for record in records:
-        for pair, word in part(record.environment, "links").items():
-            ends = pair.split("-")
-            if len(ends) == 2 and all(end.isdigit() for end in ends):
-                words[frozenset(map(int, ends))] = str(word)
+        told |= part(record.environment, "links")
+    words: dict[frozenset[int | str], str] = {}
+    for pair, word in told.items():
+        ends = pair.split("-")
+        if len(ends) == 2 and all(end.isdigit() for end in ends):
+            words[frozenset(map(int, ends))] = str(word)
     gpus = sorted({int(gpu) for pair in words for gpu in pair})
     if not gpus or any(frozenset(pair) not in words for pair in combinations(gpus, 2)):
         return None
@@ -114,16 +118,16 @@ def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
     return made
 
 
-def wired(study: Gathered, topology: Topology | None) -> tuple[Wire, ...]:
+def wired(study: Gathered, known: Mapping[str, Machine], scaling: Scaling) -> tuple[Wire, ...]:
     """What `wires` returns, of runs that were gathered before."""
-    known, alone = machines(study, topology), Alone(study)
+    points = {point.record_ids[0]: point for curve in scaling.curves for point in curve.points}
     listed = []
     for runs in study.runs:
         busbw = runs.metric(BUSBW)
         if runs.world_size == 1 or (busbw is None and runs.rate is None):
             continue
         machine, transport = known[runs.around["machine"]], _transport(runs)
-        made = point(runs, alone.baselines(runs)) if runs.rate else None
+        point = points.get(runs.records[0].record_id)
         wire = Wire(
             runs.gpus,
             runs.strategy,
@@ -132,7 +136,7 @@ def wired(study: Gathered, topology: Topology | None) -> tuple[Wire, ...]:
             transport,
             busbw.value if busbw else None,
             machine.slowest_gb_per_s(runs.gpus, transport),
-            made.efficiency.value if made and made.efficiency else None,
+            point.efficiency.value if point and point.efficiency else None,
         )
         listed.append((wire, runs))
     sentences = _outstanding(study, listed)
@@ -160,14 +164,14 @@ def _outstanding(study: Gathered, listed: Sequence[tuple[Wire, Runs]]) -> dict[i
     """
     found: dict[int, str] = {}
     for metric, name in ((BUSBW, "exchanges"), (RATE, "trains")):
-        deviation, freedom = _between_runs(study, metric)
+        deviation, freedom = between_runs((runs for _, runs in listed), metric)
         if not freedom:
             continue
         classes: dict[Hashable, list[tuple[int, float, int]]] = defaultdict(list)
         for at, (wire, runs) in enumerate(listed):
-            values = [math.log(value) for value in runs.values(metric) if value > 0]
+            values = runs.logarithms(metric)
             if values and at not in found:
-                key = (len(wire.gpus), wire.link_class, runs.around["machine"], *study.condition(runs))
+                key = (len(wire.gpus), wire.link_class, study.condition(runs))
                 classes[key].append((at, sum(values) / len(values), len(values)))
         members = [one for one in classes.values() if len(one) >= FEWEST_MEMBERS]
         level = 1 - (1 - LEVEL) / max(1, sum(map(len, members)))
@@ -188,26 +192,13 @@ def _sentence(wire: Wire, name: str, share: float, members: int) -> str:
     )
 
 
-def _between_runs(study: Gathered, metric: str) -> tuple[float, int]:
-    """Standard deviation of a metric's logarithm between runs of equal cells, and its degrees of freedom."""
-    squares, freedom = 0.0, 0
-    for runs in study.runs:
-        values = [math.log(value) for value in runs.values(metric) if value > 0]
-        if len(values) > 1 and runs.world_size > 1:
-            mean = sum(values) / len(values)
-            squares += sum((value - mean) ** 2 for value in values)
-            freedom += len(values) - 1
-    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
-
-
-def lost(study: Gathered, topology: Topology | None) -> tuple[Worth, ...]:
+def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
     """What `worth` returns, of runs that were gathered before."""
-    known = machines(study, topology)
     alike: dict[Hashable, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
     for runs in study.timed:
         link = class_of(known[runs.around["machine"]], runs) if runs.world_size > 1 else None
         if link is not None and is_known(link):
-            alike[(runs.world_size, *study.condition(runs))][link].append(runs)
+            alike[runs.world_size, study.condition(runs)][link].append(runs)
     found = []
     for classes in alike.values():
         best, *others = best_first(classes)
@@ -219,7 +210,7 @@ def lost(study: Gathered, topology: Topology | None) -> tuple[Worth, ...]:
                     f"{study.label(first)} · {first.world_size} GPUs, {best} against {link}",
                     link,
                     _difference(classes[best], classes[link]),
-                    first.records[0].model.get("gradient_bytes", math.nan),
+                    first.records[0].model.get("gradient_bytes"),
                     first.batch_size,
                 )
             )
@@ -237,6 +228,5 @@ def _mean(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     rates = [runs.rate for runs in members if runs.rate is not None]
     size = members[0].world_size
     value = sum(math.exp(rate.value) for rate in rates) / len(rates) / size
-    if any(rate.error is None for rate in rates):
-        return value, None
-    return value, sum(np.exp(rate.draws()) for rate in rates) / len(rates) / size
+    drawn = [rate.draws for rate in rates if rate.draws is not None]
+    return value, np.exp(drawn).mean(axis=0) / size if len(drawn) == len(rates) else None
