@@ -27,9 +27,7 @@ from analysis.study_findings import study_findings
 SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
     scaling, waterfall, strategies, wires, machine, comparisons, validity, environment, commands, cells,
 )  # fmt: skip
-FIGURES = re.compile(
-    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons)(-\d+)?\.(svg|pdf)"
-)
+FIGURES = re.compile(r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons)(-\d+)?\.(svg|pdf)")
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:

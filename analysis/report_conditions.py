@@ -56,7 +56,9 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
                 draw(topology, file)
             svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
         more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
-        yield Picture(f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True)
+        yield Picture(
+            f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True
+        )
 
 
 def _maps(study: Study, found: Findings) -> Iterator[Picture]:
@@ -99,13 +101,19 @@ def validity(study: Study, found: Findings) -> Section:
     """What was excluded and why, what is marked, and which checks could not run."""
     verdicts = Counter(record.validity.verdict for record in study.records if record.state == "finished")
     states = Counter(record.state for record in study.records if record.state != "finished")
-    said = [f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]]
+    said = [
+        f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
+    ]
     lines = [f"{count(len(study.records), 'cell')}: {listed(said)}." if study.records else "No record could be read."]
     if study.earlier:
-        lines.append(f"{count(study.earlier, 'earlier attempt')} at the same cells {'is' if study.earlier == 1 else 'are'} not counted.")
+        lines.append(
+            f"{count(study.earlier, 'earlier attempt')} at the same cells {'is' if study.earlier == 1 else 'are'} not counted."
+        )
     if len(study.machines) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.machines.items()]
-        lines.append(f"The records are of {len(study.machines)} machines or installations, whose rates are not comparable: {plain('; '.join(each), 900)}.")
+        lines.append(
+            f"The records are of {len(study.machines)} machines or installations, whose rates are not comparable: {plain('; '.join(each), 900)}."
+        )
     excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
     excluded += tuple(("", "unreadable", text) for text in study.unreadable)
     remarks = tuple(
@@ -232,4 +240,3 @@ def cells(study: Study, found: Findings) -> Section:
 
 def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-

@@ -1,7 +1,7 @@
 """Figures of scaling: images per second and efficiency against the number of GPUs, with intervals and the ideal."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import shorten
 from typing import Any

@@ -151,4 +151,6 @@ def _ends(difference: Estimate) -> tuple[float | None, float | None]:
 def _floor(noise: Noise) -> str:
     if noise.floor is None:
         return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
-    return f"single runs of equal cells differ by up to {number(noise.floor, 'share')} here ({count(noise.pairs, 'pair')})"
+    return (
+        f"single runs of equal cells differ by up to {number(noise.floor, 'share')} here ({count(noise.pairs, 'pair')})"
+    )

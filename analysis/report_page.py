@@ -33,9 +33,7 @@ class Report:
 
 def page(report: Report) -> str:
     """The HTML page."""
-    return _template("report.html.j2", escape=True).render(
-        report=report, rows=PAGE_ROWS, left=_left, colours=COLOURS
-    )
+    return _template("report.html.j2", escape=True).render(report=report, rows=PAGE_ROWS, left=_left, colours=COLOURS)
 
 
 def markdown_page(report: Report) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from analysis.findings import Comparison, Estimate, Noise, Part, Waterfall, Wire
 from analysis.links import best_first
 from analysis.report_numbers import ABSENT, estimate, number
-from analysis.report_style import COLOURS, INK, MUTED, PAPER, RULE, Picture, colours, marker, new_figure, rendered
+from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered
 from analysis.report_tables import plain
 
 WIDTH = 4.6  # inches
@@ -98,7 +98,9 @@ def _loss(lost: float, ideal: float) -> str:
 
 
 def _beside(axes: Any, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False)
+    axes.annotate(
+        text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+    )
 
 
 def _bare(axes: Any) -> None:

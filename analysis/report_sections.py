@@ -81,7 +81,9 @@ def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
     laws = {"amdahl": "Amdahl's law", "usl": "The universal scalability law"}
     for curve in curves:
         for fit in curve.fits:
-            shares = ", ".join(f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items())
+            shares = ", ".join(
+                f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items()
+            )
             label = f", {names[curve.label]}" if len(curves) > 1 else ""
             yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share')}."
 
@@ -93,7 +95,9 @@ def waterfall(study: Study, found: Findings) -> Section:
         for row in waterfall_rows(one):
             value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
-            rows.append((one.label, gpu_list(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else ""))
+            rows.append(
+                (one.label, gpu_list(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
+            )
     table = Table(
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
         (
@@ -105,7 +109,9 @@ def waterfall(study: Study, found: Findings) -> Section:
     lines = []
     if not rows:
         lines.append("Not told: it takes the control cells that waterfall=true adds to a sweep.")
-    return Section("waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls)), (table,))
+    return Section(
+        "waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls)), (table,)
+    )
 
 
 def _taken_off(lost: Estimate | None) -> Estimate | None:
@@ -155,7 +161,9 @@ def strategies(study: Study, found: Findings) -> Section:
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
     groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1 and _measured(group)]
     groups.sort(key=lambda group: (-len(group[0].cell["gpus"]), -(middle(group, RATE) or 0.0)))
-    labels = [curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups]
+    labels = [
+        curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
+    ]
     names = short_names(dict.fromkeys(labels))
     rows = [
         _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
@@ -248,11 +256,15 @@ def comparisons(study: Study, found: Findings) -> Section:
     if noise.floor is not None:
         floor = number(noise.floor, "share")
         pairs = count(noise.pairs, "pair")
-        lines.append(f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs).")
+        lines.append(
+            f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs)."
+        )
     if noise.drift is not None:
         drift = number(noise.drift, "change")
         lines.append(f"The first cell, run once more at the end, changed by {drift}.")
     if not rows:
         lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
     pictures = tuple(comparison_figure(found.comparisons, noise, names))
-    return Section("comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,))
+    return Section(
+        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,)
+    )

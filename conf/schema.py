@@ -138,7 +138,9 @@ class Config:
     study: str = "default"
     output_dir: str = "outputs"
     waterfall: bool = False  # add the control cells that explain each cell's efficiency
-    report: bool = True  # write the study's report when the sweep ends
+    report: Any = knob(
+        True, "the study's report, when the sweep ends; open: shown in a browser, too", words=("True", "False", "open")
+    )
     repeats: int = knob(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     resume: bool = True
     dry_run: bool = False

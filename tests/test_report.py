@@ -67,7 +67,9 @@ def everything():
     made.append(record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}}))
     made[-1] |= {"metrics": {}, "checks": {"p2p": {"matrices": {"unidirectional_enabled": matrix, "broken": [[1], 2]}}}}
     failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
-    made.append(record(len(made), [0, 1], 1.0, state="failed", failure=failure, overrides=["-m", EVIL], sweep_id="f" * 32))
+    made.append(
+        record(len(made), [0, 1], 1.0, state="failed", failure=failure, overrides=["-m", EVIL], sweep_id="f" * 32)
+    )
     bad = {"verdict": "invalid", "codes": {"foreign_load": f"something else used these GPUs: {EVIL}"}, "unchecked": {}}
     made.append(record(len(made), [0], 5.0, validity=bad))
     made.append(record(len(made), [1], 5.0, schema_version=2))
@@ -94,7 +96,16 @@ def test_all_that_was_promised_is_there(written):
     made = {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()}
     for name in ("points", "waterfall", "strategies", "wires", "comparisons", "excluded", "environment", "cells"):
         assert {f"tables/{name}.csv", f"tables/{name}.tex"} <= made
-    for name in ("scaling-1", "efficiency-1", "waterfall-1", "strategies-1", "wires", "comparisons", "pairs-1", "topology-1"):
+    for name in (
+        "scaling-1",
+        "efficiency-1",
+        "waterfall-1",
+        "strategies-1",
+        "wires",
+        "comparisons",
+        "pairs-1",
+        "topology-1",
+    ):
         assert {f"figures/{name}.svg", f"figures/{name}.pdf"} <= made
     assert all(path.read_bytes().startswith(b"%PDF") for path in written.glob("figures/*.pdf"))
     text = (written / "report.md").read_text(encoding="utf-8")
@@ -274,7 +285,9 @@ def test_the_finding_names_the_largest_part_and_the_residual():
 
 
 def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
-    table = Table("cells", "all", (Column("cell", "cell"), Column("n", "n", "count")), tuple((f"c{i}", i) for i in range(1000)))
+    table = Table(
+        "cells", "all", (Column("cell", "cell"), Column("n", "n", "count")), tuple((f"c{i}", i) for i in range(1000))
+    )
     told = Report("s", "", (), (), (Section("cells", "Every cell", tables=(table,)),))
     left = f"{1000 - PAGE_ROWS} more rows in tables/cells.csv"
     assert left in page(told) and page(told).count("<td>c") == PAGE_ROWS
@@ -301,7 +314,9 @@ def test_tables_escape_in_every_form():
     ],
 )  # fmt: skip
 def test_numbers_are_rounded_to_what_is_known(value, kind, text):
-    assert (estimate(value, kind) if isinstance(value, Estimate) else number(value, kind)).replace("\u00a0", " ") == text
+    assert (estimate(value, kind) if isinstance(value, Estimate) else number(value, kind)).replace(
+        "\u00a0", " "
+    ) == text
 
 
 def test_labels_move_apart_and_stay_in_order():
@@ -327,7 +342,9 @@ def test_nothing_scrolls_sideways(source, written, tmp_path):
     made = written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
     text = re.sub(r"<meta http-equiv[^>]*>", "", made.read_text(encoding="utf-8"))
     quoted = text.replace("&", "&amp;").replace('"', "&quot;")
-    frames = "".join(f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{quoted}"></iframe>' for w in (390, 1280))
+    frames = "".join(
+        f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{quoted}"></iframe>' for w in (390, 1280)
+    )
     script = (
         "onload = () => { const all = [...document.querySelectorAll('iframe')].map(f => f.contentDocument.documentElement);"
         "const said = all.map(e => e.scrollWidth + ' of ' + e.clientWidth).join(', ');"
@@ -338,6 +355,8 @@ def test_nothing_scrolls_sideways(source, written, tmp_path):
                "--window-size=1800,1200", "--dump-dom", f"file://{tmp_path}/frames.html"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     widths = re.findall(r"(\d+) of (\d+)", done.stdout.partition("id=")[2])
-    assert len(widths) == 2 and int(widths[0][1]) <= 390 < int(widths[1][1]) <= 1280, done.stdout[-500:] + done.stderr[-500:]
+    assert len(widths) == 2 and int(widths[0][1]) <= 390 < int(widths[1][1]) <= 1280, (
+        done.stdout[-500:] + done.stderr[-500:]
+    )
     for wide, room in widths:
         assert int(wide) <= int(room)
