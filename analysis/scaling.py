@@ -15,7 +15,8 @@ from scipy.optimize import nnls
 
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Curve, Estimate, Fit, Point, Scaling
-from analysis.runs import RATE, SURROUNDINGS, Gathered, Runs, flat, gather, gpu_list, merged, part, several, shown
+from analysis.runs import RATE, Gathered, Runs, flat, gather, gpu_list, merged, several, shown
+from analysis.surroundings import SURROUNDINGS, part
 from benchmarks.record import Record
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted: each has a parameter less than

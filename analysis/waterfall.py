@@ -8,7 +8,7 @@ check and not zero by construction (METHOD.md, Waterfall):
     contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
     exposed     steps with and without exchange in turn (ABBA),    the cell itself: comm/exposed_ms
                 without the overhead, which is in that difference
-    waiting     of it, waiting for a peer                          the cell's trace: trace/wait_ms_per_step
+    waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
 
 Taken off one after the other they are images per second.
 """
@@ -152,7 +152,7 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
         _contention(runs, without, slowest, images),
-        *_communication(runs, overhead),
+        *_communication(runs, overhead, _for_the_slowest(slowest, bare, batch) if len(bare) == size else None),
     ):
         after = spent.plus(step) if step else spent
         parts.append(Part(name, _lost(images, spent, after) if step else None, why))
@@ -222,8 +222,21 @@ def _contention(
     return CONTENTION, _step(together.rate, images).plus(slowest, -1), ""
 
 
-def _communication(runs: Runs, overhead: Step | None) -> list[tuple[str, Step | None, str]]:
-    """Exposed communication without what the strategy costs on one GPU, and of it the waiting, where a trace tells it."""
+def _for_the_slowest(slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:
+    """How long the mean rank waits in a step because another GPU is slower: the spread, which is no loss any more."""
+    behind = [slowest.plus(_step(rate, batch * 1e3), -1) for rate in bare.values()]
+    known = [one.draws for one in behind if one.draws is not None]
+    draws = np.mean(known, axis=0) if len(known) == len(behind) else None
+    return Step(sum(one.ms for one in behind) / len(behind), draws)
+
+
+def _communication(
+    runs: Runs, overhead: Step | None, for_the_slowest: Step | None
+) -> list[tuple[str, Step | None, str]]:
+    """Exposed communication without what the strategy costs on one GPU, and of it the waiting, where a trace tells it.
+
+    A trace tells how long the mean rank waits; that it waits for a slower GPU is the spread.
+    """
     whole = _metric(runs, EXPOSED)
     if whole is None:
         why = "the cell has no comm/exposed_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
@@ -233,11 +246,11 @@ def _communication(runs: Runs, overhead: Step | None) -> list[tuple[str, Step | 
     waiting = _metric(runs, WAIT)
     if waiting is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace tells it apart from exposed communication")]
-    if exposed.ms <= 0:
-        return [
-            (COMMUNICATION, exposed, why),
-            (WAITING, None, "no communication is exposed, so no waiting costs a step"),
-        ]
+    if for_the_slowest is None:
+        return [(COMMUNICATION, exposed, why), (WAITING, None, "how long ranks wait for slower GPUs is not known")]
+    waiting = waiting.plus(for_the_slowest, -1)
+    if waiting.ms <= 0 or exposed.ms <= 0:
+        return [(COMMUNICATION, exposed, why), (WAITING, None, "ranks wait for slower GPUs only, or it costs no step")]
     if waiting.ms > exposed.ms:  # part of it was hidden behind compute
         return [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
     return [(COMMUNICATION, exposed.plus(waiting, -1), why), (WAITING, waiting, "")]

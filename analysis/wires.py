@@ -15,8 +15,9 @@ from analysis.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
 from analysis.findings import Estimate, Scaling, Wire, Worth
 from analysis.links import best_first, is_known
 from analysis.placement import MOST_GPUS, Ring, place
-from analysis.runs import RATE, Gathered, Runs, between_runs, gather, gpu_list, part
+from analysis.runs import RATE, Gathered, Runs, between_runs, gather, gpu_list
 from analysis.scaling import curves
+from analysis.surroundings import part
 from analysis.topology import Gpu, Topology
 from benchmarks.record import Record
 
@@ -103,10 +104,12 @@ def _links(records: Iterable[Record]) -> Topology | None:
 
 
 def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
-    """`checks["p2p"]` of records of benchmark=p2p: GB/s from each of the cell's GPUs (row) to each other."""
+    """What records of benchmark=p2p measured: GB/s from each of the cell's GPUs (row) to each other."""
     made: dict[str, Matrix] = {name: {} for name in P2P}
     for record in records:
-        told, gpus = part(record.checks, "p2p"), record.cell["gpus"]
+        tables = getattr(record, "tables", {})  # from schema 2 on
+        told = part(part(tables, "p2p"), "matrices") or part(record.checks, "p2p")
+        gpus = record.cell["gpus"]
         for name in P2P:
             rows = told.get(name)
             if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
