@@ -15,8 +15,8 @@ RATE = "throughput/images_per_second"
 
 def condition(record: Record) -> tuple[Any, ...]:
     """What must be equal between a cell and its baseline: the kind of GPU, torch, and all that was asked but
-    the GPUs, NCCL's settings and the repeat."""
-    different = {"gpus", "nccl", "repeat", "seed", "labels", "server_gpus"} | (
+    the GPUs, NCCL's settings, the repeat and a profiler, which has a pass of its own."""
+    different = {"gpus", "nccl", "repeat", "seed", "labels", "server_gpus", "profiler", "profiler_options"} | (
         {"batch_size"} if record.cell.get("global_batch_size") else set()
     )
     asked = sorted((name, repr(value)) for name, value in record.cell.items() if name not in different)
