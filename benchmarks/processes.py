@@ -22,14 +22,12 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)  # it ended while this process was still being loaded
 
 
-def die_with_launcher() -> None:
-    """Have a thread kill this process when the launching process is gone; nothing to do where that is the parent."""
-    launcher = os.environ.get(LAUNCHER)
-    if launcher is not None:
-        threading.Thread(target=_watch, args=(Path("/proc") / launcher,), daemon=True).start()
+def die_with_launcher(launcher: int) -> None:
+    """Have a thread kill this process when the launching process, which is not its parent, is gone."""
 
+    def watch() -> None:
+        while Path(f"/proc/{launcher}").exists():
+            time.sleep(POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def _watch(process: Path) -> None:
-    while process.exists():
-        time.sleep(POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=watch, daemon=True).start()

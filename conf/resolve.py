@@ -233,6 +233,8 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
 
 def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked of a trace; where the profiler lies on this machine is not."""
+    if profiler["name"] == "none":
+        return {}
     return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
 
 

@@ -65,6 +65,7 @@ class Nsys:
             )
         try:
             subprocess.run([importer, "-i", partial], capture_output=True, timeout=IMPORT_SECONDS, check=True)
+            partial.unlink(missing_ok=True)
         except (OSError, subprocess.SubprocessError) as error:
             raise UnreadableInput(f"{importer} failed ({error}); what nsys recorded is kept: {partial}") from None
 
