@@ -30,13 +30,18 @@ class Nsys:
 
     def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
         """What stands before the agent's command; `report` is the path of the report without its suffix."""
-        options = [f"--output={report}", "--force-overwrite=true", "--sample=none", "--cpuctxsw=none"]
+        options = [f"--output={report}", "--force-overwrite=true", "--sample=none", "--cpuctxsw=none", "--wait=primary"]
         options.append(f"--trace={'cuda,nvtx' if on_gpu else 'nvtx'}")
         if graphs:
             options.append("--cuda-graph-trace=node")
         if capture_range:  # the ranks go on after its end
             options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return [str(self.path), "profile", *options]
+
+    @staticmethod
+    def left(report: Path) -> bool:
+        """Whether a run left what it recorded, imported or not, at the path of a report without its suffix."""
+        return any(report.with_name(report.name + suffix).exists() for suffix in (REPORT, PARTIAL))
 
     def export(self, report: Path) -> Path:
         """The SQLite file beside a report that a run left at this path without its suffix; the report stays.
@@ -76,8 +81,7 @@ class Nsys:
         while place.is_symlink():
             place = place.parent / place.readlink()
             places.append(place)
-        beside = (place.parent.parent / "host-linux-x64" / "QdstrmImporter" for place in places)
-        return next((path for path in beside if path.exists()), None)
+        return next((path for place in places for path in place.parent.parent.glob("*/QdstrmImporter")), None)
 
 
 def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:

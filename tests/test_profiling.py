@@ -63,7 +63,8 @@ ranks() { for rank in 0 1; do
 
 def fake(folder, *lines):
     """A fake nsys of these lines of shell."""
-    path = folder / "nsys"
+    path = folder / "bin" / "nsys"
+    path.parent.mkdir()
     path.write_text("\n".join([HEAD, *lines, ""]))
     path.chmod(0o755)
     return path
@@ -207,8 +208,14 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
     nsys = fake(
         tmp_path,
         f'if [ "$1" = export ]; then cp $(cat $report) $made; exit; fi; env > {tmp_path}/env.txt; ranks',
-        f'case "$*" in *--capture-range*) echo {tmp_path}/empty;; *) echo {tmp_path}/full;; esac > $report.nsys-rep',
+        f'case "$*" in *--capture-range*) echo {tmp_path}/empty;; *) echo {tmp_path}/full;; esac > $report.qdstrm; exit 1',
     )
+    importer = (
+        tmp_path / "host" / "QdstrmImporter"
+    )  # nsys does not find its importer, complains, and has it all the same
+    importer.parent.mkdir()
+    importer.write_text("#!/bin/sh\nmv $2 ${2%.qdstrm}.nsys-rep\n")
+    importer.chmod(0o755)
     found = one_pass(tmp_path, Nsys(nsys, "2025.3"), device="cuda")
     assert found.finding.severity == "finding", found.finding
     assert "which supplied no rate" in found.finding.sentence
