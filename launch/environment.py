@@ -7,7 +7,6 @@ from pathlib import Path
 
 from conf.cell import Cell
 from launch.machine import RECORDED, Machine
-from launch.tracking_store import without_credentials
 
 ROOT = Path(__file__).parent.parent
 # Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
@@ -43,6 +42,7 @@ NEEDED_PREFIXES = (
     "RINGSIDE_",
 )
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
 
 
 def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
         for name, value in variable.items()
         if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
         and (name == TOKEN or not SECRET.search(name))
-        and without_credentials(value) == value
+        and not CREDENTIALS.search(value)
     }
 
 

@@ -66,7 +66,7 @@ class Measurer:
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
         trace = None
-        if outcome.state == "finished" and cell.profiler != "none" and not self.stopping():
+        if outcome.state == "finished" and cell.profiler != "none":
             trace = self._profiled(cell, folder, variable, progress)
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = sampling.summary(folder)

@@ -23,7 +23,6 @@ from analysis.trace_scrub import scrub
 from analysis.trace_source import load_trace
 from analysis.trace_steps import window, within_steps
 from analysis.trace_summary import summarize
-from benchmarks.record import Failure
 from conf.cell import Cell
 from launch.nsys import Nsys
 from launch.study import prepare
@@ -35,6 +34,10 @@ IN_VAIN = "profile-capture-range"
 REPORT = "trace"
 CODE = "profiled"
 Run = Callable[[Cell, Path, Sequence[str]], Outcome]
+
+
+class PassFailed(Exception):
+    """The ranks of the pass did not come to its end; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
         trace, facts = _recorded(cell, folder, nsys, run)
         summary = summarize(within_steps(trace))
         (folder / FOLDER / "timeline.svg").write_text(draw(trace, window(trace)), encoding="utf-8")
-    except (UnreadableInput, OSError, ValueError) as error:
+    except (PassFailed, UnreadableInput, OSError, ValueError) as error:
         return Profiled(Finding(CODE, f"the profiled pass gave no trace: {error}", "unchecked"))
     steps = cell.profiler_options["steps"]
     sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
@@ -66,7 +69,7 @@ def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
 
 
 def _recorded(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
-    """The trace, and how it was recorded. Raises UnreadableInput, OSError."""
+    """The trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
     if cell.profiler == "torch":
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
         return _checked(cell, load_trace(str(folder / FOLDER))), {}
@@ -90,8 +93,7 @@ def _by_nsys(cell: Cell, folder: Path, nsys: Nsys, run: Run, capture_range: bool
     asked, inside = _prepared(cell, folder, capture_range)
     graphs, on_gpu = cell.optimize == "compile", cell.device == "cuda"
     outcome = run(asked, inside, nsys.command(inside / REPORT, on_gpu, graphs, capture_range))
-    complains = outcome.failure is not None and outcome.failure.cause == "start"  # nsys, not a rank: of its importer
-    if not (complains and nsys.left(inside / REPORT)):
+    if not (_complains(outcome) and nsys.left(inside / REPORT)):  # of its importer, which export() looks for
         _passed(outcome)
     export = nsys.export(inside / REPORT)
     kept = inside / f"{REPORT}.sqlite.gz"
@@ -109,11 +111,18 @@ def _prepared(cell: Cell, folder: Path, capture_range: bool) -> tuple[Cell, Path
 
 
 def _passed(outcome: Outcome) -> None:
-    """Raises UnreadableInput where the pass did not end well."""
-    failure: Failure | None = outcome.failure
-    if failure is not None:
-        last = failure.log_tail.splitlines()[-1:] if failure.rank is None else []
-        raise UnreadableInput(": ".join([failure.message, *last]))
+    """Raises PassFailed where the ranks did not end well, UnreadableInput where nothing says that it was they."""
+    failure = outcome.failure
+    if failure is None:
+        return
+    if not _complains(outcome):
+        raise PassFailed(failure.message)
+    raise UnreadableInput(": ".join([failure.message, *failure.log_tail.splitlines()[-1:]]))
+
+
+def _complains(outcome: Outcome) -> bool:
+    """Whether nsys ended with another status than 0, and no rank did."""
+    return outcome.failure is not None and outcome.failure.cause == "start" and outcome.failure.rank is None
 
 
 def _checked(cell: Cell, trace: Trace) -> Trace:

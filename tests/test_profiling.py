@@ -160,8 +160,8 @@ def test_the_command_of_nsys():
 
 
 def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
-    found = scrubbed({**PLANTED, **KEPT, "PATH": "/bin", "RINGSIDE_TOKEN": TOKEN, "AWS_PROFILE": "x"})
-    assert found == {**KEPT, "PATH": "/bin", "RINGSIDE_TOKEN": TOKEN}
+    found = scrubbed({**PLANTED, **KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN, "AWS_PROFILE": "x"})
+    assert found == {**KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN}
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
