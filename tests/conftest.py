@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -16,6 +17,20 @@ from hydra.core.global_hydra import GlobalHydra
 from conf import schema
 
 ROOT = Path(__file__).parent.parent
+hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("ringside")
+LONGEST = ("test_faults", "test_end_to_end", "test_measuring")
+FORKED = ("test_measuring", "test_exchange", "test_kvstore")  # use the same ranks
+
+
+def pytest_itemcollected(item):
+    """For pytest-xdist: the tests of a module stay in one process, because they share what it started."""
+    item.add_marker(pytest.mark.xdist_group("forked" if item.path.stem in FORKED else item.path.stem))
+
+
+def pytest_collection_modifyitems(items):
+    """Modules that take minutes start first."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="module")
