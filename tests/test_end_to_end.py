@@ -153,6 +153,7 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
         assert SECRET.encode() not in (gzip.decompress(data) if path.suffix == ".gz" else data), path
     words = (kept / "timeline.svg").read_text()
     assert all(f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed"))
+    assert ">exchange<" not in words  # it is within backward
 
 
 def test_the_last_lines_say_where_everything_is(swept):
