@@ -299,7 +299,7 @@ class Screen:
         self._estimates, found = [], {}
         for planned, state in zip(self.cells, self.states, strict=True):
             cell = planned.cell
-            alike = repr((cell.model, cell.benchmark, cell.optimize, cell.device))
+            alike = repr((cell.model, cell.benchmark, cell.optimize, cell.device, cell.profiler))
             if state not in SETTLED and alike not in found:
                 found[alike] = estimate(cell, self._known)
             self._estimates.append(0.0 if state in SETTLED else found[alike])

@@ -111,4 +111,4 @@ def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
         raise Refused(
             f"{given}: version {said[1]}; accepted is {'.'.join(map(str, OLDEST))} or newer, or profiler=torch"
         )
-    return Nsys(Path(path), said[1])
+    return Nsys(Path(path).absolute(), said[1])
