@@ -42,13 +42,15 @@ def run(
     """Run the ranks of a cell in its prepared folder; no process with its token is left when this returns.
 
     `stopping` is asked often and true means: close the cell as interrupted. `progress` is told of news and of time passing.
-    `profiler` is the command of one that starts the agent; it has `engine.stop_grace_s` to write what it recorded.
+    `profiler` is the command of one that starts the agent; it has `engine.stop_grace_s` to write what it recorded. It
+    follows processes that start anew, not forks.
     """
     watch = Watch(folder, cell.world_size, cell.servers)
     opened = time.monotonic()
     with (folder / "logs" / "agent.log").open("ab") as log:
         agent = subprocess.Popen(
-            [*profiler, *arguments(folder, cell)], cwd=ROOT, env=processes.started_by_me(environment, bool(profiler)),
+            [*profiler, *arguments(folder, cell, "exec" if profiler else engine.start)], cwd=ROOT,
+            env=processes.started_by_me(environment, bool(profiler)),
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     ended: Failure | None = None

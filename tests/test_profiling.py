@@ -54,7 +54,7 @@ OPTIONS = {"steps": 3, "warmup_steps": 2}
 HEAD = """#!/bin/sh
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.3.2.1-0"; exit 0; fi
 if [ "$1" = export ]; then for word; do case $word in --output=*) made=${word#--output=};; *) report=$word;; esac; done
-else for word; do folder=$last; last=$word; case $word in --output=*) report=${word#--output=};; esac; done; fi
+else for word; do folder=$count; count=$last; last=$word; case $word in --output=*) report=${word#--output=};; esac; done; fi
 ranks() { for rank in 0 1; do
   echo '{"kind": "start", "time": 1, "pid": 999999999}' > $folder/ranks/$rank.jsonl
   echo '{"kind": "done", "time": 1}' >> $folder/ranks/$rank.jsonl; done; }
