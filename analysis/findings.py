@@ -38,6 +38,7 @@ class Point:
     efficiency: Estimate | None = None  # share of world_size times the slowest member
     suspect: bool = False
     record_ids: tuple[str, ...] = ()
+    without_baseline: tuple[int, ...] = ()  # members that were not measured alone, so that one may be slower still
 
     @property
     def world_size(self) -> int:
@@ -70,18 +71,27 @@ class Part:
     name: str
     lost: Estimate | None
     why: str = ""
+    above_ideal: bool = False  # taken off before the ideal: the spread, which `ideal` is already free of
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """From the sum of the members alone down to the measured rate; parts and residual close on the gap."""
+    """From the sum of the members alone down to the measured rate.
+
+    It closes: ideal − every known part that is not above the ideal − residual = measured.
+    """
 
     label: str
     gpus: tuple[int, ...]
-    ideal: Estimate  # images per second: world_size times the slowest member alone
+    ideal: Estimate  # images per second: world_size times the slowest member alone, without a strategy
     measured: Estimate
     parts: tuple[Part, ...]  # in the order in which they are taken off
     residual: float  # images per second: what no part explains
+    residual_low: float | None = None  # its 95 % interval
+    residual_high: float | None = None
+
+
+VERDICTS = ("faster", "slower", "no difference seen")
 
 
 @dataclass(frozen=True)
@@ -92,17 +102,22 @@ class Comparison:
     second: str
     difference: Estimate
     smallest: float | None  # the smallest share that these runs could have shown
-    verdict: str
-    why: str = ""  # where there is no verdict
+    verdict: str  # VERDICTS, or empty where nothing can be said
+    why: str = ""  # where there is no verdict, or what qualifies it
+    asked: str = ""  # the one thing that differs: strategy, optimize, NCCL_P2P_LEVEL, …
+    gpus: tuple[int, ...] = ()
+    runs: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)
 class Noise:
     """The A/A floor: how far equal cells of this study differ, as a share. None where no cell was run twice."""
 
-    floor: float | None
+    floor: float | None  # 19 of 20 pairs of single runs of equal cells differ by less
     pairs: int
     drift: float | None  # the first cell once more at the end, as a share of its first rate
+    deviation: float | None = None  # standard deviation between runs of equal cells, as a share
+    freedom: int = 0  # degrees of freedom of that
 
 
 @dataclass(frozen=True)
@@ -128,5 +143,19 @@ class Worth:
     label: str
     link_class: str
     lost: Estimate
-    gradient_bytes: float
+    gradient_bytes: float | None
     batch_size: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a study says. Every part may be empty; then `unsaid` or `scaling.refusals` say why."""
+
+    scaling: Scaling = Scaling()
+    waterfalls: tuple[Waterfall, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    noise: Noise = Noise(None, 0, None)
+    wires: tuple[Wire, ...] = ()
+    worth: tuple[Worth, ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
+    unsaid: tuple[str, ...] = ()  # what could not be said and why, a sentence each

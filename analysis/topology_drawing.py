@@ -35,7 +35,7 @@ def draw(topology: Topology, path: Path) -> None:
             axes.axis("off")
             _paint(axes, topology, layout)
             axes.set_title(_title(topology), fontsize=12)
-            metadata = {"Date": None} if path.suffix == ".svg" else None
+            metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
             figure.savefig(path, bbox_inches="tight", metadata=metadata)
         finally:
             pyplot.close(figure)

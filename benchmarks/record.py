@@ -10,6 +10,7 @@ Versions of the schema:
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -183,9 +184,12 @@ def read(path: Path) -> Record:
     return record
 
 
+_hints: Any = functools.cache(typing.get_type_hints)  # a study may have thousands of records
+
+
 def _check_types(instance: "Record | Failure | Validity") -> None:
     """Raises TypeError where a field holds what its annotation does not allow: a later reader may rely on it."""
-    for name, hint in typing.get_type_hints(type(instance)).items():
+    for name, hint in _hints(type(instance)).items():
         if not _fits(value := getattr(instance, name), hint):
             raise TypeError(f"{name}={value!r:.100}")
 

@@ -137,15 +137,18 @@ def resolve(
         return _without_training(config, gpus, device, repeat)
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
-    if config.global_batch_size is not None:
+    global_batch_size = config.global_batch_size
+    if global_batch_size == "auto":
+        global_batch_size = sizes.batch_size * len(everyone or gpus)
+    if global_batch_size is not None:
         if config.batch_size != "auto":
             raise Refused(
-                f"global_batch_size={config.global_batch_size}: accepted alone, not beside batch_size={config.batch_size}"
+                f"global_batch_size={global_batch_size}: accepted alone, not beside batch_size={config.batch_size}"
             )
-        batch_size, rest = divmod(config.global_batch_size, len(gpus))
+        batch_size, rest = divmod(int(global_batch_size), len(gpus))
         if rest or not batch_size:
             raise Refused(
-                f"global_batch_size={config.global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
+                f"global_batch_size={global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
                 f"gpus={','.join(map(str, gpus))}"
             )
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
@@ -182,13 +185,13 @@ def resolve(
         gpus=gpus,
         device=device,
         batch_size=int(batch_size),
-        global_batch_size=config.global_batch_size,
+        global_batch_size=None if global_batch_size is None else int(global_batch_size),
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
         channels_last=nhwc,
         seed=config.seed,
         repeat=repeat,
-        labels=_labels(config),
+        labels=_labels(config, global_batch_size),
         server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
     )  # fmt: skip
 
@@ -238,11 +241,11 @@ def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
 
 
-def _labels(config: Config) -> tuple[str, ...]:
+def _labels(config: Config, global_batch_size: int | str | None) -> tuple[str, ...]:
     """What was asked beside the defaults: 'batch 512', 'compile', 'comm_hook=bf16'."""
     defaults = _declared("strategy", config.strategy["name"])[0]
     labels = [
-        f"global batch {config.global_batch_size}" if config.global_batch_size else "",
+        f"global batch {global_batch_size}" if global_batch_size else "",
         f"batch {config.batch_size}" if config.batch_size != "auto" else "",
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",

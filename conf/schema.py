@@ -114,7 +114,14 @@ class Config:
     batch_size: Any = knob(
         "auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
     )
-    global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1, most=1 << 30)
+    global_batch_size: int | str | None = knob(
+        None,
+        "images per step over all ranks (strong scaling); auto: as many as batch_size=auto on all GPUs of the machine",
+        least=1,
+        most=1 << 30,
+        auto=True,
+        whole=True,
+    )
     image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
     precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
     optimize: str = knob("auto", "auto is eager", words=("auto", "eager", "compile"))
@@ -123,6 +130,10 @@ class Config:
 
     study: str = "default"
     output_dir: str = "outputs"
+    waterfall: bool = False  # add the control cells that explain each cell's efficiency
+    report: Any = knob(
+        True, "the study's report, when the sweep ends; open: shown in a browser, too", words=("True", "False", "open")
+    )
     repeats: int = knob(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     resume: bool = True
     dry_run: bool = False

@@ -1,0 +1,86 @@
+"""A study's report: read the records, say what they say, write it down.
+
+    index.html     one page, whole in itself
+    report.md      the same as Markdown
+    tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
+    figures/       every figure as SVG and PDF
+
+The same records give the same bytes. What a study cannot say, the report says that it cannot.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from analysis.findings import Findings
+from analysis.report_conditions import cells, commands, environment, machine, validity
+from analysis.report_finding import sentences
+from analysis.report_numbers import count, listed
+from analysis.report_page import Report, markdown_page, page
+from analysis.report_sections import Section, comparisons, scaling, sentence, strategies, waterfall, wires
+from analysis.report_study import Study, hardware, named, open_study
+from analysis.report_style import style
+from analysis.report_tables import plain, to_csv, to_latex
+from analysis.study_findings import study_findings
+
+SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
+    scaling, waterfall, wires, machine, strategies, comparisons, validity, environment, commands, cells,
+)  # fmt: skip
+FIGURES = re.compile(r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons)(-\d+)?\.(svg|pdf)")
+
+
+def report(study_folder: Path, out_folder: Path) -> Path:
+    """Write the report of a study; returns its page. Raises OSError where a folder cannot be read or written."""
+    study = open_study(study_folder)
+    return write(tell(study, study_findings(study.records)), out_folder)
+
+
+def tell(study: Study, found: Findings) -> Report:
+    """What is said of a study and of its findings."""
+    unsaid = [*found.unsaid]
+    if study.unreadable:
+        unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
+    with style():
+        sections = tuple(section(study, found) for section in SECTIONS)
+    return Report(
+        plain(study.name), _setting(study), tuple(sentences(study, found)),
+        tuple(dict.fromkeys(sentence(plain(line, 1000)) for line in unsaid)), sections,
+    )  # fmt: skip
+
+
+def _setting(study: Study) -> str:
+    if not study.records:
+        return "no record"
+    models, strategies_, places = (
+        sorted({of(record) for record in study.records})
+        for of in (lambda r: named(r, "model"), lambda r: named(r, "strategy"), hardware)
+    )
+    days = [
+        datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
+        for at in (study.records[0].started_at, study.records[-1].ended_at)
+    ]
+    when = " to ".join(dict.fromkeys(days))
+    used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
+    return plain(" · ".join([listed(places, 3), listed(models, 4), listed(strategies_, 4), used, f"{when} (UTC)"]), 600)
+
+
+def write(told: Report, folder: Path) -> Path:
+    """Write every file of a report; figures of an earlier one are removed. Raises OSError."""
+    tables, figures = folder / "tables", folder / "figures"
+    for one in (tables, figures):
+        one.mkdir(parents=True, exist_ok=True)
+    for old in figures.iterdir():
+        if FIGURES.fullmatch(old.name):
+            old.unlink()
+    for section in told.sections:
+        for table in section.tables:
+            (tables / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
+            (tables / f"{table.name}.tex").write_text(to_latex(table), encoding="utf-8")
+        for picture in section.pictures:
+            (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+            (figures / f"{picture.name}.pdf").write_bytes(picture.pdf)
+    (folder / "report.md").write_text(markdown_page(told), encoding="utf-8")
+    index = folder / "index.html"
+    index.write_text(page(told), encoding="utf-8")
+    return index

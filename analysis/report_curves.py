@@ -1,0 +1,172 @@
+"""Figures of scaling: images per second and efficiency against the number of GPUs, with intervals and the ideal."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+from textwrap import shorten
+from typing import Any
+
+from analysis.findings import Curve, Estimate, Point
+from analysis.report_numbers import count, number
+from analysis.report_study import Study, named, short_names
+from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread
+from analysis.report_tables import plain
+
+PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
+CURVES = 6  # of one figure
+WIDTH, HEIGHT = 4.6, 2.9  # inches
+LABEL_LENGTH = 24  # characters
+
+
+def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
+    """Rates, then efficiencies, for each model and kind of scaling that has curves of two sizes or more."""
+    panels = _panels(study, curves)
+    left = len(panels) - PANELS
+    for place, ((model, kind), members) in enumerate(list(panels.items())[:PANELS], 1):
+        drawn = _most_telling(members)
+        more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (len(members) > len(drawn))
+        more += f" {count(left, 'more model')} in points.csv." * (left > 0 and place == PANELS)
+        about = f"{plain(model)}, {kind} scaling"
+        marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
+        yield _rates(
+            study, drawn, f"scaling-{place}",
+            f"Images per second, {about}. Dashed: N × the slowest member alone; bars: 95 % intervals.{marked}{more}",
+        )  # fmt: skip
+        if any(_efficiencies(curve) for curve in drawn):
+            yield _shares(
+                study, drawn, f"efficiency-{place}",
+                f"Efficiency, {about}: rate ÷ (N × the slowest member alone).{marked}",
+            )  # fmt: skip
+
+
+def _panels(study: Study, curves: Sequence[Curve]) -> dict[tuple[str, str], list[Curve]]:
+    found: dict[tuple[str, str], list[Curve]] = defaultdict(list)
+    for curve in curves:
+        if len({point.world_size for point in curve.points}) > 1:
+            found[_of(study, curve, "model"), curve.kind].append(curve)
+    return found
+
+
+def _of(study: Study, curve: Curve, group: str) -> str:
+    """The name of the model or strategy of a curve's cells."""
+    ids = (one for point in curve.points for one in point.record_ids)
+    return next((named(study.by_id[one], group) for one in ids if one in study.by_id), "unknown")
+
+
+def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
+    """Those with most points, in the order in which they were."""
+    chosen = sorted(range(len(curves)), key=lambda place: (-len(curves[place].points), place))[:CURVES]
+    return [curves[place] for place in sorted(chosen)]
+
+
+def _efficiencies(curve: Curve) -> list[Point]:
+    return [point for point in curve.points if point.efficiency is not None and point.world_size > 1]
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Through the median of each size."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for size, value in points:
+        by_size[size].append(value)
+    return sorted(by_size), [median(by_size[size]) for size in sorted(by_size)]
+
+
+def _looks(study: Study, curves: Sequence[Curve]) -> list[tuple[str, str]]:
+    """(colour, marker) of each curve: the colour of its strategy; curves of one strategy differ in the marker."""
+    strategies = [_of(study, curve, "strategy") for curve in curves]
+    palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
+    seen: dict[str, int] = defaultdict(int)
+    looks = []
+    for strategy in strategies:
+        looks.append((palette[strategy], MARKERS[seen[palette[strategy]] % len(MARKERS)]))
+        seen[palette[strategy]] += 1
+    return looks
+
+
+def _rates(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Picture:
+    figure, axes = new_figure(WIDTH, HEIGHT)
+    ends = []
+    for curve, (colour, marker) in zip(curves, _looks(study, curves), strict=True):
+        _ideal(axes, curve)
+        ends.append(_draw(axes, [(p, p.rate) for p in curve.points], colour, marker))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("images/s")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+    _finish(axes, sorted({point.world_size for curve in curves for point in curve.points}), curves, ends, study)
+    return rendered(figure, name, caption)
+
+
+def _ideal(axes: Any, curve: Curve) -> None:
+    """From one GPU on: N × the slowest member alone."""
+    alone = {point.world_size: point.baseline.value for point in curve.points if point.baseline is not None}
+    if alone:
+        sizes = sorted({1, *alone})
+        rates = [size * alone.get(size, alone[min(alone)]) for size in sizes]
+        axes.plot(sizes, rates, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+
+
+def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Picture:
+    figure, axes = new_figure(WIDTH, HEIGHT)
+    shown = [(curve, look) for curve, look in zip(curves, _looks(study, curves), strict=True) if _efficiencies(curve)]
+    axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+    ends = [
+        _draw(axes, [(p, p.efficiency) for p in _efficiencies(curve) if p.efficiency is not None], colour, marker)
+        for curve, (colour, marker) in shown
+    ]
+    low, high = axes.get_ylim()
+    margin = max(0.005, 0.12 * (high - low))
+    axes.set_ylim(max(0.0, low - margin), high + margin)
+    axes.set_ylabel("efficiency")
+    step = axes.get_ylim()[1] - axes.get_ylim()[0]
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if step > 0.06 else 1}f} %")
+    sizes = sorted({point.world_size for curve, _ in shown for point in _efficiencies(curve)})
+    _finish(axes, sizes, [curve for curve, _ in shown], ends, study)
+    begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
+    return rendered(figure, name, caption + begins)
+
+
+def _draw(axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str) -> tuple[float, float, str]:
+    """Every subset, and a line through the medians of the sizes; where its label belongs: (x, y, colour)."""
+    xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
+    axes.plot(xs, ys, color=colour, zorder=2)
+    known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
+    if known:
+        axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2)
+    for suspect in (False, True):
+        marked = [(point.world_size, estimate.value) for point, estimate in points if point.suspect == suspect]
+        if marked:
+            face = PAPER if suspect else colour
+            look = {"marker": marker, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.2}
+            axes.plot(*zip(*marked, strict=True), linestyle="none", zorder=3, **look)
+    return xs[-1], ys[-1], colour
+
+
+def _finish(
+    axes: Any, sizes: Sequence[int], curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study
+) -> None:
+    """The axis of sizes, and a label at the end of each curve."""
+    if sizes[-1] > 16:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        sizes = [size for size in sizes if size & (size - 1) == 0 or size == sizes[-1]]
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel(unit_of(study))
+    axes.grid(axis="x", visible=False)
+    low, high = axes.get_ylim()
+    places = spread([y for _, y, _ in ends], 0.062 * (high - low)) if ends else []
+    words = short_names(plain(curve.label) for curve in curves)
+    for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
+        text = shorten(words[plain(curve.label)], LABEL_LENGTH, placeholder="…") if len(curves) > 1 else ""
+        axes.annotate(
+            text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(1.03, (place - low) / (high - low)),
+            textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
+        )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def unit_of(study: Study) -> str:
+    """What is counted: GPUs, or the workers of a study without any."""
+    return "GPUs" if any(record.cell.get("device") == "cuda" for record in study.records) else "CPU workers"

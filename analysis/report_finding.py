@@ -1,0 +1,156 @@
+"""The finding of a study in three sentences: how far it scales, where the rest goes, which differences are real."""
+
+from collections.abc import Sequence
+
+from analysis.findings import Curve, Estimate, Findings, Noise, Point, Waterfall
+from analysis.report_curves import unit_of
+from analysis.report_numbers import central, count, estimate, interval, number
+from analysis.report_study import BETWEEN, Study, hardware, middle, named, short_names
+from analysis.report_tables import plain
+from benchmarks.record import Record
+
+
+def sentences(study: Study, found: Findings) -> list[str]:
+    """Three, whatever the study holds; one that cannot be said says so and what would let it."""
+    if not study.records:
+        return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
+    headline = _headline(study, found.scaling.curves)
+    return [_scale(study, headline), _why(study, found, headline), _differences(found)]
+
+
+def _headline(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
+    """The point that a study is about: one that exchanges, with an efficiency, of most GPUs, the fastest."""
+
+    def exchanges(point: Point) -> bool:
+        return any(named(study.by_id[one], "strategy") != "none" for one in point.record_ids if one in study.by_id)
+
+    every = [(curve, point) for curve in curves for point in curve.points]
+    return max(
+        every,
+        key=lambda pair: (
+            exchanges(pair[1]),
+            pair[1].efficiency is not None and pair[1].world_size > 1,
+            not pair[1].suspect,
+            pair[1].world_size,
+            pair[1].rate.value,
+        ),
+        default=None,
+    )
+
+
+def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
+    if headline is None:
+        if study.usable:
+            return f"{count(len(study.usable), 'cell')} finished, none of which measured images per second."
+        return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
+    curve, point = headline
+    first = next((study.by_id[one] for one in point.record_ids if one in study.by_id), study.records[0])
+    said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
+    if point.world_size == 1:
+        return f"{said}; no larger subset was measured, so nothing is said of scaling."
+    if point.efficiency is None:
+        return f"{said}; without a usable one-GPU baseline (gpus=each) its efficiency is not known."
+    batch = "per GPU" if curve.kind == "weak" else "on each"
+    return (
+        f"{said}: {estimate(point.efficiency, 'share')} of {point.world_size} × the slowest member alone "
+        f"({curve.kind} scaling, {point.batch_size:,} images {batch} a step)."
+    )
+
+
+def _what(curve: Curve, first: Record) -> str:
+    """The model, the strategy, and what else tells the curve from the others."""
+    model, strategy = named(first, "model"), named(first, "strategy")
+    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy, named(first, "benchmark"))]
+    return plain(f"{model} with {strategy}" + (f" ({', '.join(more)})" if more else ""))
+
+
+def _first(rate: Estimate) -> str:
+    """The first number with an interval says what the interval is."""
+    within = interval(rate, "rate")
+    return central(rate, "rate") + (f" (95 % interval {within})" if within else "")
+
+
+def _where(study: Study, point: Point, first: Record) -> str:
+    place, unit = plain(hardware(first)), unit_of(study)
+    if place.startswith(f"{point.world_size} × "):
+        return place
+    if unit == "GPUs":
+        return f"{point.world_size} of {place}"
+    return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
+
+
+def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) -> str:
+    label, gpus = (headline[0].label, headline[1].gpus) if headline else ("", ())
+    closing = max(
+        found.waterfalls,
+        key=lambda one: (one.gpus == gpus and one.label == label, len(one.gpus), one.ideal.value),
+        default=None,
+    )
+    if closing is not None:
+        same = closing.gpus == gpus and closing.label == label
+        return ("" if same else f"{plain(closing.label)} on {','.join(map(str, closing.gpus))}: ") + _lost(closing)
+    exposed = _exposed(study, headline[1]) if headline else ""
+    return f"Where the rest goes is not told, for want of control cells (waterfall=true plans them){exposed}."
+
+
+def _lost(one: Waterfall) -> str:
+    gap, ideal = one.ideal.value - one.measured.value, number(one.ideal.value, "rate")
+    rest = f"{estimate(Estimate(one.residual, one.residual_low, one.residual_high), 'rate')} left unexplained"
+    if gap <= 0:
+        return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {ideal}; {rest}."
+    share = f" ({number(gap / one.ideal.value, 'share')})" if one.ideal.value else ""
+    parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
+    largest = max(parts, key=lambda pair: pair[0], default=None)
+    if largest is None or largest[0] <= 0:
+        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, to no part that a cell tells; {rest}."
+    return (
+        f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
+        f"{plain(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
+    )
+
+
+def _exposed(study: Study, point: Point) -> str:
+    """What the cells themselves tell about their communication."""
+    records = [study.by_id[one] for one in point.record_ids if one in study.by_id]
+    exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
+    if exposed is None or not step:
+        return ""
+    low, high = (middle(records, f"comm/exposed_ms_ci_{end}") for end in ("low", "high"))
+    return f"; the exchange exposes {estimate(Estimate(exposed, low, high))} ms of a step of {number(step)} ms"
+
+
+def _differences(found: Findings) -> str:
+    judged = [one for one in found.comparisons if one.verdict]
+    real = [one for one in judged if one.verdict in ("faster", "slower")]
+    floor = _floor(found.noise)
+    if not judged and found.comparisons:
+        pairs = count(len(found.comparisons), "pair of cells differs", "pairs of cells differ")
+        return f"{pairs} in one thing alone, but without repeats none has a verdict (repeats=5 gives them one)."
+    if not judged:
+        return f"No two sets of runs of this study can be compared; {floor}."
+    if not real:
+        least = [one.smallest for one in judged if one.smallest is not None]
+        could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
+        return f"{count(len(judged), 'comparison')} of runs show no difference{could}; {floor}."
+    one = max(real, key=lambda item: (abs(item.difference.value), item.first, item.second))
+    names = short_names(dict.fromkeys((one.first, one.second)))
+    first, second = (plain(names[name], 80) for name in (one.first, one.second))
+    size = Estimate(abs(one.difference.value), *_ends(one.difference))
+    return (
+        f"{len(real)} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
+        f"largest: {second} is {estimate(size, 'share')} {one.verdict} than {first}; {floor}."
+    )
+
+
+def _ends(difference: Estimate) -> tuple[float | None, float | None]:
+    if difference.low is None or difference.high is None:
+        return None, None
+    return (difference.low, difference.high) if difference.value >= 0 else (-difference.high, -difference.low)
+
+
+def _floor(noise: Noise) -> str:
+    if noise.floor is None:
+        return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
+    return (
+        f"single runs of equal cells differ by up to {number(noise.floor, 'share')} here ({count(noise.pairs, 'pair')})"
+    )

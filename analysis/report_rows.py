@@ -1,0 +1,261 @@
+"""Figures of rows: the waterfall, bandwidth by link class, strategies and comparisons; and the heat maps of pairs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.findings import Comparison, Estimate, Noise, Part, Waterfall, Wire
+from analysis.links import best_first
+from analysis.report_numbers import ABSENT, count, estimate, number
+from analysis.report_study import BETWEEN
+from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered
+from analysis.report_tables import plain
+
+WIDTH = 4.6  # inches
+ROW = 0.4  # inches of a row with its label above
+WATERFALLS, ROWS, LARGEST_MAP = 3, 24, 16
+LOSS, GAIN, REST = COLOURS["vermillion"][0], COLOURS["green"][0], COLOURS["grey"][0]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A rate between the parts of a waterfall."""
+
+    name: str
+    rate: Estimate
+
+
+def waterfall_rows(one: Waterfall) -> list[Level | Part]:
+    """From the top down: all members alone where the spread is known, the ideal, what is taken off it, the measured rate."""
+    above = [part for part in one.parts if part.above_ideal]
+    spread = sum(part.lost.value for part in above if part.lost is not None)
+    known = any(part.lost is not None for part in above)
+    top: list[Level | Part] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
+    residual = Estimate(one.residual, one.residual_low, one.residual_high)
+    return [
+        *top,
+        *above,
+        Level(f"ideal, {len(one.gpus)} × slowest", one.ideal),
+        *(part for part in one.parts if not part.above_ideal),
+        Part("residual", residual, "what no part explains"),
+        Level("measured", one.measured),
+    ]
+
+
+def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str]) -> Iterator[Picture]:
+    """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
+    for place, one in enumerate(waterfalls[:WATERFALLS], 1):
+        gpus = ",".join(map(str, one.gpus))
+        more = _more(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
+        caption = f"{plain(names[one.label])}, GPUs {gpus}: from {len(one.gpus)} × the slowest GPU alone to the measured rate."
+        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
+
+
+def _more(everything: Sequence[object], most: int, noun: str, file: str) -> str:
+    """` 3 more rows are in wires.csv.`; empty where all are drawn."""
+    left = len(everything) - most
+    return f" {count(left, noun)} {'is' if left == 1 else 'are'} in {file}." if left > 0 else ""
+
+
+def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
+    rows = waterfall_rows(one)
+    figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
+    at = one.ideal.value
+    for y, row in enumerate(rows):
+        if isinstance(row, Part):
+            at = _step(axes, y, at, row, one.ideal.value)
+            continue
+        at = row.rate.value
+        axes.plot(at, y, marker="D", color=INK, markersize=5, zorder=3, clip_on=False)
+        if row.rate.low is not None and row.rate.high is not None:
+            axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
+        _beside(axes, max(at, row.rate.high or at), y, number(at, "rate"))
+    axes.set_yticks(range(len(rows)), [plain(row.name, 34) for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.06)
+    axes.set_xlabel("images/s")
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
+    _bare(axes)
+    return rendered(figure, name, caption)
+
+
+def _step(axes: Any, y: int, at: float, part: Part, ideal: float) -> float:
+    """One part as a bar from where the last one ended; returns where it ends."""
+    axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
+    if part.lost is None:
+        _beside(axes, at, y, "not told")
+        return at
+    lost = part.lost.value
+    colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
+    axes.barh(y, -lost, left=at, height=0.58, color=colour, zorder=2)
+    ends = [at, at - lost]
+    if part.lost.low is not None and part.lost.high is not None:
+        axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)
+        ends.append(at - part.lost.low)
+    _beside(axes, max(ends), y, _loss(lost, ideal))
+    axes.plot([at - lost] * 2, [y - 0.29, y + 1], color=MUTED, lw=0.7, zorder=1)
+    return at - lost
+
+
+def _loss(lost: float, ideal: float) -> str:
+    """`−88 (0.5 %)`: what is taken off; the share is of the ideal rate."""
+    share = f" ({number(abs(lost) / ideal, 'share')})" if ideal else ""
+    sign = "−" if lost > 0 else "+" if lost < 0 else ""
+    return f"{sign}{number(abs(lost), 'rate')}{share}"
+
+
+def _beside(axes: Any, x: float, y: float, text: str) -> None:
+    axes.annotate(
+        text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+    )
+
+
+def _bare(axes: Any) -> None:
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(length=0)
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.label.set_color(INK)
+
+
+def _rows(count: int) -> tuple[Any, Any]:
+    """A figure whose rows have their label above them: as wide for long labels as for short ones."""
+    figure, axes = new_figure(WIDTH, 0.55 + ROW * count)
+    axes.set_ylim(count - 0.3, -0.75)
+    axes.set_yticks([])
+    _bare(axes)
+    axes.grid(visible=False)
+    axes.hlines(
+        [y + 0.08 for y in range(count)], 0, 1, transform=axes.get_yaxis_transform(), color=RULE, lw=0.7, zorder=0
+    )
+    return figure, axes
+
+
+def _label(axes: Any, y: float, text: str, right: str = "") -> None:
+    """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
+    at = axes.get_yaxis_transform()
+    axes.text(0.0, y - 0.3, plain(text, max(20, 64 - len(right))), transform=at, va="center", fontsize=8)
+    axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
+
+
+def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:
+    """Bandwidth of the exchange by link class and strategy, beside what a peer copy measured."""
+    with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
+    order = best_first(wire.link_class or ABSENT for wire in with_rate)
+    groups: dict[tuple[int, str, str, str], list[Wire]] = {}
+    for wire in with_rate:
+        name = names[wire.label or wire.strategy]
+        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "")
+        groups.setdefault(key, []).append(wire)
+    if not groups:
+        return
+    palette = colours(wire.strategy for wire in wires)
+    shown = sorted(groups)[:ROWS]
+    transports = {transport for *_, transport in groups}
+    figure, axes = _rows(len(shown))
+    for y, key in enumerate(shown):
+        members = groups[key]
+        rates = [wire.exchange_gb_per_s for wire in members if wire.exchange_gb_per_s is not None]
+        limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
+        axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
+        axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
+        told = (order[key[0]], key[2], key[3] if len(transports) > 1 else "")
+        words = [word for word in told if word and word != ABSENT]
+        least, most = (number(end(rates)) for end in (min, max))
+        _label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("exchange, busbw GB/s")
+    caption = "Bandwidth of the exchange by link class, a dot for each subset"
+    if len(transports) == 1 and any(transports):
+        caption += f", all of them {plain(next(iter(transports)))}"
+    if any(wire.p2p_gb_per_s for wire in wires):
+        caption += "; upright strokes: the measured peer copy over the worst link of the ring"
+    yield rendered(figure, "wires", f"{caption}.{_more(list(groups), ROWS, 'more row', 'wires.csv')}")
+
+
+def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
+    """Images per second of (label, strategy, rate) rows, best first."""
+    palette = colours(strategy for _, strategy, _ in rows)
+    shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
+    figure, axes = _rows(len(shown))
+    for y, (label, strategy, rate) in enumerate(shown):
+        _dot(axes, y, rate, palette[strategy], marker(strategy))
+        _label(axes, y, label, estimate(rate, "rate"))
+    axes.margins(x=0.05)
+    axes.set_xlabel("images/s")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
+    caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
+    return rendered(figure, name, caption + _more(rows, ROWS, "more row", "strategies.csv"))
+
+
+def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
+    if value.low is not None and value.high is not None:
+        axes.plot([value.low, value.high], [y + 0.08] * 2, color=colour, lw=1.6, zorder=2)
+    axes.plot(value.value, y + 0.08, form, color=colour, zorder=3)
+
+
+def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Mapping[str, str]) -> Iterator[Picture]:
+    """Differences with intervals, largest first, over the band in which equal cells of the study differ."""
+    judged = [one for one in comparisons if one.verdict]
+    shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[:ROWS]
+    if not shown:
+        return
+    figure, axes = _rows(len(shown))
+    for y, one in enumerate(shown):
+        if noise.floor:
+            axes.barh(y + 0.08, 2 * noise.floor, left=-noise.floor, height=0.34, color=RULE, zorder=1)
+        axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
+        colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
+        _dot(axes, y, one.difference, colour, "o")
+        size = f"{number(one.difference.value, 'change')}, {one.verdict}"
+        _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
+    axes.margins(x=0.05)
+    axes.set_xlabel("difference in images/s")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")
+    band = "; band: how far equal cells of this study differ" if noise.floor else ""
+    yield rendered(
+        figure, "comparisons",
+        f"Differences with 95 % intervals{band}." + _more(judged, ROWS, "more comparison", "comparisons.csv"),
+    )  # fmt: skip
+
+
+def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
+    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not."""
+    first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
+    shared = [part for part in second if part in first]
+    mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
+    text = f"{plain(mine or one.second, length)} against {plain(other or one.first, length)}"
+    return BETWEEN.join([text, *shared])
+
+
+def heat_map(ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str) -> Picture:
+    """A square of numbers between devices: row sends to column. Light is little; the number is in every field."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize, to_hex
+
+    ids, cells = ids[:LARGEST_MAP], [row[:LARGEST_MAP] for row in cells[:LARGEST_MAP]]
+    figure, axes = new_figure(min(WIDTH, 1.2 + 0.48 * len(ids)), min(WIDTH, 1.0 + 0.4 * len(ids)))
+    values = [v for y, row in enumerate(cells) for x, v in enumerate(row) if v is not None and x != y]
+    scale = Normalize(min(values, default=0.0) * 0.98, max(values, default=1.0) * 1.02 + 1e-9)
+    for y, row in enumerate(cells):
+        for x, value in enumerate(row):
+            if value is None:
+                continue
+            share = 0.08 + 0.8 * float(min(1.0, max(0.0, scale(value))))
+            fill = to_hex(colormaps["Blues"](share)) if x != y else "#e4e7eb"
+            axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=fill, lw=0)
+            ink = "#fefefe" if share > 0.55 and x != y else "#101418"
+            axes.text(x + 0.5, y + 0.5, number(value), ha="center", va="center", fontsize=7.5, color=ink)
+    axes.set_xlim(0, len(ids))
+    axes.set_ylim(len(ids), 0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([place + 0.5 for place in range(len(ids))], [str(one) for one in ids])
+    axes.xaxis.tick_top()
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return rendered(figure, name, caption)

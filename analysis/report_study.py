@@ -1,0 +1,133 @@
+"""What a report is made of: the newest record of every cell of a study, what could not be read, and what they agree in."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.record import Record, RecordError, read_study
+
+REPEATS = ("repeat", "seed", "labels")  # of a cell: what differs between equal cells
+BETWEEN = " · "  # the parts of a name
+
+
+@dataclass(frozen=True)
+class Study:
+    """The records of one folder, in order of their start."""
+
+    name: str
+    records: tuple[Record, ...]  # the newest of each cell
+    earlier: int  # attempts that a newer one replaced
+    unreadable: tuple[str, ...]  # a sentence each, paths from the study's folder
+
+    @cached_property
+    def usable(self) -> tuple[Record, ...]:
+        """Finished and not invalid."""
+        return tuple(record for record in self.records if record.usable)
+
+    @cached_property
+    def excluded(self) -> tuple[Record, ...]:
+        """Whose numbers enter nothing."""
+        return tuple(record for record in self.records if not record.usable)
+
+    @cached_property
+    def by_id(self) -> dict[str, Record]:
+        """{record_id: record}."""
+        return {record.record_id: record for record in self.records}
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Record, ...], ...]:
+        """Usable records by equal cells, whose repeat alone differs; in order of their first start."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.usable:
+            found[cell_without_repeat(record)].append(record)
+        return tuple(tuple(group) for group in found.values())
+
+    @cached_property
+    def machines(self) -> dict[str, int]:
+        """{what a machine is: number of its records}, the first first."""
+        return dict(Counter(machine(record) for record in self.records))
+
+
+def open_study(folder: Path) -> Study:
+    """Read a study's folder. Raises NotADirectoryError or FileNotFoundError where it is no folder."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; expected the folder of a study (<output_dir>/<study>)")
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
+    records, errors = read_study(folder)
+    newest = {(record.cell_key, record.drift): record for record in records}
+    kept = sorted(newest.values(), key=lambda record: (record.started_at, record.record_id))
+    names = Counter(record.study for record in kept)
+    name = names.most_common(1)[0][0] if names else folder.resolve().name
+    return Study(name, tuple(kept), len(records) - len(kept), tuple(_from(folder, error) for error in errors))
+
+
+def _from(folder: Path, error: RecordError) -> str:
+    return str(error).replace(f"{folder}/", "")
+
+
+def cell_without_repeat(record: Record) -> str:
+    """Equal for equal cells."""
+    return json.dumps({name: value for name, value in record.cell.items() if name not in REPEATS}, sort_keys=True)
+
+
+def asked(record: Record, group: str) -> Mapping[str, Any]:
+    """The options of a cell's model, strategy or benchmark; empty where a foreign record has none."""
+    options = record.cell.get(group)
+    return options if isinstance(options, Mapping) else {}
+
+
+def named(record: Record, group: str) -> str:
+    """The name of a cell's model, strategy or benchmark."""
+    return str(asked(record, group).get("name", "unknown"))
+
+
+def hardware(record: Record) -> str:
+    """`4 × NVIDIA H200`, or the CPU that workers ran on; of the machine, not of the subset."""
+    gpus = mapping(record.environment.get("gpu")).get("gpus")
+    if record.cell.get("device") == "cuda" and isinstance(gpus, list) and gpus:
+        kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
+        return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
+    cpu = mapping(record.environment.get("cpu"))
+    return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
+
+
+def machine(record: Record) -> str:
+    """What must be one for rates to be comparable, as far as the record tells."""
+    versions = mapping(record.environment.get("versions"))
+    parts = [hardware(record), f"host {record.environment.get('host', 'unknown')}"]
+    driver = mapping(record.environment.get("gpu")).get("driver")
+    parts += [f"driver {driver}"] if driver else []
+    parts += [f"torch {versions['torch']}"] if "torch" in versions else []
+    return ", ".join(parts)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value where it is a mapping, else an empty one: a record's environment may hold anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def middle(records: Iterable[Record], metric: str) -> float | None:
+    """The median of a metric over records that have a finite one."""
+    found = (record.metrics.get(metric) for record in records)
+    values = [value for value in found if value is not None and math.isfinite(value)]
+    return median(values) if values else None
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """{name: name without the parts that all of them share}; a single name stays whole."""
+    parts = {name: name.split(BETWEEN) for name in names}
+    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
+    return {name: BETWEEN.join(part for part in split if part not in shared) or name for name, split in parts.items()}
+
+
+def run_name(record: Record) -> str:
+    """The record's name, and which of several measurements of the cell it is."""
+    repeat = record.cell.get("repeat") or 0
+    return BETWEEN.join([record.name, *([f"repeat {repeat}"] if repeat else []), *(["drift"] if record.drift else [])])

@@ -1,0 +1,363 @@
+"""The report of a study: what it says, that nothing in a record gets out of its place, and that it always comes."""
+
+import copy
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.findings import Estimate, Findings, Noise, Part, Waterfall
+from analysis.report import report
+from analysis.report_finding import sentences
+from analysis.report_numbers import estimate, number
+from analysis.report_page import PAGE_ROWS, Report, markdown_page, page
+from analysis.report_rows import Level, waterfall_rows
+from analysis.report_sections import Section
+from analysis.report_study import Study, short_names
+from analysis.report_style import colours, spread
+from analysis.report_tables import Column, Table, to_csv, to_latex, to_markdown
+
+ROOT = Path(__file__).parent.parent
+H200 = ROOT / "tests" / "data" / "h200_x4"
+REAL = json.loads((H200 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
+EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
+
+
+def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
+    """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
+    made = copy.deepcopy(REAL) | {"record_id": f"{number:032x}", "cell_key": f"{number:016x}", "series": {}}
+    made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | changes.pop("cell", {})
+    made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
+    made["started_at"] += 60 * number
+    made["ended_at"] = made["started_at"] + 50
+    metrics = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
+    made["metrics"] |= {f"throughput/{name}": value for name, value in metrics.items()} | changes.pop("metrics", {})
+    uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
+    made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
+    return made | changes
+
+
+def study(folder, records):
+    for one in records:
+        cell = folder / one["record_id"]
+        cell.mkdir(parents=True)
+        (cell / "record.json").write_text(json.dumps(one))
+    return folder
+
+
+def everything():
+    """A study with all that a report shows, and names made to get out of their places."""
+    rates = {(0,): 1000.0, (1,): 990.0, (0, 1): 1900.0, (0, 1, 2): 2800.0}
+    made = []
+    for repeat in (0, 1):
+        for strategy, factor in (("nccl_allreduce", 1.0), ("none", 1.02), (EVIL, 0.9)):
+            for gpus, rate in rates.items():
+                measured = rate * factor * (1 + 0.001 * repeat)
+                made.append(record(len(made), list(gpus), measured, strategy=strategy, cell={"repeat": repeat}))
+    matrix = [[900.0, 380.5, 19.0], [380.0, 910.0, None], [18.0, 21.5, 905.0]]
+    made.append(record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}}))
+    made[-1] |= {"metrics": {}, "checks": {"p2p": {"unidirectional_enabled": matrix, "broken": [[1], 2]}}}
+    failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
+    made.append(
+        record(len(made), [0, 1], 1.0, state="failed", failure=failure, overrides=["-m", EVIL], sweep_id="f" * 32)
+    )
+    bad = {"verdict": "invalid", "codes": {"foreign_load": f"something else used these GPUs: {EVIL}"}, "unchecked": {}}
+    made.append(record(len(made), [0], 5.0, validity=bad))
+    made.append(record(len(made), [1], 5.0, schema_version=99))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = study(tmp_path_factory.mktemp("study") / "hostile", everything())
+    damaged = made / "damaged"
+    damaged.mkdir()
+    (damaged / "record.json").write_text('{"schema_version": 1, "cell":')
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    assert report(folder, out) == out / "index.html"
+    return out
+
+
+def test_all_that_was_promised_is_there(written):
+    made = {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()}
+    for name in ("points", "waterfall", "strategies", "wires", "comparisons", "excluded", "environment", "cells"):
+        assert {f"tables/{name}.csv", f"tables/{name}.tex"} <= made
+    for name in (
+        "scaling-1",
+        "efficiency-1",
+        "waterfall-1",
+        "strategies-1",
+        "wires",
+        "comparisons",
+        "pairs-1",
+        "topology-1",
+    ):
+        assert {f"figures/{name}.svg", f"figures/{name}.pdf"} <= made
+    assert all(path.read_bytes().startswith(b"%PDF") for path in written.glob("figures/*.pdf"))
+    text = (written / "report.md").read_text(encoding="utf-8")
+    assert all((written / link).exists() for link in re.findall(r"\]\((figures/[^)]*)\)", text))
+
+
+def test_the_page_is_whole_in_itself_and_well_formed(written):
+    text = (written / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert links and all(link.startswith("#") for link in links)
+    assert "<script" not in text and "@import" not in text and not re.search(r"url\((?!#)", text)
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(ids) == len(set(ids)) and {link[1:] for link in links} <= set(ids)
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == len(list(written.glob("figures/*.svg")))
+    for drawing in [*drawings, *(path.read_text(encoding="utf-8") for path in written.glob("figures/*.svg"))]:
+        ET.fromstring(drawing.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
+                      if "xmlns:xlink" not in drawing else drawing)  # fmt: skip
+    open_tags = []
+
+    class Nesting(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            open_tags.append(tag) if tag not in ("meta", "br") else None
+
+        def handle_endtag(self, tag):
+            assert open_tags.pop() == tag
+
+    parser = Nesting()
+    parser.feed(text)
+    assert open_tags == []
+
+
+def test_names_and_failures_stay_text(written):
+    texts = {path: path.read_text(encoding="utf-8") for path in written.rglob("*") if path.suffix in (".html", ".md")}
+    texts = {path: re.sub(r"(?m)^    .*$", "", text) for path, text in texts.items()}  # a command in Markdown is code
+    for text in texts.values():
+        assert "<script>" not in text and "&lt;script&gt;" in text
+        assert "{{ 7*7 }}" in text.replace("\\*", "*") and "\x1b" not in text and "\u202e" not in text
+    assert not re.search(r"(?<!\\)\]\(http", texts[written / "report.md"])
+    for path in written.glob("tables/*.csv"):
+        for row in csv.reader(path.open(encoding="utf-8")):
+            for cell in row:
+                assert not re.match(r"\s*[=+@|%\t]", cell) and not re.match(r"-(?!\d)", cell), (path, cell)
+    for path in written.glob("tables/*.tex"):
+        text = path.read_text(encoding="utf-8")
+        assert "\\input" not in text and not re.search(r"(?<!\\)[$#&_](?![^&]*\\\\|.*&)", "".join(
+            line for line in text.splitlines() if EVIL[:4] in line and "&" not in line))  # fmt: skip
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+
+
+def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
+    """From another place, in another process with other hashes."""
+    shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
+    command = [sys.executable, "-m", "analysis", "report", str(tmp_path / "elsewhere" / folder.name), "--json"]
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    again = Path(said["report"]).parent
+    assert again == tmp_path / "elsewhere" / folder.name / "report" and len(said["finding"]) == 3
+    names = sorted(path.relative_to(written) for path in written.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
+    for name in names:
+        assert (written / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def test_what_was_left_out_is_listed_with_the_reason(written):
+    rows = list(csv.DictReader((written / "tables" / "excluded.csv").open(encoding="utf-8")))
+    assert [row["state"] for row in rows] == ["failed", "invalid", "unreadable", "unreadable"]
+    assert "exception of rank 1" in rows[0]["why"] and "something else used" in rows[1]["why"]
+    assert any("schema_version=99 is newer" in row["why"] for row in rows)
+    assert any(row["why"].startswith("damaged/record.json: no readable record") for row in rows)
+    cells = list(csv.DictReader((written / "tables" / "cells.csv").open(encoding="utf-8")))
+    assert len(cells) == 27
+    text = (written / "index.html").read_text(encoding="utf-8")
+    assert "2 files could not be read" in text.replace("\u00a0", " ")
+
+
+def test_numbers_of_the_tables_are_those_of_the_records(written):
+    rows = list(csv.DictReader((written / "tables" / "points.csv").open(encoding="utf-8")))
+    (pair,) = [row for row in rows if row["curve"] == "nccl_allreduce" and row["gpus"] == "0,1"]
+    assert float(pair["images_per_second"]) == pytest.approx(1900.95, rel=1e-4) and pair["runs"] == "2"
+    assert pair["slowest"] == "1" and float(pair["efficiency"]) == pytest.approx(1900.95 / (2 * 990.495), rel=1e-4)
+    assert float(pair["efficiency_low"]) < float(pair["efficiency"]) < float(pair["efficiency_high"])
+    (row,) = [
+        row
+        for row in csv.DictReader((written / "tables" / "strategies.csv").open(encoding="utf-8"))
+        if row["cell"] == "nccl_allreduce" and row["gpus"] == "0,1"
+    ]
+    exchange = REAL["metrics"]["comm/exchange_ms"]
+    assert float(row["exchange_ms"]) == pytest.approx(exchange)
+    assert float(row["gb_per_second_per_gpu"]) == pytest.approx(102228128 / (exchange / 1000) / 1e9)
+
+
+def small(number, gpus, rate, **changes):
+    """Without a topology to draw."""
+    return record(number, gpus, rate, **({"environment": {"topology": "", "links": {}}} | changes))
+
+
+INVALID = {"verdict": "invalid", "codes": {"loss_not_finite": "the loss is not finite on rank 0"}, "unchecked": {}}
+OTHER = {"topology": "", "links": {}, "host": "other", "versions": {"torch": "2.12"}}
+CASES = {
+    "empty": ([], "no readable record"),
+    "one cell": ([small(1, [0], 100.0)], "no larger subset was measured"),
+    "no baseline": ([small(1, [0, 1], 100.0)], "without a usable one-GPU baseline"),
+    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "None of the 1 cell of this study gave a number"),
+    "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
+    "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
+    "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}, "cell": {"gpus": [0]}}],
+             "none of which measured images per second"),
+    "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
+                "trains 100"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
+    records, said = CASES[case]
+    folder = study(tmp_path / "study", records)
+    folder.mkdir(exist_ok=True)
+    text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
+    assert said in text.replace("\u00a0", " ")
+    assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "tables" / "cells.csv").exists()
+
+
+def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for wrong in (["report", str(tmp_path / "none")], ["report", str(tmp_path / "file")],
+                  ["report", str(tmp_path), "-o", str(tmp_path / "file")]):  # fmt: skip
+        assert main(wrong) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1 and str(tmp_path) in said.err
+
+
+def test_a_figure_of_an_earlier_report_does_not_stay(tmp_path):
+    figures = tmp_path / "out" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("waterfall-7.svg", "mine.svg"):
+        (figures / name).write_text("")
+    (tmp_path / "study").mkdir()
+    report(tmp_path / "study", tmp_path / "out")
+    assert [path.name for path in figures.iterdir()] == ["mine.svg"]
+
+
+FALL = Waterfall(
+    "resnet50", (0, 1), Estimate(2000.0, 1990.0, 2010.0), Estimate(1900.0),
+    (
+        Part("spread between GPUs", Estimate(10.0), above_ideal=True),
+        Part("exposed communication", Estimate(80.0, 70.0, 90.0)),
+        Part("waiting for a peer", None, "no trace"),
+    ),
+    20.0, 10.0, 30.0,
+)  # fmt: skip
+
+
+def test_a_waterfall_closes_from_the_top_to_the_measured_rate():
+    rows = waterfall_rows(FALL)
+    at = rows[0].rate.value
+    assert at == 2010.0
+    for row in rows[1:]:
+        if isinstance(row, Level):
+            assert row.rate.value == pytest.approx(at)
+        elif row.lost is not None:
+            at -= row.lost.value
+
+
+def test_the_finding_names_the_largest_part_and_the_residual():
+    from benchmarks.record import Record
+
+    one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
+    found = Findings(waterfalls=(FALL,), noise=Noise(0.002, 3, None))
+    second = sentences(Study("s", (one,), 0, ()), found)[1].replace("\u00a0", " ")
+    assert second == (
+        "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
+        "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."
+    )
+
+
+def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
+    table = Table(
+        "cells", "all", (Column("cell", "cell"), Column("n", "n", "count")), tuple((f"c{i}", i) for i in range(1000))
+    )
+    told = Report("s", "", (), (), (Section("cells", "Every cell", tables=(table,)),))
+    left = f"{1000 - PAGE_ROWS} more rows in tables/cells.csv"
+    assert left in page(told) and page(told).count("<td>c") == PAGE_ROWS
+    assert left in markdown_page(told) and markdown_page(told).count("| c") == PAGE_ROWS + 1
+    assert to_csv(table).count("\n") == 1001 and to_latex(table).count("\\\\\n") == 1001
+
+
+def test_tables_escape_in_every_form():
+    columns = (Column("a", "a_b"), Column("x", "x", "share", bounded=True), Column("empty", "empty"))
+    table = Table("t", "50% & more\n\\evil", columns, (("@sum", Estimate(0.5, 0.4, 0.6), ""), ("a|b\r\nc", None, None)))
+    assert to_csv(table) == "a,x,x_low,x_high,empty\n'@sum,0.5,0.4,0.6,\na|b  c,,,,\n"
+    assert r"a\_b & x \\" in to_latex(table) and r"50\% \& more \textbackslash{}evil" in to_latex(table)
+    assert to_latex(table).count("\n") == 10
+    assert to_markdown(table, 9).splitlines()[3] == "| a\\|b  c | – |"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (18676.3, "rate", "18,676"), (0.12345, "number", "0.123"), (-3.0, "number", "−3.00"), (0.0, "number", "0"),
+        (None, "rate", "–"), (float("nan"), "share", "–"), (0.9953, "share", "99.5 %"), (-0.0254, "change", "−2.5 %"),
+        (0.02, "change", "+2.0 %"), (Estimate(0.99532, 0.9951, 0.9955), "share", "99.53 % (99.51 to 99.55)"),
+        (Estimate(0.9953), "share", "99.5 %"), (-0.00001, "share", "0.00 %"), (0.004, "share", "0.40 %"),
+        (1e-9, "number", "0.000000"),
+    ],
+)  # fmt: skip
+def test_numbers_are_rounded_to_what_is_known(value, kind, text):
+    assert (estimate(value, kind) if isinstance(value, Estimate) else number(value, kind)).replace(
+        "\u00a0", " "
+    ) == text
+
+
+def test_labels_move_apart_and_stay_in_order():
+    wanted = [5.0, 5.1, 1.0, 5.05, 9.0]
+    places = spread(wanted, 1.0)
+    assert sorted(range(5), key=places.__getitem__) == sorted(range(5), key=wanted.__getitem__)
+    assert all(b - a >= 1.0 - 1e-9 for a, b in zip(sorted(places), sorted(places)[1:], strict=False))
+    assert places[2] == 1.0 and places[4] == 9.0 and spread([], 1.0) == []
+
+
+def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
+    assert colours(["none", "nccl_allreduce"])["nccl_allreduce"] == colours(["nccl_allreduce", "zzz"])["nccl_allreduce"]
+    assert len(set(colours(["nccl_allreduce", "none", "kvstore_device", "cpu_staged", "mine"]).values())) == 5
+    assert short_names(["m · a · gpus 0", "m · b · gpus 0"]) == {"m · a · gpus 0": "a", "m · b · gpus 0": "b"}
+    assert short_names(["m · a"]) == {"m · a": "m · a"}
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("source", ["hostile", "scaling", "strategies"])
+def test_nothing_scrolls_sideways(source, written, tmp_path):
+    """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
+    made = written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
+    text = re.sub(r"<meta http-equiv[^>]*>", "", made.read_text(encoding="utf-8"))
+    quoted = text.replace("&", "&amp;").replace('"', "&quot;")
+    frames = "".join(
+        f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{quoted}"></iframe>' for w in (390, 1280)
+    )
+    script = (
+        "onload = () => { const all = [...document.querySelectorAll('iframe')].map(f => f.contentDocument.documentElement);"
+        "const said = all.map(e => e.scrollWidth + ' of ' + e.clientWidth).join(', ');"
+        "document.body.innerHTML = '<p id=said>' + said + '</p>'; }"
+    )
+    (tmp_path / "frames.html").write_text(f"<!doctype html><body>{frames}<script>{script}</script>", encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
+               "--window-size=1800,1200", "--dump-dom", f"file://{tmp_path}/frames.html"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    widths = re.findall(r"(\d+) of (\d+)", done.stdout.partition("id=")[2])
+    assert len(widths) == 2 and int(widths[0][1]) <= 390 < int(widths[1][1]) <= 1280, (
+        done.stdout[-500:] + done.stderr[-500:]
+    )
+    for wide, room in widths:
+        assert int(wide) <= int(room)
