@@ -1,6 +1,6 @@
 """The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
 
-Options of a strategy or a benchmark live in that strategy's or benchmark's own YAML (`conf/strategy/NAME.yaml`), so
+Options of a strategy, a benchmark or a profiler live in its own YAML (`conf/strategy/NAME.yaml`), so
 that a new one is one file and one YAML; conf.resolve holds them to the types and the `accepts` of that YAML.
 """
 
@@ -53,13 +53,6 @@ class Optimizer:
 
 
 @dataclass
-class Profiler:
-    """A profiler, in a separate, untimed pass."""
-
-    name: str = MISSING
-
-
-@dataclass
 class Tracking:
     """Where records are projected to."""
 
@@ -105,7 +98,7 @@ class Config:
     benchmark: Any = MISSING
     nccl: Nccl = field(default_factory=Nccl)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    profiler: Profiler = field(default_factory=Profiler)
+    profiler: Any = MISSING
     tracking: Tracking = field(default_factory=Tracking)
     engine: Engine = field(default_factory=Engine)
     validity: Validity = field(default_factory=Validity)

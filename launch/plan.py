@@ -20,6 +20,7 @@ from conf.requests import refuse
 from conf.resolve import checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine import Device, Machine, look
+from launch.nsys import Nsys, find
 from launch.peers import refuse_without_peers
 from launch.shared_memory import refuse_too_little
 
@@ -48,6 +49,7 @@ class Plan:
     machine: Machine
     cells: list[Planned]
     notices: list[str] = field(default_factory=list)
+    nsys: Nsys | None = None
 
 
 # A sweep has one of each of these.
@@ -82,6 +84,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     notices: list[str] = []
     machine = None
     listed: list[Cell] = []
+    tools: dict[str | None, Nsys | None] = {}  # nsys, by what was asked
     for request in requests:
         config, told = checked(request.config)
         nccl.against_surroundings(config.nccl, surrounding)
@@ -92,6 +95,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
             notices.append(
                 f"benchmark={config.benchmark['name']} trains nothing: {', '.join(idle)} changes nothing in it"
             )
+        config = _with_profiler(config, surrounding, tools)
         for subset in _subsets(config, machine):
             cell = resolve(config, subset, machine.kind, everyone=machine.everyone)
             refuse(cell, machine.memory_bytes)
@@ -118,7 +122,28 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         notices.append(f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once")
     if not (first.topology and first.dry_run):  # then it is another machine's memory
         refuse_too_little(unique)
-    return Plan(first, machine, _ordered(unique, first.repeats, first.seed), list(dict.fromkeys(notices)))
+    order = _ordered(unique, first.repeats, first.seed)
+    return Plan(first, machine, order, list(dict.fromkeys(notices)), next(iter(tools.values()), None))
+
+
+def _with_profiler(config: Config, surrounding: Mapping[str, str], tools: dict[str | None, Nsys | None]) -> Config:
+    """The configuration with `profiler=auto` resolved; a nsys that is needed is looked for once. Raises Refused."""
+    name = config.profiler["name"]
+    if name not in ("auto", "nsys"):
+        return config
+    asked = config.profiler["nsys_path"]
+    if tools and asked not in tools:
+        raise Refused(f"profiler.nsys_path={_shown([*tools, asked])}: a sweep has one; run one sweep for each")
+    if not tools.get(asked):
+        try:
+            tools[asked] = find(asked, surrounding)
+        except Refused:
+            elsewhere = config.topology and config.dry_run  # nsys is that machine's
+            if (name == "nsys" or asked) and not elsewhere:
+                raise
+            tools[asked] = None
+    chosen = "nsys" if name == "nsys" or tools[asked] else "torch"
+    return dataclasses.replace(config, profiler=config.profiler | {"name": chosen})
 
 
 def _alone_once(cells: list[Cell]) -> tuple[list[Cell], bool]:

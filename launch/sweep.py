@@ -80,7 +80,7 @@ class _Sweep:
         self.study = Study(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.measurer = Measurer(
-            self.config, planned.machine, self.study, self.sweep, surrounding, stopping, self._note
+            self.config, planned.machine, self.study, self.sweep, surrounding, planned.nsys, stopping, self._note
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation

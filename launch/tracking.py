@@ -34,6 +34,10 @@ ARTIFACTS = (
     "ranks/*.jsonl",
     "nccl/*.log",
     "gpus.jsonl",
+    # Never the report of nsys itself: it holds the environment of what it traced.
+    "profile/trace.sqlite.gz",
+    "profile/rank*.json.gz",
+    "profile/timeline.svg",
 )
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
