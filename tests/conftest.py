@@ -50,12 +50,13 @@ def forked(tmp_path_factory):
 
     The ranks of all cases are forked, one case after the other, from one process (kvstore_ranks).
     """
+    import test_collectives
     import test_exchange
     import test_kvstore
 
     folder = tmp_path_factory.mktemp("forked")
     (folder / "cases.json").write_text(
-        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES)
+        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES | test_collectives.CASES)
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

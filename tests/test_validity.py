@@ -68,6 +68,11 @@ PLANTED = {
         lambda r: r.checks.update(exchange_error=math.nan, exchange_tolerance=1e-4),
         lambda r: r.checks.update(exchange_error=math.inf, exchange_tolerance=8e-3),
     ],
+    "wrong_elements": [lambda r: r.checks.update(wrong_elements=1, wrong_bytes=[1024])],
+    "solution_differs": [
+        lambda r: r.checks.update(solution_difference=1.1e-6, solution_tolerance=1e-6),
+        lambda r: r.checks.update(solution_difference=math.nan, solution_tolerance=1e-6),
+    ],
     "loss_not_finite": [
         lambda r: r.checks.update(losses=[2.0, math.nan]),
         lambda r: r.checks.update(losses=[-math.inf, 2.0]),
