@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.ranks import Ranks
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 class Calls(Protocol):
@@ -71,7 +71,7 @@ class Torch:
 
     def together(self) -> contextlib.AbstractContextManager[Any]:
         """all_reduce, all_gather and reduce_scatter only."""
-        return dist._coalescing_manager()
+        return dist.distributed_c10d._coalescing_manager()
 
 
 # nccl.h: ncclDataType_t and ncclRedOp_t.
@@ -149,6 +149,10 @@ class Nccl:
         if rank == root:
             messages += [self._one(at_root, part, peer) for peer, part in zip(everyone, whole.chunk(size), strict=True)]
         return messages
+
+    def exchange(self, messages: Sequence[tuple[str, Tensor, int]]) -> Call:
+        """Sends and receives at once: ("ncclSend" or "ncclRecv", tensor, peer). To one peer they match in their order."""
+        return self._grouped([self._one(*message) for message in messages])
 
     def _one(self, function: str, tensor: Tensor, peer: int) -> Call:
         address, count = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel())

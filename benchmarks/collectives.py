@@ -137,7 +137,7 @@ class Measurement:
             if self._stream is not None:
                 while not self._stream.query():
                     pass
-            return (time.perf_counter() - opened) * 1e6 / self._iterations / self._asked["coalesced"]
+            return (time.perf_counter() - opened) * 1e6 / (self._iterations * int(self._asked["coalesced"]))
         finally:
             gc.enable()
             self._reporter.beat(self._iterations)

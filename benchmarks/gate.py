@@ -4,14 +4,8 @@ Ranks leave a barrier over sockets tens of microseconds apart, which is more tha
 spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
 """
 
-import mmap
-import os
-from pathlib import Path
-
-import torch.distributed as dist
-
 from benchmarks.ranks import Ranks
-from trainers.kvstore.memory import Shared
+from benchmarks.shared import mapped
 
 COUNTER_BYTES = 8
 
@@ -20,21 +14,10 @@ class Gate:
     """One barrier, to be passed any number of times."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Map the counters; nothing is left behind in /dev/shm. Collective."""
+        """Map the counters. Collective."""
         self._ranks = ranks
         self._passed = 0
-        path = [str(Shared.new_path())]
-        dist.broadcast_object_list(path, 0)
-        size = COUNTER_BYTES * ranks.world_size
-        if ranks.rank == 0:
-            Path(path[0]).write_bytes(bytes(size))
-        ranks.barrier()
-        file = os.open(path[0], os.O_RDWR)
-        self._counters = memoryview(mmap.mmap(file, size)).cast("q")
-        os.close(file)
-        ranks.barrier()
-        if ranks.rank == 0:
-            Path(path[0]).unlink()
+        self._counters = memoryview(mapped(ranks, COUNTER_BYTES * ranks.world_size)).cast("q")
 
     def wait(self) -> None:
         """Leave when all ranks are here and their devices idle. Collective."""

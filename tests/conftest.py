@@ -52,12 +52,14 @@ def forked(tmp_path_factory):
     """
     import test_collectives
     import test_exchange
+    import test_jacobi
     import test_kvstore
 
     folder = tmp_path_factory.mktemp("forked")
-    (folder / "cases.json").write_text(
-        json.dumps({"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES | test_collectives.CASES)
-    )
+    cases = {"measuring": {"workers": 2}}
+    for module in (test_kvstore, test_exchange, test_collectives, test_jacobi):
+        cases |= module.CASES
+    (folder / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import nn
 
-from benchmarks import collectives, exchange, statistics
+from benchmarks import collectives, exchange, jacobi, statistics  # noqa: F401 (imported once for all ranks)
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from conf import cell as cells

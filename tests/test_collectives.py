@@ -1,4 +1,4 @@
-"""`benchmark=collectives`: real collectives over gloo, their known results, nccl-tests' arithmetic and table, and the α–β line."""
+"""`benchmark=collectives`: real collectives over gloo, their known results, nccl-tests' figures and table, the α–β line."""
 
 import ctypes
 import itertools
@@ -301,7 +301,7 @@ def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
     ours = nccl_tests_table.lines(cell, run.as_json(), devices)
     theirs = [line.rstrip() for line in first]
     ours = [line.rstrip() for line in ours]
-    assert ours[1] == theirs[2] and ours[3:-3] == theirs[4:-1] + [theirs[-1]]
+    assert ours[1] == theirs[2] and ours[3:-2] == theirs[4:]
     assert ours[2] == theirs[3].replace("nGpus 2", "nGpus 1")
 
 
@@ -314,7 +314,7 @@ def test_busbw_is_that_of_every_captured_row():
         factor = COLLECTIVES[run.collective].factor(run.ranks)
         for row in run.rows:
             for _, one in row.placements():
-                assert one.busbw == pytest.approx(one.algbw * factor, abs=0.011, rel=1e-3)
+                assert one.busbw == pytest.approx(one.algbw * factor, abs=0.005 * (1 + factor) + 1e-9, rel=1e-3)
                 checked_rows += 1
     assert checked_rows > 300
 
