@@ -203,7 +203,7 @@ class Peer(OnGpu):
         self._shared = Shared(ranks, 0)
         streams.page_lock(self._shared.address, self._shared.size_bytes)
         self._flags = streams.device_address(self._shared.address)
-        self._lane, self._lanes = streams.Lane(self._stream), streams.Lane
+        self._lane, self._reader = streams.Lane(self._stream), streams.Lane(torch.cuda.current_stream())
 
     def send(self, number: int) -> None:
         """Copy, then say so."""
@@ -214,10 +214,9 @@ class Peer(OnGpu):
             self._lane.write_flag(self._flags + self._shared.flag(self._rank, side), number)
 
     def receive(self, number: int) -> None:
-        """The current stream waits for both neighbours' flags."""
-        current = self._lanes(torch.cuda.current_stream())
-        current.wait_flag(self._flags + self._shared.flag(self._before, AFTER), number)
-        current.wait_flag(self._flags + self._shared.flag(self._after, BEFORE), number)
+        """The stream that was current at the start waits for both neighbours' flags."""
+        for neighbour, side in ((self._before, AFTER), (self._after, BEFORE)):
+            self._reader.wait_flag(self._flags + self._shared.flag(neighbour, side), number)
 
 
 class NcclRows(OnGpu):

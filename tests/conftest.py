@@ -60,7 +60,7 @@ def forked(tmp_path_factory):
     for module in (test_kvstore, test_exchange, test_collectives, test_jacobi):
         cases |= module.CASES
     (folder / "cases.json").write_text(json.dumps(cases))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
         env=environment, capture_output=True, text=True, timeout=200,
