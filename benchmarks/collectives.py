@@ -4,8 +4,8 @@ METHOD.md, "Collectives".
 """
 
 import contextlib
-import functools
 import gc
+import itertools
 import os
 import socket
 import time
@@ -97,12 +97,11 @@ class Measurement:
     def _measured(self, size: int, placement: str) -> dict[str, Any]:
         """The figures of one size in one placement."""
         message = Message(self._name, size, placement == "in_place")
-        coalesced, places = self._asked["coalesced"], max(1, self._largest // size)
-        calls = [self._prepared(message, place) for place in range(min(places, self._iterations * coalesced))]
+        schedule = self._schedule(message)
         for number in range(self._warmup + 1):  # one always, as nccl-tests does
-            calls[number % len(calls)]()
+            schedule[number % len(schedule)]()
             self._reporter.beat()
-        mine = self._window(calls)
+        mine = self._window(schedule)
         self._reporter.line("window", purpose=f"{self._name} {size} {placement}", us=mine)
         times = [one for (one,) in self._ranks.gather([mine])]
         mean = sum(times) / len(times)  # nccl-tests' default is the mean over ranks, too
@@ -115,25 +114,51 @@ class Measurement:
             "slowest_us": max(times),
         }
         if self._asked["percentiles"] and not self._asked["cuda_graph"]:
-            found["per_iteration"] = self._per_iteration(calls, f"{self._name} {size} {placement}")
+            found["per_iteration"] = self._per_iteration(schedule, f"{self._name} {size} {placement}")
         return found
+
+    def _schedule(self, message: Message) -> list[Call]:
+        """A call for every iteration, each of them where nccl-tests would put it."""
+        coalesced, places = int(self._asked["coalesced"]), max(1, self._largest // message.size_bytes)
+        calls = [self._prepared(message, place) for place in range(min(places, self._iterations * coalesced))]
+        firsts = range(0, self._iterations * coalesced, coalesced)
+        return [
+            self._joined([calls[number % len(calls)] for number in range(first, first + coalesced)]) for first in firsts
+        ]
 
     def _prepared(self, message: Message, place: int) -> Call:
         send, receive = message.views(self._out, self._into, place, self._ranks.rank, self._ranks.world_size)
         return self._calls.prepare(self._name, send, receive)
 
-    def _window(self, calls: list[Call]) -> float:
+    def _joined(self, calls: list[Call]) -> Call:
+        """One call of one collective, or of several in a group."""
+        if self._asked["coalesced"] == 1:
+            return calls[0]
+
+        def group() -> None:
+            with self._calls.together():
+                for call in calls:
+                    call()
+
+        return group
+
+    def _window(self, schedule: list[Call]) -> float:
         """µs of one collective: the host's time of all iterations and the wait for their end, divided by their number."""
-        launch: Call = functools.partial(self._all, calls)
+
+        def launch() -> None:
+            for call in schedule:
+                call()
+
+        timed: Call = launch
         if self._asked["cuda_graph"]:
             graph = self._graph(launch)
             graph.replay()  # the first launch uploads it
-            launch = graph.replay
+            timed = graph.replay
         gc.disable()
         try:
             self._gate.wait()
             opened = time.perf_counter()
-            launch()
+            timed()
             if self._stream is not None:
                 while not self._stream.query():
                     pass
@@ -141,18 +166,6 @@ class Measurement:
         finally:
             gc.enable()
             self._reporter.beat(self._iterations)
-
-    def _all(self, calls: list[Call]) -> None:
-        """Every iteration; each lies where nccl-tests would put it."""
-        coalesced, places = self._asked["coalesced"], len(calls)
-        if coalesced == 1:
-            for number in range(self._iterations):
-                calls[number % places]()
-            return
-        for first in range(0, self._iterations * coalesced, coalesced):
-            with self._calls.together():
-                for number in range(first, first + coalesced):
-                    calls[number % places]()
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
         """The same as a CUDA graph, not launched yet."""
@@ -163,19 +176,12 @@ class Measurement:
             launch()
         return graph
 
-    def _per_iteration(self, calls: list[Call], purpose: str) -> dict[str, float]:
+    def _per_iteration(self, schedule: list[Call], purpose: str) -> dict[str, float]:
         """Statistics of single iterations, each as long as its slowest rank's, in µs of one collective."""
-        number = 0
+        calls = itertools.cycle(schedule)
 
         def one() -> None:
-            nonlocal number
-            if self._asked["coalesced"] == 1:
-                calls[number % len(calls)]()
-            else:
-                with self._calls.together():
-                    for place in range(self._asked["coalesced"]):
-                        calls[(number + place) % len(calls)]()
-            number += self._asked["coalesced"]
+            next(calls)()
 
         block = self._clock.block(one, self._iterations)
         self._reporter.block(purpose, block, 0)
@@ -193,7 +199,7 @@ class Measurement:
         send, receive = message.views(self._out, self._into, 0, rank, size)
         receive.zero_()
         fill(send, rank, op)
-        call = self._calls.prepare(self._name, send, receive)
+        call = self._joined([self._calls.prepare(self._name, send, receive)])
         if self._asked["cuda_graph"]:
             call = self._graph(call).replay  # not launched before: that would change its input
         self._ranks.barrier()

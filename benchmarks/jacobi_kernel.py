@@ -6,20 +6,22 @@ elements a thread would make a warp touch four cache lines for each. `pitch` is 
 start on cache lines all the same, and whole tiles fit into them, so that no column needs a mask.
 """
 
+# mypy: ignore-errors
+# Triton gives annotations of a kernel's parameters a meaning of its own.
 import triton
 import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["pitch"])
-def sweep(  # noqa: ANN201
-    new,  # noqa: ANN001
-    old,  # noqa: ANN001
-    sums,  # noqa: ANN001
-    pitch,  # noqa: ANN001
-    nx,  # noqa: ANN001
-    first,  # noqa: ANN001
-    last,  # noqa: ANN001
-    stride,  # noqa: ANN001
+def sweep(
+    new,
+    old,
+    sums,
+    pitch,
+    nx,
+    first,
+    last,
+    stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     NORM: tl.constexpr,

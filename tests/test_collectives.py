@@ -51,6 +51,9 @@ CASES = {
         "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
     },
 }
+CASES["collectives_idle"] = {
+    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collective_calls", "Torch", "prepare"],
+}  # fmt: skip
 PLACES = ("out_of_place", "in_place")
 
 
@@ -157,6 +160,11 @@ def test_wrong_elements_are_counted_and_right_ones_are_not(name, size):
         result[8] = float("nan")
         assert wrong_elements(name, result, op, root, ranks) == 2
         assert wrong_elements(name, torch.zeros_like(result), op, root, ranks) == len(result)
+
+
+def test_a_collective_that_does_nothing_is_noticed(forked):
+    for found in forked("collectives_idle"):
+        assert found["checks"]["wrong_elements"] > 256 and found["checks"]["wrong_bytes"] == [1024]
 
 
 def test_a_rank_that_takes_anothers_part_is_noticed():

@@ -36,6 +36,9 @@ CASES = {
     f"jacobi_{workers}": {"workers": workers, "benchmarks": [SMALL | asked for asked in ASKED.values()]}
     for workers in (1, 2, 3)
 }
+CASES["jacobi_deaf"] = {
+    "workers": 2, "benchmarks": [SMALL], "fault": ["benchmarks.jacobi_halo", "HostOnCpu", "receive"],
+}  # fmt: skip
 KERNELS = list(itertools.product((256, 200), (1, 2, 3, 9, 10, 11)))  # columns, rows
 CASES["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
 # jacobi_memcpy's lines, as the documents hold them.
@@ -102,6 +105,11 @@ def test_a_solve_ends_one_batch_after_the_tolerance_is_reached(forked):
     assert found["metrics"]["jacobi/iterations"] == reached + 7
     assert found["metrics"]["jacobi/norm"] == pytest.approx(norms[reached + 6], rel=1e-4)
     assert len(found["series"]["jacobi/solve_seconds"]) == 2
+
+
+def test_a_halo_that_never_arrives_is_noticed(forked):
+    for found in forked("jacobi_deaf"):
+        assert found["checks"]["solution_difference"] > 1e-3 > found["checks"]["solution_tolerance"]
 
 
 def test_one_rank_alone_has_no_efficiency(forked):
