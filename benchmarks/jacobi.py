@@ -34,6 +34,11 @@ class Solved:
     seconds: float
     device_seconds: float | None  # None: there is no other clock
 
+    @property
+    def disagreement(self) -> float:
+        """Difference of the two clocks, as a share of the host's."""
+        return 0.0 if self.device_seconds is None else abs(self.device_seconds - self.seconds) / self.seconds
+
 
 class Solver:
     """A slab with its stencil and its exchange."""
@@ -102,60 +107,42 @@ def _halo(name: str, slab: Slab, ranks: Ranks, handle: bytes) -> Halo:
     return NcclRows(slab, ranks) if name == "nccl" else Gloo(slab, ranks)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What rank 0 found alone; the other ranks have nothing."""
+
+    solves: list[Solved]
+    solution: torch.Tensor | None
+    copy_bytes_per_second: float
+
+
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
+    if ranks.device.type == "cpu":
+        return _measured(cell, ranks, reporter)
+    with torch.cuda.stream(torch.cuda.Stream(ranks.device)):  # flags are awaited there
+        return _measured(cell, ranks, reporter)
+
+
+def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
-    device, solves = ranks.device, int(option(cell, "solves"))
-    result = Result()
-    one: list[Solved] = []
-    reference: list[torch.Tensor] = []
-    copied: list[float] = []
-
-    def alone() -> None:
-        slab = Slab(nx, ny, split(ny, 1)[0], device)
-        solver = Solver(cell, slab, Alone(slab), reporter.beat)
-        solver.solve(lambda: None, lambda change: change, WARM_UP)
-        for _ in range(solves):
-            one.append(solver.solve(lambda: _idle(device), lambda change: change))
-        reference.append(solver.solution().clone())
-        copied.append(_copy_bytes_per_second(slab))
-
     reporter.phase("one rank")
-    ranks.alone(alone, reporter.beat)
-    if device.type == "cuda":
+    found: list[Reference] = []
+    ranks.alone(lambda: found.append(_alone(cell, ranks.device, reporter)), reporter.beat)
+    if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
+    one = found[0] if found else Reference([], None, 0.0)
     reporter.phase("all ranks")
-    mine = split(ny, ranks.world_size)[ranks.rank]
-    handle, base = b"", None
-    if exchange == "peer" and ranks.world_size > 1:
-        from trainers.kvstore.streams import Exported
-
-        exported = Exported(Slab.size_bytes(nx, mine, device), device)  # stays until the process ends
-        handle, base = exported.handle(), exported.tensor
-    slab = Slab(nx, ny, mine, device, base)
-    solver = Solver(cell, slab, _halo(exchange, slab, ranks, handle), reporter.beat)
-
-    def over_ranks(change: float) -> float:
-        return sum(one for (one,) in ranks.gather([change]))
-
-    solver.solve(ranks.barrier, over_ranks, WARM_UP)
-    every = [solver.solve(ranks.barrier, over_ranks) for _ in range(solves)]
-    for purpose, found in (("one rank", one), ("all ranks", every)):
-        reporter.line("solves", purpose=purpose, seconds=[solved.seconds for solved in found])
-    difference = _difference(solver.solution(), ny, reference, ranks)
-    ranks.barrier()  # neighbours' memory is needed no longer
+    every, difference = _together(cell, ranks, one, reporter)
+    for purpose, solves in (("one rank", one.solves), ("all ranks", every)):
+        reporter.line("solves", purpose=purpose, seconds=[solved.seconds for solved in solves])
+    told = [one.copy_bytes_per_second, *(solved.seconds for solved in one.solves or every)]
+    copy_rate, *one_seconds = ranks.gather(told)[0]
     all_seconds = ranks.slowest([solved.seconds for solved in every])
-    clocks = [
-        abs(solved.device_seconds - solved.seconds) / solved.seconds
-        for solved in (*one, *every)
-        if solved.device_seconds is not None and solved.seconds >= CLOCKS_SECONDS
-    ]
-    told = [*(solved.seconds for solved in one), *copied] if ranks.rank == 0 else [0.0] * (solves + 1)
-    *one_seconds, copy_rate = ranks.gather(told)[0]
-    (disagreement,) = ranks.slowest([max(clocks, default=0.0)])
     seconds, one_second = statistics.median(all_seconds), statistics.median(one_seconds)
-    rate = every[0].iterations * (nx - 2) * (ny - 2) * POINT_BYTES / one_second
     speedup = one_second / seconds
+    rate = every[0].iterations * (nx - 2) * (ny - 2) * POINT_BYTES / one_second
+    result = Result()
     if ranks.world_size > 1:
         result.metrics = {"jacobi/efficiency": speedup / ranks.world_size, "jacobi/speedup": speedup}
     result.metrics |= {
@@ -172,11 +159,50 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         for name, values in (("jacobi/solve_seconds", all_seconds), ("jacobi/one_gpu_solve_seconds", one_seconds))
     }
     result.checks = {"solution_difference": difference, "solution_tolerance": TOLERANCE, "exchange": exchange}
-    if device.type == "cuda":
+    clocks = [solved.disagreement for solved in (*one.solves, *every) if solved.seconds >= CLOCKS_SECONDS]
+    (disagreement,) = ranks.slowest([max(clocks, default=0.0)])
+    if ranks.device.type == "cuda" and seconds >= CLOCKS_SECONDS:
         result.checks["clock_disagreement"] = disagreement
     if ranks.rank == 0:
         reporter.output("\n".join(lines(cell, nx, ny, one_second, seconds)))
     return result
+
+
+def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> Reference:
+    """Solve the whole grid on this rank."""
+    nx, ny = option(cell, "nx"), option(cell, "ny")
+    slab = Slab(nx, ny, split(ny, 1)[0], device)
+    solver = Solver(cell, slab, Alone(slab), reporter.beat)
+
+    def solve(most: int | None = None) -> Solved:
+        return solver.solve(lambda: _idle(device), lambda change: change, most)
+
+    solve(WARM_UP)
+    solves = [solve() for _ in range(int(option(cell, "solves")))]
+    return Reference(solves, solver.solution().clone(), _copy_bytes_per_second(slab))
+
+
+def _together(cell: Cell, ranks: Ranks, one: Reference, reporter: Reporter) -> tuple[list[Solved], float]:
+    """Solve it on all ranks; also the largest difference of any point from the solution alone. Collective."""
+    nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
+    rows = split(ny, ranks.world_size)[ranks.rank]
+    handle, base = b"", None
+    if exchange == "peer" and ranks.world_size > 1:
+        from trainers.kvstore.streams import Exported
+
+        exported = Exported(Slab.size_bytes(nx, rows, ranks.device), ranks.device)  # stays until the process ends
+        handle, base = exported.handle(), exported.tensor
+    slab = Slab(nx, ny, rows, ranks.device, base)
+    solver = Solver(cell, slab, _halo(exchange, slab, ranks, handle), reporter.beat)
+
+    def over_ranks(change: float) -> float:
+        return sum(one for (one,) in ranks.gather([change]))
+
+    solver.solve(ranks.barrier, over_ranks, WARM_UP)
+    solves = [solver.solve(ranks.barrier, over_ranks) for _ in range(int(option(cell, "solves")))]
+    difference = _difference(solver.solution(), ny, one.solution, ranks)
+    ranks.barrier()  # neighbours' memory is needed no longer
+    return solves, difference
 
 
 def _idle(device: torch.device) -> None:
@@ -196,11 +222,10 @@ def _copy_bytes_per_second(slab: Slab) -> float:
     return 2 * source.nbytes * COPIES / (time.perf_counter() - opened)
 
 
-def _difference(mine: torch.Tensor, ny: int, reference: list[torch.Tensor], ranks: Ranks) -> float:
-    """The largest difference of any point from rank 0's solution alone; NaN stays. Collective."""
+def _difference(mine: torch.Tensor, ny: int, whole: torch.Tensor | None, ranks: Ranks) -> float:
+    """The largest difference of any point from rank 0's solution alone, `whole`; NaN stays. Collective."""
     rows = split(ny, ranks.world_size)
-    if ranks.rank == 0:
-        (whole,) = reference
+    if whole is not None:
         for rank in range(1, ranks.world_size):
             first = rows[rank].start - 1
             dist.send(whole[first : first + rows[rank].count].contiguous(), rank)

@@ -42,6 +42,11 @@ def halo_rows(buffer: Tensor) -> tuple[Tensor, Tensor]:
     return buffer[0], buffer[-1]
 
 
+def addresses(rows: tuple[Tensor, Tensor]) -> tuple[int, int]:
+    """Of their first elements."""
+    return rows[0].data_ptr(), rows[1].data_ptr()
+
+
 class Alone:
     """One rank is its own neighbour."""
 
@@ -94,7 +99,7 @@ class Shared:
         self.size_bytes = len(raw)
         self.address = int(raw.__array_interface__["data"][0])
         self.flags = raw[: count * FLAG_BYTES].view(np.int32).reshape(ranks.world_size, 2)
-        self.rows = torch.from_numpy(raw[4096:]).view(torch.float32).view(2, ranks.world_size, 2, -1)
+        self.rows = torch.from_numpy(raw[4096:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
 
     def flag(self, rank: int, side: int) -> int:
         """Bytes from the mapping to a flag: the last iteration whose row a rank has sent to that side."""
@@ -128,7 +133,8 @@ class OnGpu:
     """What the exchanges of GPUs have in common: a stream of its own, which goes first where both want the same GPU."""
 
     def __init__(self, slab: Slab) -> None:
-        self._slab = slab
+        self._row_bytes = 4 * slab.pitch
+        self._outer = [addresses(outer_rows(buffer)) for buffer in slab.buffers]
         self._stream = torch.cuda.Stream(slab.device, priority=-1)
         self._ready = torch.cuda.Event()
 
@@ -145,25 +151,31 @@ class HostOnGpu(OnGpu):
         from trainers.kvstore import streams
 
         super().__init__(slab)
-        self._rank = ranks.rank
-        self._before, self._after = neighbours(ranks)
-        self._shared = Shared(ranks, 4 * slab.pitch)
-        streams.page_lock(self._shared.address, self._shared.size_bytes)
-        self._flags = streams.device_address(self._shared.address)
+        before, after = neighbours(ranks)
+        self._shared = shared = Shared(ranks, self._row_bytes)
+        streams.page_lock(shared.address, shared.size_bytes)
+        flags = streams.device_address(shared.address)
+        mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
+        theirs = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
+        # For each of the two buffers: (flag, to, from) of the rows that go out, and of those that come in.
+        self._outward, self._inward = [], []
+        for turn, buffer in enumerate(slab.buffers):
+            slots = addresses((shared.rows[turn, ranks.rank, BEFORE], shared.rows[turn, ranks.rank, AFTER]))
+            self._outward.append(list(zip(mine, slots, self._outer[turn], strict=True)))
+            slots = addresses((shared.rows[turn, before, AFTER], shared.rows[turn, after, BEFORE]))
+            self._inward.append(list(zip(theirs, addresses(halo_rows(buffer)), slots, strict=True)))
         self._out = streams.Lane(self._stream)
         self._in = streams.Lane(torch.cuda.Stream(slab.device, priority=-1))
 
     def send(self, number: int) -> None:
         """Rows to host memory, the neighbours' rows from there."""
         self._after_the_rows()
-        buffer, turn, size = self._slab.buffers[number % 2], number % 2, 4 * self._slab.pitch
-        for side, row in enumerate(outer_rows(buffer)):
-            self._out.copy(self._shared.rows[turn, self._rank, side].data_ptr(), row.data_ptr(), size)
-            self._out.write_flag(self._flags + self._shared.flag(self._rank, side), number)
-        above, below = halo_rows(buffer)
-        for halo, neighbour, side in ((above, self._before, AFTER), (below, self._after, BEFORE)):
-            self._in.wait_flag(self._flags + self._shared.flag(neighbour, side), number)
-            self._in.copy(halo.data_ptr(), self._shared.rows[turn, neighbour, side].data_ptr(), size)
+        for flag, target, source in self._outward[number % 2]:
+            self._out.copy(target, source, self._row_bytes)
+            self._out.write_flag(flag, number)
+        for flag, target, source in self._inward[number % 2]:
+            self._in.wait_flag(flag, number)
+            self._in.copy(target, source, self._row_bytes)
 
     def receive(self, number: int) -> None:
         """The current stream waits for the copies."""
@@ -182,41 +194,39 @@ class Peer(OnGpu):
         from trainers.kvstore import streams
 
         super().__init__(slab)
-        self._rank = ranks.rank
-        self._before, self._after = neighbours(ranks)
-        for neighbour in {self._before, self._after}:
+        before, after = neighbours(ranks)
+        for neighbour in {before, after}:
             if not torch.cuda.can_device_access_peer(ranks.rank, neighbour):
                 raise ValueError(
                     f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of rank {neighbour}; accepted "
                     "here are host and nccl"
                 )
         everyone: list[Any] = [None] * ranks.world_size
-        dist.all_gather_object(everyone, (handle, slab.rows.count))
-        bases = {rank: streams.imported(everyone[rank][0]) for rank in {self._before, self._after}}
-        row = 4 * slab.pitch
+        dist.all_gather_object(everyone, (handle, slab.rows.count + 2))
+        bases = {rank: streams.imported(everyone[rank][0]) for rank in {before, after}}
         # My first row becomes the last one, a halo, of the rank before; my last row the first one of the rank after.
         self._targets = []
         for turn in range(2):
-            starts = {rank: base + turn * (everyone[rank][1] + 2) * row for rank, base in bases.items()}
-            below = starts[self._before] + (everyone[self._before][1] + 1) * row
-            self._targets.append((below, starts[self._after]))
-        self._shared = Shared(ranks, 0)
-        streams.page_lock(self._shared.address, self._shared.size_bytes)
-        self._flags = streams.device_address(self._shared.address)
+            first = {rank: base + turn * everyone[rank][1] * self._row_bytes for rank, base in bases.items()}
+            self._targets.append((first[before] + (everyone[before][1] - 1) * self._row_bytes, first[after]))
+        self._shared = shared = Shared(ranks, 0)
+        streams.page_lock(shared.address, shared.size_bytes)
+        flags = streams.device_address(shared.address)
+        self._mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
+        self._theirs = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
         self._lane, self._reader = streams.Lane(self._stream), streams.Lane(torch.cuda.current_stream())
 
     def send(self, number: int) -> None:
         """Copy, then say so."""
         self._after_the_rows()
-        rows, targets = outer_rows(self._slab.buffers[number % 2]), self._targets[number % 2]
-        for side, (row, target) in enumerate(zip(rows, targets, strict=True)):
-            self._lane.copy(target, row.data_ptr(), 4 * self._slab.pitch)
-            self._lane.write_flag(self._flags + self._shared.flag(self._rank, side), number)
+        for flag, target, source in zip(self._mine, self._targets[number % 2], self._outer[number % 2], strict=True):
+            self._lane.copy(target, source, self._row_bytes)
+            self._lane.write_flag(flag, number)
 
     def receive(self, number: int) -> None:
         """The stream that was current at the start waits for both neighbours' flags."""
-        for neighbour, side in ((self._before, AFTER), (self._after, BEFORE)):
-            self._reader.wait_flag(self._flags + self._shared.flag(neighbour, side), number)
+        for flag in self._theirs:
+            self._reader.wait_flag(flag, number)
 
 
 class NcclRows(OnGpu):
