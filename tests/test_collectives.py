@@ -163,7 +163,7 @@ def test_wrong_elements_are_counted_and_right_ones_are_not(name, size):
 
 
 def test_a_collective_that_does_nothing_is_noticed(forked):
-    for found in forked("collectives_idle"):
+    for (found,) in forked("collectives_idle"):
         assert found["checks"]["wrong_elements"] > 256 and found["checks"]["wrong_bytes"] == [1024]
 
 

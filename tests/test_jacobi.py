@@ -108,7 +108,7 @@ def test_a_solve_ends_one_batch_after_the_tolerance_is_reached(forked):
 
 
 def test_a_halo_that_never_arrives_is_noticed(forked):
-    for found in forked("jacobi_deaf"):
+    for (found,) in forked("jacobi_deaf"):
         assert found["checks"]["solution_difference"] > 1e-3 > found["checks"]["solution_tolerance"]
 
 
