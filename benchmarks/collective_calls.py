@@ -1,7 +1,7 @@
 """Collectives as prepared calls: everything is made beforehand, so that a call enqueues and nothing else.
 
 `Torch` goes through torch.distributed, as training does. `Nccl` calls libnccl's functions on the communicator that torch
-made, as nccl-tests calls them: torch's own bookkeeping takes longer than a small message.
+made, as nccl-tests calls them: without torch's bookkeeping for every call, which small messages would be told by.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A barrier that ranks of one machine leave at nearly the same time, for windows timed by the host's clock.
 
-Ranks leave a barrier over sockets tens of microseconds apart, which is more than a small message takes. Here every rank
-spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
+Ranks leave a barrier over sockets one after the other, and who is first would wait for the last inside the window. Here every
+rank spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
 """
 
 from benchmarks.ranks import Ranks
