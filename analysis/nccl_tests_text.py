@@ -32,7 +32,7 @@ _RANK = re.compile(
 )
 _BOUNDS = re.compile(r"# Out of bounds values\s*: (\d{1,18}) (?:OK|FAILED)\s*", re.ASCII)
 _AVERAGE = re.compile(
-    r"# Avg bus bandwidth\s*: (\d{1,19}(?:\.\d{1,6})?(?:e[+-]\d\d)?)(?: (?:OK|FAILED)?)?\s*", re.ASCII
+    r"# Avg bus bandwidth\s*: (\d{1,19}(?:\.\d{1,10})?(?:e[+-]\d\d)?)(?: (?:OK|FAILED)?)?\s*", re.ASCII
 )
 _FAILURE = re.compile(r"Test (?:NCCL |CUDA |CPU )?failure|# error: |: Test timeout |Out of memory", re.ASCII)
 

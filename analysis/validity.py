@@ -109,6 +109,20 @@ def _entry_not_positive(record: Record, _: Limits) -> Found | None:
     return Found(", ".join(bad)) if bad else None
 
 
+def _wrong_elements(record: Record, _: Limits) -> Found | None:
+    if record.cell["benchmark"].get("name") == "collectives" and "wrong_elements" not in record.checks:
+        return unchecked("verify=false")
+    count, sizes = record.checks.get("wrong_elements"), record.checks.get("wrong_bytes", [])
+    return Found(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes") if count else None
+
+
+def _solution_differs(record: Record, _: Limits) -> Found | None:
+    difference, tolerance = (record.checks.get(f"solution_{name}") for name in ("difference", "tolerance"))
+    if difference is None or difference <= tolerance:
+        return None
+    return Found(f"by up to {difference:.2g}, tolerated {tolerance:.2g}")  # also NaN
+
+
 def _loss_not_finite(record: Record, _: Limits) -> Found | None:
     losses = record.checks.get("losses")
     if not losses:
@@ -213,6 +227,8 @@ CHECKS = (
     ),
     Check("copy_wrong", "invalid", "copies between members did not bring what was sent: {}", _copy_wrong),
     Check("entry_not_positive", "invalid", "entries are no positive numbers in the matrices {}", _entry_not_positive),
+    Check("wrong_elements", "invalid", "elements of a collective's result are wrong: {}", _wrong_elements),
+    Check("solution_differs", "invalid", "the solution differs from that of one GPU: {}", _solution_differs),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
     Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),
     Check(

@@ -60,7 +60,9 @@ def forked(tmp_path_factory):
 
     The ranks of all cases are forked, one case after the other, from one process (kvstore_ranks).
     """
+    import test_collectives
     import test_exchange
+    import test_jacobi
     import test_kvstore
     import test_p2p_benchmark
 
@@ -71,9 +73,11 @@ def forked(tmp_path_factory):
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            cases = {"measuring": {"workers": 2}} | test_kvstore.CASES | test_exchange.CASES | test_p2p_benchmark.CASES
+            cases = {"measuring": {"workers": 2}}
+            for module in (test_kvstore, test_exchange, test_collectives, test_jacobi, test_p2p_benchmark):
+                cases |= module.CASES
             (folder / "cases.json").write_text(json.dumps(cases))
-            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
             done = subprocess.run(
                 [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
                 env=environment, capture_output=True, text=True, timeout=200,

@@ -2,14 +2,14 @@
 
 torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
 (name: {workers, steps, strategy}; {workers, exchange, strategy} for benchmark=exchange; {workers, benchmarks: [options, …]}
-for benchmarks that train nothing, one after the other in the same ranks; `measuring` for test_measuring) and writes
+for benchmarks that train nothing, in the same ranks; {kernels} for test_jacobi; `measuring` for test_measuring) and writes
 `<name>-<rank>.json`: what each rank found.
 """
 
 import contextlib
 import dataclasses
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -18,6 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
+import test_jacobi
 import test_measuring
 import torch
 import torch.distributed as dist
@@ -198,7 +199,10 @@ def links_cell(workers, asked):
 
 
 def measured(rank, case, folder):
-    """What each benchmark of a case finds, with what it prints."""
+    """What each benchmark of a case finds, with what it prints; `fault` names a method that does nothing."""
+    if "fault" in case:
+        module, owner, method = case["fault"]
+        setattr(getattr(importlib.import_module(module), owner), method, lambda *_: lambda: None)
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
     found = []
     for asked in case["benchmarks"]:
@@ -225,6 +229,8 @@ def rank_main(folder, name, case, rank):
                 found = test_measuring.measure(rank, folder / name)
             elif "benchmarks" in case:
                 found = measured(rank, case, folder / name)
+            elif "kernels" in case:
+                found = [test_jacobi.kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
             else:
                 found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
@@ -246,6 +252,8 @@ def main(folder):
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     for name in ("nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_async"):
         load(strategy_of({"name": name}))
+    for name in ("collectives", "jacobi"):
+        importlib.import_module(f"benchmarks.{name}")
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
     exchange.gradients_like(cell, "weights", torch.device("cpu"))
     statistics.median_interval([1.0, 2.0, 3.0])

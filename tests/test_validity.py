@@ -73,6 +73,11 @@ PLANTED = {
         lambda r, value=value: r.tables.update(p2p={"matrices": {"latency_gpu_enabled": [[1.0, value], [2.0, 3.0]]}})
         for value in (0.0, -1.0, math.nan, math.inf)
     ],
+    "wrong_elements": [lambda r: r.checks.update(wrong_elements=1, wrong_bytes=[1024])],
+    "solution_differs": [
+        lambda r: r.checks.update(solution_difference=1.1e-6, solution_tolerance=1e-6),
+        lambda r: r.checks.update(solution_difference=math.nan, solution_tolerance=1e-6),
+    ],
     "loss_not_finite": [
         lambda r: r.checks.update(losses=[2.0, math.nan]),
         lambda r: r.checks.update(losses=[-math.inf, 2.0]),

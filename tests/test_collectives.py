@@ -1,0 +1,508 @@
+"""`benchmark=collectives`: real collectives over gloo, their known results, nccl-tests' figures and table, the α–β line."""
+
+import ctypes
+import itertools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose
+from hypothesis import given
+from hypothesis import strategies as some
+from omegaconf import OmegaConf
+
+from analysis.nccl_tests import parse_nccl_tests
+from benchmarks import alpha_beta, nccl_tests_table
+from benchmarks.collective_calls import NCCL_TYPES, Nccl, loaded_library
+from benchmarks.collective_check import fill, known, wrong_elements
+from benchmarks.collectives import Message
+from benchmarks.ranks import Ranks
+from benchmarks.record import read_study
+from conf.benchmark.collectives import COLLECTIVES, ELEMENT_BYTES, sizes
+from conf.knobs import Refused
+from conf.requests import refuse
+from conf.resolve import checked, resolve
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(__file__).parent / "data"
+SHORT = {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
+TABLE = {**SHORT, "max_bytes": "16KiB", "factor": 4, "format": "nccl-tests"}
+OTHERS = [
+    *({"op": op} for op in ("prod", "min", "max")),
+    *({"dtype": dtype} for dtype in ELEMENT_BYTES),
+    {"collective": "reduce", "root": 1, "op": "max"},
+    {"collective": "broadcast", "root": 1},
+    {"collective": "gather", "root": 1},
+    {"collective": "scatter", "root": 1},
+    {"coalesced": 3},
+    {"collective": "all_gather", "coalesced": 2},
+    {"collective": "reduce_scatter", "coalesced": 2, "percentiles": False},
+    {"verify": False, "format": "nccl-tests"},
+]
+CASES = {
+    "collectives": {"workers": 2, "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES]},
+    "collectives_other": {"workers": 2, "benchmarks": [{**SHORT, **other} for other in OTHERS]},
+    "collectives_three": {
+        "workers": 3,
+        "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
+    },
+}
+CASES["collectives_idle"] = {
+    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collective_calls", "Torch", "prepare"],
+}  # fmt: skip
+PLACES = ("out_of_place", "in_place")
+
+
+def cell_of(*asked, gpus=(0, 1), device="cuda"):
+    config, _ = checked(OmegaConf.to_object(compose("config", ["benchmark=collectives", *asked])))
+    return resolve(config, gpus, device)
+
+
+def run_of(found):
+    (run,) = found["tables"]["nccl-tests"]["runs"]
+    return run
+
+
+def figures(run):
+    return [(row["bytes"], row[place]) for row in run["rows"] for place in PLACES if row[place]]
+
+
+# Real collectives.
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(forked, name):
+    one, other = (rank[list(COLLECTIVES).index(name)] for rank in forked("collectives"))
+    run = run_of(one)
+    assert (run["collective"], run["ranks"]) == (name, 2)
+    assert [row["bytes"] for row in run["rows"]] == [1024, 4096, 16384]
+    factor = {"all_reduce": 1, "broadcast": 1, "reduce": 1, "send_recv": 1}.get(name, 0.5)  # of two ranks
+    parts = 2 if COLLECTIVES[name].shares else 1
+    for row in run["rows"]:
+        assert row["count"] == row["bytes"] / 4 / parts
+    for size, figure in figures(run):
+        assert figure["wrong"] == 0
+        assert figure["algbw"] == pytest.approx(size / figure["time_us"] / 1e3)
+        assert figure["busbw"] == pytest.approx(figure["algbw"] * factor)
+        assert 0 < figure["time_us"] <= figure["slowest_us"]
+        spread = figure["per_iteration"]
+        assert 0 < spread["min_us"] <= spread["p50_us"] <= spread["p95_us"] <= spread["p99_us"] <= spread["max_us"]
+    assert run["avg_busbw"] == pytest.approx(sum(f["busbw"] for _, f in figures(run)) / len(figures(run)))
+    assert one["metrics"]["collectives/avg_busbw_gb_per_s"] == run["avg_busbw"]
+    assert one["checks"]["wrong_elements"] == 0
+    assert {**one, "output": ""} == {**other, "output": ""}
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)), ids=lambda number: "-".join(map(str, OTHERS[number].values())))
+def test_other_forms_of_collectives_return_what_they_should(forked, number):
+    found = forked("collectives_other")[0][number]
+    verified = OTHERS[number].get("verify", True)
+    for _, figure in figures(run_of(found)):
+        assert figure["wrong"] == (0 if verified else None)
+        assert ("per_iteration" in figure) == OTHERS[number].get("percentiles", True)
+    assert found["checks"].get("wrong_elements") == (0 if verified else None)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_three_ranks_share_out_whole_multiples_of_sixteen_bytes(forked, name):
+    run = run_of(forked("collectives_three")[0][list(COLLECTIVES).index(name)])
+    (row,) = run["rows"]
+    assert row["bytes"] == (1008 if COLLECTIVES[name].shares else 1024)
+    assert all(figure["wrong"] == 0 for _, figure in figures(run))
+
+
+# Wrong results.
+
+
+def whole_input(name, rank, op, size=2, elements=96):
+    tensor = torch.zeros(elements, dtype=torch.float32)
+    fill(tensor, rank, op)
+    return tensor
+
+
+def right_result(name, rank, op, root, size, share):
+    """What a collective returns to a rank, from the definition alone: inputs of all ranks as lists."""
+    whole = COLLECTIVES[name].shares and name not in ("all_gather", "gather")
+    inputs = [
+        known(r, 0, share * size if whole else share, torch.float32, op, torch.device("cpu")) for r in range(size)
+    ]
+    fold = {"sum": sum, "min": min, "max": max}.get(op)
+    reduced = torch.tensor([fold(column) for column in zip(*(i.tolist() for i in inputs), strict=True)])
+    mine = slice(rank * share, (rank + 1) * share)
+    return {
+        "all_reduce": lambda: reduced,
+        "reduce": lambda: reduced,
+        "reduce_scatter": lambda: reduced[mine],
+        "broadcast": lambda: inputs[root],
+        "scatter": lambda: inputs[root][mine],
+        "all_gather": lambda: torch.cat(inputs),
+        "gather": lambda: torch.cat(inputs),
+        "all_to_all": lambda: torch.cat([one[mine] for one in inputs]),
+        "send_recv": lambda: inputs[(rank - 1) % size],
+    }[name]().clone()
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_wrong_elements_are_counted_and_right_ones_are_not(name, size):
+    for rank, op in itertools.product(range(size), ("sum", "min", "max") if COLLECTIVES[name].reduces else ("sum",)):
+        ranks, root = Ranks(rank, size, torch.device("cpu")), size - 1
+        result = right_result(name, rank, op, root, size, share=32)
+        assert wrong_elements(name, result, op, root, ranks) == 0
+        if name in ("reduce", "gather") and rank != root:
+            continue  # has no result
+        result[7] += 1
+        assert wrong_elements(name, result, op, root, ranks) == 1
+        result[8] = float("nan")
+        assert wrong_elements(name, result, op, root, ranks) == 2
+        assert wrong_elements(name, torch.zeros_like(result), op, root, ranks) == len(result)
+
+
+def test_a_collective_that_does_nothing_is_noticed(forked):
+    for (found,) in forked("collectives_idle"):
+        assert found["checks"]["wrong_elements"] > 256 and found["checks"]["wrong_bytes"] == [1024]
+
+
+def test_a_rank_that_takes_anothers_part_is_noticed():
+    ranks = Ranks(0, 2, torch.device("cpu"))
+    first, second = (known(rank, 0, 64, torch.float32, "sum", torch.device("cpu")) for rank in range(2))
+    assert wrong_elements("all_gather", torch.cat([second, first]), "sum", 0, ranks) > 64  # three in four differ
+    assert wrong_elements("all_reduce", first * 2, "sum", 0, ranks) > 32
+    assert wrong_elements("broadcast", second, "sum", 0, ranks) > 32
+
+
+# What a library is called with.
+
+
+class OneRank:
+    """The functions of nccl.h for a communicator of one rank, on host memory: every collective is a copy."""
+
+    def __init__(self, without=()):
+        self.without, self.named, self.sent, self.awaited = without, [], [], []
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name in self.without:
+            raise AttributeError(name)
+
+        def function(*arguments):
+            self.named.append(name)
+            values = [argument.value for argument in arguments]
+            if name == "ncclSend":
+                self.sent.append(tuple(values[:4]))
+            elif name == "ncclRecv":
+                self.awaited.append(tuple(values[:4]))
+            elif name == "ncclGroupEnd":
+                for (source, *sent), (address, *awaited) in zip(self.sent, self.awaited, strict=True):
+                    assert sent == awaited  # count, ncclDataType_t, peer
+                    ctypes.memmove(address, source, 4 * sent[0])
+            elif name != "ncclGroupStart":
+                source, address, count, kind, *rest = values
+                assert kind == 7 and rest[-2:] == [11, 22]  # ncclFloat32, then communicator and stream
+                if "educe" in name:
+                    assert rest[:-2] == ([2, 0] if name == "ncclReduce" else [2])  # ncclMax, and the root
+                ctypes.memmove(address, source, 4 * count)
+            return 0
+
+        return function
+
+
+@pytest.mark.parametrize("without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_ncclss_functions_get_the_arguments_of_its_header(name, without):
+    calls = object.__new__(Nccl)
+    calls._library = OneRank(without)
+    calls._communicator, calls._stream = ctypes.c_void_p(11), ctypes.c_void_p(22)
+    calls._ranks, calls._root, calls._op = Ranks(0, 1, torch.device("cpu")), ctypes.c_int(0), ctypes.c_int(2)
+    send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
+    calls.prepare(name, send, receive)()
+    assert torch.equal(send, receive)
+    lacking = name in ("all_to_all", "gather", "scatter") and bool(without)
+    assert ("ncclGroupStart" in calls._library.named) == (name == "send_recv" or lacking)
+
+
+def test_a_refusal_of_the_library_is_an_error_with_its_words():
+    calls = object.__new__(Nccl)
+    calls._library = type("Library", (), {
+        "ncclGroupStart": staticmethod(lambda: 5), "ncclGetErrorString": staticmethod(lambda status: b"invalid usage")
+    })()  # fmt: skip
+    with pytest.raises(RuntimeError, match="ncclGroupStart: invalid usage"), calls.together():
+        pass
+
+
+def test_torchs_libnccl_has_the_functions():
+    try:
+        library = loaded_library()
+    except OSError:
+        pytest.skip("this torch has no libnccl")
+    for name in (
+        "AllReduce",
+        "Broadcast",
+        "Reduce",
+        "AllGather",
+        "ReduceScatter",
+        "Send",
+        "Recv",
+        "GroupStart",
+        "GroupEnd",
+    ):
+        assert hasattr(library, f"nccl{name}")
+    assert len(set(NCCL_TYPES.values())) == len(NCCL_TYPES) == len(ELEMENT_BYTES)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_messages_rotate_through_the_buffers_without_leaving_them(name):
+    out, into = torch.zeros(1024), torch.zeros(1024)
+    for in_place in (False, True) if COLLECTIVES[name].in_place else (False,):
+        seen = set()
+        for place, rank in itertools.product(range(4), range(2)):
+            send, receive = Message(name, 1024, in_place).views(out, into, place, rank, 2)
+            assert max(send.numel(), receive.numel()) == 256
+            ours = into if in_place else out
+            assert 0 <= send.data_ptr() - ours.data_ptr() <= 4096 - send.nbytes
+            assert 0 <= receive.data_ptr() - into.data_ptr() <= 4096 - receive.nbytes
+            seen.add((receive if receive.numel() == 256 else send).data_ptr())
+        assert len(seen) == 4
+
+
+# nccl-tests' table.
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_our_table_reads_back_as_nccl_tests_own(forked, name):
+    found = forked("collectives")[0][list(COLLECTIVES).index(name)]
+    (read,) = parse_nccl_tests(found["output"])
+    said, run = read.as_json(), run_of(found)
+    assert (said["collective"], said["ranks"], said["errors"], said["notes"]) == (name, 2, [], [])
+    assert said["avg_busbw"] == pytest.approx(run["avg_busbw"], rel=1e-5)
+    assert said["out_of_bounds"] == 0
+    assert said["settings"]["iters"] == 2 and said["settings"]["warmup iters"] == 1
+    assert [device["name"] for device in said["devices"]] == ["CPU worker"] * 2
+    for ours, theirs in zip(run["rows"], said["rows"], strict=True):
+        assert {k: theirs[k] for k in ("bytes", "count", "dtype", "redop", "root")} == {
+            k: ours[k] for k in ("bytes", "count", "dtype", "redop", "root")
+        }
+        for place in PLACES:
+            if ours[place] is None:
+                assert all(value is None for value in theirs[place].values())
+                continue
+            assert theirs[place]["wrong"] == 0
+            for figure in ("time_us", "algbw", "busbw"):
+                assert theirs[place][figure] == pytest.approx(ours[place][figure], rel=1e-3, abs=0.0051)
+
+
+def test_what_was_not_verified_is_not_said_to_be_right(forked):
+    output = forked("collectives_other")[0][-1]["output"]
+    (read,) = parse_nccl_tests(output)
+    assert read.out_of_bounds is None and read.rows[0].in_place.wrong is None and "N/A" in output
+
+
+def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
+    text = (DATA / "nccl_tests_h200_x8.txt").read_text()
+    first = text[: text.index("# Collective test concluded")].splitlines()
+    (run,) = parse_nccl_tests("\n".join(first) + "\n")
+    cell = cell_of("benchmark.max_bytes=4G")
+    devices = [{**one, "pid": 2368} for one in run.devices]
+    ours = nccl_tests_table.lines(cell, run.as_json(), devices)
+    theirs = [line.rstrip() for line in first]
+    ours = [line.rstrip() for line in ours]
+    assert ours[1] == theirs[2] and ours[3:-2] == theirs[4:]
+    assert ours[2] == theirs[3].replace("nGpus 2", "nGpus 1")
+
+
+# Sizes and bandwidths.
+
+
+def test_busbw_is_that_of_every_captured_row():
+    checked_rows = 0
+    for run in parse_nccl_tests((DATA / "nccl_tests_h200_x8.txt").read_text()):
+        factor = COLLECTIVES[run.collective].factor(run.ranks)
+        for row in run.rows:
+            for _, one in row.placements():
+                assert one.busbw == pytest.approx(one.algbw * factor, abs=0.005 * (1 + factor) + 1e-9, rel=1e-3)
+                checked_rows += 1
+    assert checked_rows > 300
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "found"),
+    [
+        ([], (0, 1), [8 << k for k in range(28)]),
+        (["benchmark.max_bytes=64"], (0, 1), [8, 16, 32, 64]),
+        (["benchmark.collective=all_gather", "benchmark.max_bytes=256"], (0, 1, 2), [48, 96, 240]),  # of 64, 128, 256
+        (["benchmark.min_bytes=1K", "benchmark.max_bytes=3KiB", "benchmark.step=1024"], (0, 1), [1024, 2048, 3072]),
+        (["benchmark.min_bytes=1.5M", "benchmark.max_bytes=1572864"], (0, 1), [1572864]),
+        (["benchmark.collective=all_to_all", "benchmark.min_bytes=32", "benchmark.max_bytes=80", "benchmark.step=8"],
+         (0, 1), [32, 64]),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(hydra, asked, gpus, found):
+    assert sizes(cell_of(*asked, gpus=gpus)) == found
+
+
+@given(some.integers(1, 16), some.sampled_from(sorted(COLLECTIVES)), some.integers(0, 12), some.integers(2, 9))
+def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, factor):
+    benchmark = {"collective": name, "dtype": "float64", "min_bytes": 16 * world * 8, "max_bytes": 128 * world << more,
+                 "factor": factor, "step": None}  # fmt: skip
+    cell = type("Cell", (), {"benchmark": benchmark, "world_size": world, "device": "cpu"})
+    found = sizes(cell)
+    assert found == sorted(set(found)) and found[0] == 128 * world
+    assert all(size % (16 * world if COLLECTIVES[name].shares else 8) == 0 for size in found)
+
+
+# Bad requests.
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("benchmark.collective=allreduce", "accepted are all_reduce, all_gather"),
+        ("benchmark.min_bytes=2M benchmark.max_bytes=1M", "benchmark.min_bytes=2M: accepted is at most max_bytes, 1048576"),
+        ("benchmark.min_bytes=1T", "accepted are whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"),
+        ("benchmark.min_bytes=0", "benchmark.min_bytes=0: accepted are whole bytes"),
+        ("benchmark.max_bytes=-4", "benchmark.max_bytes=-4: accepted are whole bytes"),
+        ("benchmark.max_bytes=1.0001K", "benchmark.max_bytes=1.0001K: accepted are whole bytes"),
+        ("benchmark.max_bytes=true", "benchmark.max_bytes=True: accepted are whole bytes"),
+        ("benchmark.max_bytes=[1]", "accepted are whole bytes"),
+        ("benchmark.min_bytes=10", "benchmark.min_bytes=10: accepted is a multiple of 4, the bytes of a float32"),
+        ("benchmark.step=6", "benchmark.step=6: accepted is a multiple of 4"),
+        ("benchmark.collective=all_gather benchmark.min_bytes=16", "all_gather over 2 ranks moves multiples of 32 bytes"),
+        ("benchmark.step=8 benchmark.factor=2", "benchmark.step=8: accepted without a factor"),
+        ("benchmark.step=4", "accepted are at most 128"),
+        ("benchmark.factor=1", "accepted is auto or a whole number of at least 2"),
+        ("benchmark.dtype=int32 benchmark.op=avg", "benchmark.op=avg: a mean of int32 is none"),
+        ("benchmark.collective=broadcast benchmark.op=max", "benchmark.op=max: broadcast reduces nothing; accepted with all"),
+        ("benchmark.dtype=fp8", "accepted are float32, float64"),
+        ("benchmark.root=1", "benchmark.root=1: all_reduce has no root; accepted is 0"),
+        ("benchmark.collective=reduce benchmark.root=2", "benchmark.root=2: accepted is a rank, 0 to 1"),
+        ("benchmark.collective=send_recv benchmark.placement=in", "send_recv has no form in place"),
+        ("benchmark.calls=torch benchmark.placement=out", "all_reduce overwrites its input in torch.distributed"),
+        ("benchmark.collective=gather benchmark.calls=torch benchmark.coalesced=2", "gather is accepted with calls=nccl"),
+        ("benchmark.max_bytes=40G", "benchmark.max_bytes=40G: each rank needs 83.0 GiB, the smallest GPU has 80.0 GiB"),
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_measured_is_refused_with_a_sentence(hydra, asked, sentence):
+    with pytest.raises(Refused) as refused:
+        refuse(cell_of(*asked.split()), 80 << 30)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("benchmark.op=avg", "benchmark.op=avg: accepted on GPUs only"),
+        ("benchmark.calls=nccl", "benchmark.calls=nccl: accepted on GPUs only, not on CPU workers"),
+        ("benchmark.cuda_graph=true", "benchmark.cuda_graph=true: accepted on GPUs only"),
+        ("benchmark.placement=out", "overwrites its input in torch.distributed"),
+        ("benchmark.max_bytes=900000G", "a share of the host's memory among 2 is"),
+    ],
+)
+def test_what_cpu_workers_cannot_do_is_refused(hydra, asked, sentence):
+    with pytest.raises(Refused) as refused:
+        refuse(cell_of(*asked.split(), device="cpu"), None)
+    assert sentence in str(refused.value)
+
+
+def test_requests_that_fit_pass(hydra):
+    for asked in (
+        "benchmark.max_bytes=38G",
+        "benchmark.max_bytes=70G benchmark.placement=in",
+        "benchmark.cuda_graph=true",
+    ):
+        refuse(cell_of(*asked.split()), 80 << 30)
+    refuse(cell_of("benchmark.max_bytes=40G"), None)
+    refuse(cell_of(gpus=(0,), device="cpu"), None)
+
+
+# The α–β line.
+
+SIZES = [8 << k for k in range(30)]
+
+
+def protocols(size):
+    """µs of three lines that do not join."""
+    return 10 + size / 20e3 if size < 65536 else 14 + size / 100e3 if size < 1 << 22 else 25 + size / 345e3
+
+
+def test_one_line_is_found_as_one_line():
+    line = alpha_beta.fit(SIZES, [7.5 + size / 345e3 for size in SIZES])
+    (piece,) = line.pieces
+    assert (piece.from_bytes, piece.to_bytes) == (8, SIZES[-1])
+    assert piece.alpha_us == pytest.approx(7.5) and piece.beta_gb_per_s == pytest.approx(345)
+    assert line.worst_error < 1e-9
+    assert piece.time_us(345e6) == pytest.approx(1007.5)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_protocols_that_do_not_join_are_found_apart(noise):
+    draw = random.Random(3)
+    line = alpha_beta.fit(SIZES, [protocols(size) * draw.gauss(1, noise) for size in SIZES])
+    assert [piece.from_bytes for piece in line.pieces] == [8, 65536, 1 << 22]
+    for piece, (alpha, beta) in zip(line.pieces, [(10, 20), (14, 100), (25, 345)], strict=True):
+        assert piece.alpha_us == pytest.approx(alpha, rel=1e-6 + 3 * noise)
+        assert piece.beta_gb_per_s == pytest.approx(beta, rel=1e-6 + 3 * noise)
+    assert line.rms_error <= line.worst_error < 1e-6 + 3 * noise
+
+
+def test_the_error_of_a_line_that_does_not_fit_is_said():
+    line = alpha_beta.fit([8, 16, 32], [10.0, 20.0, 10.0])
+    assert line.worst_error > 0.2 and line.pieces[0].rms_error == line.rms_error
+
+
+def test_times_that_do_not_grow_have_no_bandwidth():
+    (piece,) = alpha_beta.fit([8, 16, 32, 64], [10.0] * 4).pieces
+    assert piece.beta_gb_per_s is None and piece.alpha_us == pytest.approx(10)
+    assert alpha_beta.fit([8, 16], [10.0, 11.0]) is None
+
+
+# The main path, and real GPUs.
+
+
+def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):
+    asked = ["gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=1K", "benchmark.iterations=2", "tracking=none"]
+    code, out, err = launch(*asked, "benchmark.format=nccl-tests", f"output_dir={tmp_path}")
+    assert (code, err) == (0, ""), out + err
+    ((record,), _) = read_study(tmp_path / "default")
+    assert record.validity.verdict == "valid" and record.tables["nccl-tests"]["runs"][0]["collective"] == "all_reduce"
+    assert record.tables["alpha_beta"]["pieces"]
+    (read,) = parse_nccl_tests((tmp_path / "default" / record_folder(tmp_path) / "output.txt").read_text())
+    assert len(read.rows) == 8 and "# Avg bus bandwidth" in out
+
+
+def record_folder(path):
+    return next((path / "default").glob("*/record.json")).parent.name
+
+
+def collectives_on_gpus(tmp_path, *asked):
+    done = subprocess.run(
+        [sys.executable, "launch.py", "gpus=0,1", "benchmark=collectives", "tracking=none", f"output_dir={tmp_path}", *asked],
+        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((record,), _) = read_study(tmp_path / "default")
+    return record
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("calls", ["nccl", "torch"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_gpus_return_what_they_should(tmp_path, name, calls):
+    record = collectives_on_gpus(tmp_path, f"benchmark.collective={name}", f"benchmark.calls={calls}", "benchmark.max_bytes=16M",
+                                 "benchmark.factor=16")  # fmt: skip
+    assert record.checks["wrong_elements"] == 0 and record.validity.verdict != "invalid"
+    assert record.checks["calls"] == calls
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize(
+    "asked", [["benchmark.cuda_graph=true"], ["benchmark.coalesced=4"], ["benchmark.op=avg"]], ids=str
+)
+@pytest.mark.parametrize("calls", ["nccl", "torch"])
+def test_gpus_return_what_they_should_in_other_forms(tmp_path, asked, calls):
+    record = collectives_on_gpus(
+        tmp_path, *asked, f"benchmark.calls={calls}", "benchmark.max_bytes=1M", "benchmark.factor=16"
+    )
+    assert record.checks["wrong_elements"] == 0

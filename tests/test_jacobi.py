@@ -1,0 +1,273 @@
+"""`benchmark=jacobi`: real halo exchanges give the solution of one rank, the kernel that of plain operators."""
+
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose
+from hypothesis import given
+from hypothesis import strategies as some
+from omegaconf import OmegaConf
+
+from benchmarks.jacobi import lines
+from benchmarks.jacobi_grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split
+from benchmarks.record import read_study
+from conf.benchmark.jacobi import PITCH
+from conf.knobs import Refused
+from conf.requests import refuse
+from conf.resolve import checked, resolve
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+SMALL = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
+ASKED = {
+    "host": {"exchange": "host"},
+    "gloo": {"exchange": "gloo"},
+    "one_row_each": {"ny": 5, "nx": 5},
+    "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
+}
+CASES = {
+    f"jacobi_{workers}": {"workers": workers, "benchmarks": [SMALL | asked for asked in ASKED.values()]}
+    for workers in (1, 2, 3)
+}
+CASES["jacobi_deaf"] = {
+    "workers": 2, "benchmarks": [SMALL], "fault": ["benchmarks.jacobi_halo", "HostOnCpu", "receive"],
+}  # fmt: skip
+KERNELS = list(itertools.product((256, 200), (1, 2, 3, 9, 10, 11)))  # columns, rows
+CASES["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
+# jacobi_memcpy's lines, as the documents hold them.
+LINES = (
+    re.compile(r"Num (GPU|CPU worker)s: (\d+)\. Using \1 ID: ((?:\d+, )+)"),
+    re.compile(
+        r"(\d+)x(\d+): 1 (GPU|CPU worker): +(\d+\.\d{4}) s, (\d+) \3s: +(\d+\.\d{4}) s, "
+        r"speedup: +(\d+\.\d\d), efficiency: +(\d+\.\d\d) "
+    ),
+)
+
+
+def cell_of(*asked, gpus=(0, 1), device="cuda"):
+    config, _ = checked(OmegaConf.to_object(compose("config", ["benchmark=jacobi", *asked])))
+    return resolve(config, gpus, device)
+
+
+def solved(nx, ny, iterations):
+    """The grid after some iterations and the L2 norms of their changes, point by point from the definition in float64."""
+    grid = [[math.sin(2 * math.pi * y / (ny - 1)) if x in (0, nx - 1) else 0.0 for x in range(nx)] for y in range(ny)]
+    norms = []
+    for _ in range(iterations):
+        old, change = [row[:] for row in grid], 0.0
+        for y, x in itertools.product(range(1, ny - 1), range(1, nx - 1)):
+            grid[y][x] = 0.25 * (old[y][x - 1] + old[y][x + 1] + old[y - 1][x] + old[y + 1][x])
+            change += (grid[y][x] - old[y][x]) ** 2
+        grid[0], grid[-1] = grid[-2][:], grid[1][:]
+        norms.append(math.sqrt(change))
+    return torch.tensor(grid[1:-1]), norms
+
+
+# Real exchanges.
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_split_grid_has_the_solution_of_the_whole_one(forked, workers, name):
+    ranks = [found[list(ASKED).index(name)] for found in forked(f"jacobi_{workers}")]
+    metrics, facts = ranks[0]["metrics"], ranks[0]["checks"]
+    assert facts["solution_difference"] == 0.0 < facts["solution_tolerance"]
+    assert facts["exchange"] == ASKED[name].get("exchange", "host")
+    speedup = metrics["jacobi/one_gpu_seconds"] / metrics["jacobi/seconds"]
+    assert metrics["jacobi/speedup"] == pytest.approx(speedup)
+    assert metrics["jacobi/efficiency"] == pytest.approx(speedup / workers)
+    assert metrics["jacobi/copy_share"] == pytest.approx(
+        metrics["jacobi/stencil_gb_per_s"] / metrics["jacobi/copy_gb_per_s"]
+    )
+    assert all({**other, "output": ""} == {**ranks[0], "output": ""} for other in ranks[1:])
+
+
+def test_the_norm_and_the_count_of_points_are_those_of_the_definition(forked):
+    metrics = forked("jacobi_2")[0][0]["metrics"]
+    _, norms = solved(40, 23, 30)
+    assert metrics["jacobi/iterations"] == 30
+    assert metrics["jacobi/norm"] == pytest.approx(norms[29], rel=1e-4)
+    points = 38 * 21 * 30
+    assert metrics["jacobi/stencil_gb_per_s"] == pytest.approx(8 * points / metrics["jacobi/one_gpu_seconds"] / 1e9)
+
+
+def test_a_solve_ends_one_batch_after_the_tolerance_is_reached(forked):
+    found = forked("jacobi_2")[0][list(ASKED).index("until_tolerance")]
+    _, norms = solved(40, 23, 120)
+    reached = next(number for number in range(7, 120, 7) if norms[number - 1] <= 2e-2)
+    assert found["metrics"]["jacobi/iterations"] == reached + 7
+    assert found["metrics"]["jacobi/norm"] == pytest.approx(norms[reached + 6], rel=1e-4)
+    assert len(found["series"]["jacobi/solve_seconds"]) == 2
+
+
+def test_a_halo_that_never_arrives_is_noticed(forked):
+    for (found,) in forked("jacobi_deaf"):
+        assert found["checks"]["solution_difference"] > 1e-3 > found["checks"]["solution_tolerance"]
+
+
+def test_one_rank_alone_has_no_efficiency(forked):
+    (found,) = forked("jacobi_1")
+    assert "jacobi/efficiency" not in found[0]["metrics"] and found[0]["metrics"]["jacobi/seconds"] > 0
+    assert found[0]["checks"]["solution_difference"] == 0
+
+
+def test_the_lines_are_jacobi_memcpys(forked):
+    found = forked("jacobi_2")[0][0]
+    head, line = found["output"].rstrip("\n").split("\n")
+    assert LINES[0].fullmatch(head).groups() == ("CPU worker", "2", "0, 1, ")
+    rows, columns, _, one, count, every, *_ = LINES[1].fullmatch(line).groups()
+    assert (rows, columns, count) == ("23", "40", "2")
+    for text, name in ((one, "one_gpu_seconds"), (every, "seconds")):
+        assert float(text) == pytest.approx(found["metrics"][f"jacobi/{name}"], abs=5.1e-5)
+
+
+def test_the_document_s_line_is_printed_as_it_stands(hydra):
+    cell = cell_of(gpus=(0, 3))
+    assert lines(cell, 16384, 16384, 3.9853, 2.0641) == [
+        "Num GPUs: 2. Using GPU ID: 0, 3, ",
+        "16384x16384: 1 GPU:   3.9853 s, 2 GPUs:   2.0641 s, speedup:     1.93, efficiency:    96.54 ",
+    ]
+
+
+# The grid and its iteration.
+
+
+@given(some.integers(1, 400), some.integers(1, 16))
+def test_every_inner_row_has_one_rank(rows, ranks):
+    found = split(rows + 2, ranks)
+    assert [number for one in found for number in range(one.start, one.start + one.count)] == list(range(1, rows + 1))
+    counts = [one.count for one in found]
+    assert counts == sorted(counts) and counts[-1] - counts[0] <= 1
+
+
+def test_plain_operators_are_the_definition():
+    slab = Slab(9, 8, split(8, 1)[0], CPU)
+    stencil = TorchStencil(slab)
+    expected, norms = solved(9, 8, 5)
+    for number in range(1, 6):
+        stencil.edges(number, norm=True)
+        stencil.rest(number, norm=True)
+        new = slab.buffers[number % 2]
+        new[0], new[-1] = new[-2], new[1]
+        assert math.sqrt(stencil.change()()) == pytest.approx(norms[number - 1], rel=1e-5)
+    assert torch.allclose(slab.inner(5), expected, atol=1e-6)
+
+
+def wide_slab(nx, count):
+    """A slab with the pitch that GPUs have, of random numbers."""
+    base = torch.empty(2 * (count + 2) * 256 * 4, dtype=torch.uint8)
+    slab = Slab(256, 100, Rows(1, count), CPU, base)
+    slab.nx = nx
+    slab.buffers[0].copy_(torch.rand(count + 2, 256, generator=torch.Generator().manual_seed(0)))
+    return slab
+
+
+def kernel(nx, count):
+    """What the kernel makes of a slab, in a process where Triton interprets: kvstore_ranks calls it."""
+    from benchmarks.jacobi_kernel import sweep
+
+    slab = wide_slab(nx, count)
+    plain = TorchStencil(slab)
+    plain.edges(1, norm=True)
+    expected, change = slab.inner(1)[:, 1:-1].clone(), plain.change()()
+    slab.buffers[1].fill_(-1)
+    stencil = object.__new__(TritonStencil)
+    stencil._slab, stencil._sweep, stencil.tile = slab, sweep, Tile(8, 128, 4)
+    stencil._edge_sums, stencil._rest_sums = torch.zeros(2), torch.zeros(4)
+    stencil.edges(1, norm=True)
+    edges = slab.inner(1)[:, 1:-1].clone()
+    stencil.rest(1, norm=True)
+    return {
+        "edges_right": torch.equal(edges[0], expected[0]) and torch.equal(edges[-1], expected[-1]),
+        "rest_left_for_later": bool((edges[1:-1] == -1).all()),
+        "right": torch.equal(slab.inner(1)[:, 1:-1], expected),
+        "boundary_stays": torch.equal(slab.inner(1)[:, 0], slab.buffers[0][1:-1, 0]),
+        "halo_untouched": bool((slab.buffers[1][0] == -1).all() and (slab.buffers[1][-1] == -1).all()),
+        "change": float(stencil._edge_sums.double().sum() + stencil._rest_sums.double().sum()) / change,
+    }
+
+
+@pytest.mark.parametrize("number", range(len(KERNELS)), ids=lambda number: "x".join(map(str, KERNELS[number])))
+def test_the_kernel_computes_what_plain_operators_do(forked, number):
+    pytest.importorskip("triton")
+    found = forked("jacobi_kernel")[0][number]
+    assert found.pop("change") == pytest.approx(1, rel=1e-5)
+    assert found == dict.fromkeys(found, True)
+
+
+def test_whole_tiles_fit_into_every_row_of_a_gpu():
+    assert all(
+        PITCH["cuda"] % tile.columns == 0 and tile.columns >= 32 * tile.warps / tile.rows for tile in (*TILES, EDGE)
+    )
+
+
+# Bad requests.
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "sentence"),
+    [
+        ("benchmark.ny=3", "cuda", "benchmark.ny=3: has 1 inner rows for 2 ranks; accepted is at least 4"),
+        ("benchmark.nx=2", "cuda", "benchmark.nx=2: accepted is auto or a whole number of at least 3"),
+        ("benchmark.exchange=nvshmem", "cuda", "accepted are auto, peer, host, nccl or gloo"),
+        ("benchmark.exchange=gloo", "cuda", "benchmark.exchange=gloo: accepted on GPUs are peer and host and nccl"),
+        ("benchmark.exchange=peer", "cpu", "benchmark.exchange=peer: accepted on CPU workers are host and gloo"),
+        ("benchmark.exchange=nccl", "cpu", "benchmark.exchange=nccl: accepted on CPU workers are host and gloo"),
+        (
+            "benchmark.nx=100000",
+            "cuda",
+            "benchmark.nx=100000 benchmark.ny=100000: each rank needs 151.2 GiB, the smallest GPU",
+        ),
+        ("benchmark.nx=1000000", "cpu", "each rank needs"),
+        ("benchmark.tolerance=-1", "cuda", "benchmark.tolerance=-1"),
+        ("benchmark.norm_every=0", "cuda", "benchmark.norm_every=0"),
+    ],
+)
+def test_a_grid_that_cannot_be_solved_is_refused_with_a_sentence(hydra, asked, device, sentence):
+    with pytest.raises(Refused) as refused:
+        refuse(cell_of(*asked.split(), device=device), 80 << 30 if device == "cuda" else None)
+    assert sentence in str(refused.value)
+
+
+def test_a_grid_that_fits_passes(hydra):
+    refuse(cell_of("benchmark.ny=4"), 80 << 30)
+    refuse(cell_of(gpus=(0,)), 16 << 30)
+    refuse(cell_of(device="cpu"), None)
+
+
+# Real GPUs.
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("exchange", ["peer", "host", "nccl"])
+@pytest.mark.parametrize(
+    "asked", [[], ["benchmark.nx=1000", "benchmark.ny=5"], ["benchmark.nx=3000", "benchmark.ny=777"]], ids=str
+)
+def test_gpus_find_the_solution_of_one(tmp_path, exchange, asked):
+    done = subprocess.run(
+        [sys.executable, "launch.py", "gpus=0,1", "benchmark=jacobi", f"benchmark.exchange={exchange}", "tracking=none",
+         "benchmark.niter=200", f"output_dir={tmp_path}", *asked],
+        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((record,), _) = read_study(tmp_path / "default")
+    assert record.checks["solution_difference"] <= record.checks["solution_tolerance"]
+    assert "solution_differs" not in record.validity.codes
+
+
+@pytest.mark.gpu
+def test_the_stencil_is_within_a_tenth_of_what_memory_allows(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "launch.py", "gpus=0", "benchmark=jacobi", "tracking=none", f"output_dir={tmp_path}"],
+        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((record,), _) = read_study(tmp_path / "default")
+    assert record.metrics["jacobi/copy_share"] >= 0.9
