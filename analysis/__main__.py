@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.command_nccl_tests",
         "tables of nccl-tests, text or JSON, and where they contradict themselves",
     ),
-    "p2p": ("analysis.command_p2p", "matrices of p2pBandwidthLatencyTest"),
+    "p2p": ("analysis.command_p2p", "matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps"),
     "report": ("analysis.command_report", "a study's report: one page, Markdown, tables and figures"),
     "compare": ("analysis.command_compare", "where two matrices or two tables differ beyond noise"),
 }

@@ -19,7 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     for name in ("a", "b"):
         parser.add_argument(
-            name, metavar=name.upper(), help="output of nccl-tests (text or JSON) or p2pBandwidthLatencyTest"
+            name,
+            metavar=name.upper(),
+            help="output of nccl-tests (text or JSON) or p2pBandwidthLatencyTest, or a record.json of benchmark=p2p",
         )
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, metavar="PART",

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.nccl_tests import Run, parse_nccl_tests
-from analysis.p2p_matrices import parse_p2p
+from analysis.p2p_source import read_p2p
 
 TOLERANCE, LATENCY_TOLERANCE = 0.03, 0.10
 _SMALL = 65536  # bytes
@@ -91,7 +91,7 @@ class Comparison:
 
 
 def read_measurement(text: str) -> Measurement:
-    """Every entry of a text of nccl-tests (or its JSON) or p2pBandwidthLatencyTest, or both; else UnreadableInput."""
+    """Every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=p2p; else UnreadableInput."""
     found = Measurement()
     reasons = []
     try:
@@ -100,7 +100,7 @@ def read_measurement(text: str) -> Measurement:
     except UnreadableInput as error:
         reasons.append(str(error))
     try:
-        for matrices in parse_p2p(text):
+        for matrices in read_p2p(text).samples:
             found.devices |= {device["name"] for device in matrices.devices.values()}
             found.notes += matrices.notes
             for name, entries in matrices.entries.items():

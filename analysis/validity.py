@@ -76,7 +76,7 @@ def _gradient_not_mean(record: Record, _: Limits) -> Found | None:
 def _why_not_compared(record: Record) -> str:
     if len(record.cell["gpus"]) == 1:
         return "one rank has nothing to agree with"
-    if record.cell["benchmark"].get("name") == "exchange":
+    if record.cell["benchmark"].get("name") == "exchange" or record.cell["model"].get("name") == "none":
         return "this benchmark trains nothing"
     return f"strategy {record.cell['strategy']['name']} does not keep replicas equal, or compresses with loss"
 
@@ -87,6 +87,26 @@ def _exchange_wrong(record: Record, _: Limits) -> Found | None:
         alone = record.cell["benchmark"].get("name") == "exchange"
         return unchecked("it compresses with loss" if alone else "this benchmark exchanges no known gradients")
     return None if error <= tolerance else Found(f"relative error {error:.2g}, tolerated {tolerance:.2g}")  # also NaN
+
+
+def _copy_wrong(record: Record, _: Limits) -> Found | None:
+    if not record.checks.get("copies_compared"):
+        return unchecked("no copy was compared") if record.cell["benchmark"].get("name") == "p2p" else None
+    wrong = record.checks["copies_wrong"]
+    if not wrong:
+        return None
+    first = [f"{elements} elements of {name}" for name, elements in list(wrong.items())[:3]]
+    return Found(", ".join([*first, "…"] if len(wrong) > 3 else first))
+
+
+def _entry_not_positive(record: Record, _: Limits) -> Found | None:
+    matrices = record.tables.get("p2p", {}).get("matrices")
+    if not matrices:
+        return unchecked("no matrix was measured") if record.cell["benchmark"].get("name") == "p2p" else None
+    bad = [
+        name for name, rows in matrices.items() if not all(0 < float(value) < math.inf for row in rows for value in row)
+    ]
+    return Found(", ".join(bad)) if bad else None
 
 
 def _loss_not_finite(record: Record, _: Limits) -> Found | None:
@@ -191,6 +211,8 @@ CHECKS = (
     Check(
         "exchange_wrong", "invalid", "the exchange of known gradients does not return their mean: {}", _exchange_wrong
     ),
+    Check("copy_wrong", "invalid", "copies between members did not bring what was sent: {}", _copy_wrong),
+    Check("entry_not_positive", "invalid", "entries are no positive numbers in the matrices {}", _entry_not_positive),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", _loss_not_finite),
     Check("clocks_disagree", "invalid", "device and host clock differ over a window: {}", _clocks_disagree),
     Check(

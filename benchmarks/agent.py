@@ -1,18 +1,25 @@
 """The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which failed first.
 
-    python -m benchmarks.agent CELL_DIR RANKS
+    python -m benchmarks.agent CELL_DIR RANKS fork|exec
+
+Forked ranks have what the agent imported, torch above all, and begin in milliseconds instead of seconds; the agent uses
+no device and no thread before.
 
 torchrun's own rendezvous listens on every interface; this one binds a free port of the loopback interface itself and
 hands the socket to torch's store, so that nothing outside reaches it and two cells never want the same port.
 """
 
+import contextlib
 import datetime
+import gc
+import importlib
 import json
 import os
 import socket
 import sys
 from pathlib import Path
 
+import torch
 from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -23,8 +30,11 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from benchmarks import processes
+from benchmarks import processes, worker
+from conf.cell import Cell
+from trainers.strategies import load
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_SECONDS = 600
@@ -62,16 +72,24 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
     return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT_SECONDS)
 
 
-def main(folder: Path, ranks: int) -> int:
+def main(folder: Path, ranks: int, start: str) -> int:
     """Run the ranks to their end. Exit status 0, or 1 with `failures.json` in the folder: {rank: exit status}."""
     processes.die_with_parent()
     os.environ[processes.STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
-        run.main([
-            "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.1",
-            f"--rdzv-backend={BACKEND}", f"--rdzv-id={folder.name}", "--module", "benchmarks.worker", str(folder),
-        ])  # fmt: skip
+        if start == "fork":
+            _preload(folder)
+            config = LaunchConfig(
+                1, 1, ranks, run_id=folder.name, rdzv_backend=BACKEND, max_restarts=0, monitor_interval=0.1,
+                start_method="fork",
+            )  # fmt: skip
+            elastic_launch(config, worker.main)(folder)
+        else:
+            run.main([
+                "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.1",
+                f"--rdzv-backend={BACKEND}", f"--rdzv-id={folder.name}", "--module", "benchmarks.worker", str(folder),
+            ])  # fmt: skip
     except ChildFailedError as error:
         failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
         (folder / "failures.json").write_text(json.dumps(failures))
@@ -79,5 +97,17 @@ def main(folder: Path, ranks: int) -> int:
     return 0
 
 
+def _preload(folder: Path) -> None:
+    """Import what the ranks will need. What fails here fails in a rank too, which says so."""
+    with contextlib.suppress(Exception):
+        cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
+        importlib.import_module(f"benchmarks.{cell.benchmark['name']}")
+        load(cell.strategy)
+        if cell.trains:
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # torch's first optimizer imports a second's worth
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy every page of what is imported
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -1,10 +1,13 @@
 """The ranks of a cell as a benchmark sees them: who I am, what the others measured, and waiting for them on the host."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,13 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.all_reduce(torch.zeros(1))
+
+    def alone(self, work: Callable[[], None], beat: Callable[[int], None]) -> None:
+        """Rank 0 does `work` while the others wait on the host, with signs of life and idle devices. Collective."""
+        if self.rank == 0:
+            work()
+        waiting = dist.all_reduce(torch.zeros(1), async_op=True)
+        while not waiting.is_completed():
+            beat(0)
+            time.sleep(POLL_SECONDS)
+        waiting.wait()

@@ -6,6 +6,7 @@ by a crash is dropped when read. A Record can be rebuilt from these lines; MLflo
 
 Versions of the schema:
     1  first
+    2  tables
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "record.json"
 OUTPUT_NAME = "output.txt"  # what a cell's benchmark prints
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
@@ -72,6 +73,9 @@ class Record:
     model: dict[str, float] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; METHOD.md defines each
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
+    tables: dict[str, Any] = field(
+        default_factory=dict
+    )  # matrices and rows, in the JSON shapes of `python -m analysis`
     effective: dict[str, Any] = field(default_factory=dict)  # what was really used: settings, transport, link_class, …
     checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity judges
     ranks: list[dict[str, Any]] = field(default_factory=list)  # rank, host, pid, device of each that reported
@@ -165,8 +169,8 @@ def read(path: Path) -> Record:
     if version > SCHEMA_VERSION:
         raise RecordError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here")
     try:
-        for name in ("model", "metrics", "series", "checks"):
-            content[name] = _restored(content[name])
+        for name in ("model", "metrics", "series", "checks", "tables"):
+            content[name] = _restored(content.get(name, {}) if name == "tables" else content[name])
         content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
         content["validity"] = Validity(**content["validity"])
         record = Record(**content)

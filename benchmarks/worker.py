@@ -1,6 +1,7 @@
-"""One process of a cell: `python -m benchmarks.worker CELL_DIR`, started by benchmarks.agent. Reads `cell.json`, measures, and
-writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them. Processes beyond the cell's ranks
-are the servers of its strategy.
+"""One process of a cell: `python -m benchmarks.worker CELL_DIR`, or forked from benchmarks.agent, which starts both.
+
+Reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them.
+Processes beyond the cell's ranks are the servers of its strategy.
 """
 
 import datetime
@@ -22,6 +23,9 @@ from benchmarks import processes
 def main(folder: Path) -> int:
     """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1."""
     processes.die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["RANK"])
     log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

@@ -60,6 +60,11 @@ class Cell:
         return int(self.strategy.get("servers", 0))
 
     @property
+    def trains(self) -> bool:
+        """Whether it has a model and a strategy; else it measures links alone."""
+        return self.model.name != "none"
+
+    @property
     def key(self) -> str:
         """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form."""
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
@@ -71,7 +76,9 @@ class Cell:
     @property
     def name(self) -> str:
         """`resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`: what was asked, for people."""
-        parts = [self.model.name, self.strategy["name"], "gpus " + ",".join(map(str, self.gpus))]
+        parts = ["gpus " + ",".join(map(str, self.gpus))]
+        if self.trains:
+            parts = [self.model.name, self.strategy["name"], *parts]
         if self.benchmark["name"] != "throughput":
             parts.insert(0, self.benchmark["name"])
         parts += self.labels
@@ -82,7 +89,8 @@ class Cell:
     def folder(self) -> str:
         """The name of its folder: readable, safe, unique by its key."""
         gpus = "-".join(map(str, self.gpus))
-        return f"{self.model.name}-{self.strategy['name']}-gpus{gpus}-{self.key[:10]}"
+        kind = f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
+        return f"{kind}-gpus{gpus}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from conf import nccl
 from conf.cell import Cell, Network
 from conf.knobs import Refused, accepted, check, check_fields, check_names, closest
-from conf.schema import Config
+from conf.schema import Config, Optimizer
 from conf.servers import placed
 
 ROOT = Path(__file__).parent
@@ -63,22 +63,31 @@ def _choice(group: str, name: Any) -> None:
 
 
 # What the YAML of a strategy or benchmark says beside its options.
-RULES = ("accepts", "conflicts", "shared_memory")
+RULES = ("accepts", "conflicts", "shared_memory", "trains")
 
 
 @functools.cache
 def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
     """(options with their defaults, what each accepts, values that exclude each other) of a strategy's or benchmark's YAML."""
     declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    declared.pop("shared_memory", None)
-    return declared, declared.pop("accepts", {}), declared.pop("conflicts", [])
+    rules = {name: declared.pop(name, {}) for name in RULES}
+    return declared, rules["accepts"], list(rules["conflicts"])
+
+
+def takes_shared_memory(strategy: str) -> bool:
+    """Whether a strategy's YAML says that it takes memory in /dev/shm."""
+    return _says("strategy", strategy, "shared_memory", default=False)
+
+
+def trains(benchmark: str) -> bool:
+    """Whether a benchmark has a model and a strategy; its YAML says `trains: false` where it measures links alone."""
+    return _says("benchmark", benchmark, "trains", default=True)
 
 
 @functools.cache
-def takes_shared_memory(strategy: str) -> bool:
-    """Whether a strategy's YAML says that it takes memory in /dev/shm."""
-    written = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / "strategy" / f"{strategy}.yaml")))
-    return bool(written.get("shared_memory", False))
+def _says(group: str, name: str, rule: str, default: bool) -> bool:
+    written = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
+    return bool(written.get(rule, default))
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
@@ -122,6 +131,8 @@ def resolve(
     Raises:
         Refused: `global_batch_size` does not divide, the precision needs a GPU, or the strategy's servers do not fit.
     """
+    if not trains(config.benchmark["name"]):
+        return _without_training(config, gpus, device, repeat)
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
     if config.global_batch_size is not None:
@@ -177,6 +188,44 @@ def resolve(
         labels=_labels(config),
         server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
     )  # fmt: skip
+
+
+def _without_training(config: Config, gpus: tuple[int, ...], device: str, repeat: int) -> Cell:
+    """A cell that measures links: whatever model or strategy stands beside it, it is the same cell."""
+    defaults = _declared("benchmark", config.benchmark["name"])[0]
+    return Cell(
+        model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
+        strategy={"name": "none"},
+        benchmark=dict(config.benchmark),
+        nccl=nccl.environment(config.nccl),
+        optimizer=Optimizer(),
+        profiler="none",
+        gpus=gpus,
+        device=device,
+        batch_size=0,
+        global_batch_size=None,
+        precision="fp32",
+        optimize="eager",
+        channels_last=False,
+        seed=config.seed,
+        repeat=repeat,
+        labels=tuple(f"{name}={value}" for name, value in config.benchmark.items() if value != defaults[name]),
+    )
+
+
+# What a benchmark that trains nothing has no use for.
+TRAINING = (
+    "model", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size", "precision", "optimize",
+    "channels_last", "profiler",
+)  # fmt: skip
+
+
+def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a request that a benchmark which trains nothing has no use for."""
+    if trains(benchmark):
+        return []
+    asked = {text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0] for text in overrides}
+    return [text for text, group in asked.items() if group in TRAINING]
 
 
 def _labels(config: Config) -> tuple[str, ...]:

@@ -73,6 +73,11 @@ class Engine:
     """How ranks are started and how long they may take."""
 
     name: str = knob("local", "where ranks run", words=("local",))
+    start: str = knob(
+        "auto",
+        "how ranks start; fork: with what their agent has imported; exec: each anew; auto: fork for CPU workers",
+        words=("auto", "fork", "exec"),
+    )
     start_timeout_s: float = knob(300.0, "seconds until every rank has reported", least=1)
     silence_timeout_s: float = knob(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)
     cell_timeout_s: float = knob(1800.0, "seconds that a whole cell may take", least=1)

@@ -44,6 +44,7 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
         model=result.get("model", {}),
         metrics=_numbers(result.get("metrics", {})),
         series=result.get("series", {}),
+        tables=result.get("tables", {}),
         checks=result.get("checks", {}),
         ranks=ranks,
         **attempt,

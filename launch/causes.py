@@ -94,6 +94,15 @@ def _untold(rank: Rank, code: int) -> Failure:
     return Failure("exception", rank.number, f"{rank.name} exited with status {code} {where}, without a word")
 
 
+def _tail(lines: list[str]) -> list[str]:
+    """The last lines; where faulthandler wrote last, the top of the main thread's stack: the call that matters is there."""
+    current = max((number for number, line in enumerate(lines) if line.startswith("Current thread")), default=None)
+    if current is None or any(line.startswith("Traceback") for line in lines[current:]):
+        return lines[-LOG_TAIL_LINES:]
+    fatal = [line for line in lines[:current] if line.startswith("Fatal Python error")][-1:]
+    return [*fatal, *lines[current:]][:LOG_TAIL_LINES]
+
+
 def with_log(failure: Failure, folder: Path) -> Failure:
     """The failure with the end of the log that tells most."""
     name = f"rank{failure.rank or 0}.log"
@@ -101,7 +110,6 @@ def with_log(failure: Failure, folder: Path) -> Failure:
     names = [name] if failure.cause == "hang" else ["agent.log", name] if failure.rank is None else [name, "agent.log"]
     for path in (folder / "logs" / name for name in names):
         with contextlib.suppress(OSError):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
-            if lines:
+            if lines := _tail(path.read_text(encoding="utf-8", errors="replace").splitlines()):
                 return Failure(failure.cause, failure.rank, failure.message, "\n".join(line[:500] for line in lines))
     return failure

@@ -49,14 +49,14 @@ def _settings(cell: Cell) -> str:
 
 # Columns that say what a cell is; one that is the same for all cells is said once, above the table.
 WHAT: dict[str, Callable[[Cell], str]] = {
-    "model": lambda cell: cell.model.name,
+    "model": lambda cell: cell.model.name if cell.trains else "–",
     "benchmark": lambda cell: str(cell.benchmark["name"]),
-    "strategy": lambda cell: str(cell.strategy["name"]),
+    "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else "–",
     "GPUs": lambda cell: ",".join(map(str, cell.gpus)),
     "NCCL": _settings,
-    "batch": lambda cell: str(cell.batch_size),
-    "precision": lambda cell: cell.precision,
-    "optimize": lambda cell: cell.optimize,
+    "batch": lambda cell: str(cell.batch_size) if cell.trains else "–",
+    "precision": lambda cell: cell.precision if cell.trains else "–",
+    "optimize": lambda cell: cell.optimize if cell.trains else "–",
 }
 COVERED = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels")
 

@@ -25,9 +25,11 @@ FOREIGN = (
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
 
 
-def arguments(folder: Path, cell: Cell) -> list[str]:
-    """The agent of this machine, which starts the ranks and the servers."""
-    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size + cell.servers)]
+def arguments(folder: Path, cell: Cell, start: str = "auto") -> list[str]:
+    """The agent of this machine, which starts the ranks and the servers as `engine.start` says."""
+    if start == "auto":
+        start = "fork" if cell.device == "cpu" else "exec"
+    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size + cell.servers), start]
 
 
 def environment(

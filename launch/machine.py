@@ -35,6 +35,7 @@ class Device:
     uuid: str = ""
     bus_id: str = ""
     name: str = ""
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Machine:
     everyone: tuple[int, ...]
     cores: int
     why: str = ""  # of CPU workers: why no GPU is used
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of the smallest GPU; None where there is none, or the driver does not say."""
+        known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
+        return min(known, default=None)
 
     def device(self, text: str, typed: str) -> Device:
         """The device that a number, UUID or PCI bus id names. Raises Refused."""
@@ -91,7 +98,8 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
             uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-            found.append(Device(number, uuid, _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(), name))
+            bus_id = _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+            found.append(Device(number, uuid, bus_id, name, _memory_bytes(handle)))
         except pynvml.NVMLError as error:  # lost, or not ours
             refused = f"the driver refuses GPU {number} ({error})"
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
@@ -100,6 +108,16 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         found = [d for d in found if any(str(d.id) == name or d.uuid.startswith(name) for name in names)]
         return tuple(found), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
     return tuple(found), refused or "this machine has no NVIDIA GPU"
+
+
+def _memory_bytes(handle: Any) -> int | None:
+    """Memory of a GPU; one that shares the host's has none of its own."""
+    import pynvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return None
 
 
 def _torch_has_cuda() -> bool:

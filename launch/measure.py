@@ -94,7 +94,7 @@ class Measurer:
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
 
     def _wants_tuning(self, cell: Cell) -> bool:
-        if cell.device != "cuda" or cell.world_size == 1:
+        if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
             return False
         asked = self.config.tuning_pass
         return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")

@@ -15,9 +15,11 @@ from conf import nccl
 from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, expand
 from conf.knobs import Refused
-from conf.resolve import checked, resolve
+from conf.requests import refuse
+from conf.resolve import checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine import Device, Machine, look
+from launch.peers import refuse_without_peers
 from launch.shared_memory import refuse_too_little
 
 
@@ -84,9 +86,14 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         machine = machine or _machine(config, surrounding)
         _library(config)
         notices += told
-        listed += [
-            resolve(config, subset, machine.kind, everyone=machine.everyone) for subset in _subsets(config, machine)
-        ]
+        if idle := without_effect(config.benchmark["name"], request.overrides):
+            notices.append(
+                f"benchmark={config.benchmark['name']} trains nothing: {', '.join(idle)} changes nothing in it"
+            )
+        for subset in _subsets(config, machine):
+            listed.append(resolve(config, subset, machine.kind, everyone=machine.everyone))
+            refuse(listed[-1], machine.memory_bytes)
+            refuse_without_peers(listed[-1], machine)
     assert machine is not None
     if first.topology and first.dry_run:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")

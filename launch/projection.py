@@ -20,6 +20,8 @@ TAG_LENGTH = 8000  # characters
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 # What MLflow's pages show first: they keep the order in which a run's metrics were written.
 FIRST = ("throughput/", "scaling/", "comm/", "step/")
+# What a benchmark that trains nothing has no value for.
+UNTRAINED = ("model", "strategy", "batch_size", "global_batch_size", "image_size", "precision", "optimize")
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 
 
@@ -118,6 +120,9 @@ def _params(record: Record) -> dict[str, Any]:
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: cell.get(name) for name in plainly}
     params["image_size"] = model.get("image_size")
+    if model.get("name") == "none":  # it trains nothing
+        params = {name: value for name, value in params.items() if name not in UNTRAINED}
+        params |= {f"benchmark.{name}": value for name, value in names["benchmark"].items() if name != "name"}
     params |= {f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.get("nccl", {}).items()}
     params |= {f"strategy.{name}": value for name, value in names["strategy"].items() if name != "name"}
     params |= {f"model.{name}": record.model.get(name) for name in ("parameters", "gradient_bytes")}

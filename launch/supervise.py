@@ -46,8 +46,8 @@ def run(
     opened = time.monotonic()
     with (folder / "logs" / "agent.log").open("ab") as log:
         agent = subprocess.Popen(
-            arguments(folder, cell), cwd=ROOT, env=processes.started_by_me(environment), stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            arguments(folder, cell, engine.start), cwd=ROOT, env=processes.started_by_me(environment),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     ended: Failure | None = None
     try:

@@ -1,13 +1,15 @@
 """Runs cases of strategies in forked ranks and servers: `python tests/kvstore_ranks.py FOLDER`, for conftest's `forked`.
 
 torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
-(name: {workers, steps, strategy}; {workers, exchange, strategy} for benchmark=exchange; `measuring` for test_measuring) and
-writes `<name>-<rank>.json`: what each rank found.
+(name: {workers, steps, strategy}; {workers, exchange, strategy} for benchmark=exchange; {workers, benchmarks: [options, …]}
+for benchmarks that train nothing, one after the other in the same ranks; `measuring` for test_measuring) and writes
+`<name>-<rank>.json`: what each rank found.
 """
 
 import contextlib
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import socket
@@ -25,6 +27,7 @@ from torch import nn
 from benchmarks import exchange, statistics
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
+from conf import cell as cells
 from conf.resolve import RULES
 from trainers.kvstore import process
 from trainers.strategies import Alone, load
@@ -184,6 +187,32 @@ def exchanged(rank, case, folder):
     return found
 
 
+def links_cell(workers, asked):
+    """The cell of a benchmark that trains nothing, with its YAML's defaults."""
+    declared = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / f"{asked['name']}.yaml"))
+    options = {name: value for name, value in declared.items() if name not in RULES} | asked
+    return dataclasses.replace(
+        test_measuring.make_cell(tuple(range(workers))),
+        model=cells.Network("none", "ringside", "none", 0, 0, 0, 0.0, {}), strategy={"name": "none"}, benchmark=options,
+    )  # fmt: skip
+
+
+def measured(rank, case, folder):
+    """What each benchmark of a case finds, with what it prints."""
+    ranks = Ranks(rank, case["workers"], torch.device("cpu"))
+    found = []
+    for asked in case["benchmarks"]:
+        cell = links_cell(case["workers"], asked)
+        module = importlib.import_module(f"benchmarks.{asked['name']}")
+        (folder / "output.txt").unlink(missing_ok=True)
+        ranks.barrier()
+        found.append(dataclasses.asdict(module.run(cell, ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))))
+        ranks.barrier()
+        with contextlib.suppress(OSError):
+            found[-1]["output"] = (folder / "output.txt").read_text()
+    return found
+
+
 def rank_main(folder, name, case, rank):
     """One process of a case; never returns."""
     try:
@@ -194,6 +223,8 @@ def rank_main(folder, name, case, rank):
             (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
             if name == "measuring":
                 found = test_measuring.measure(rank, folder / name)
+            elif "benchmarks" in case:
+                found = measured(rank, case, folder / name)
             else:
                 found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))

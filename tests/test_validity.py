@@ -68,6 +68,11 @@ PLANTED = {
         lambda r: r.checks.update(exchange_error=math.nan, exchange_tolerance=1e-4),
         lambda r: r.checks.update(exchange_error=math.inf, exchange_tolerance=8e-3),
     ],
+    "copy_wrong": [lambda r: r.checks.update(copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3})],
+    "entry_not_positive": [
+        lambda r, value=value: r.tables.update(p2p={"matrices": {"latency_gpu_enabled": [[1.0, value], [2.0, 3.0]]}})
+        for value in (0.0, -1.0, math.nan, math.inf)
+    ],
     "loss_not_finite": [
         lambda r: r.checks.update(losses=[2.0, math.nan]),
         lambda r: r.checks.update(losses=[-math.inf, 2.0]),

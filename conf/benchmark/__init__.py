@@ -1,0 +1,1 @@
+"""Benchmarks: a YAML each, and a module where options must fit each other (conf.requests)."""
