@@ -13,7 +13,7 @@ from analysis.report_tables import plain
 
 WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
-WATERFALLS, ROWS, LARGEST_MAP = 3, 24, 16
+WATERFALLS, ROWS, LARGEST_MAP = 3, 20, 16
 LOSS, GAIN, REST = COLOURS["vermillion"][0], COLOURS["green"][0], COLOURS["grey"][0]
 
 
