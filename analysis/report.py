@@ -20,7 +20,7 @@ from analysis.report_conditions import cells, commands, environment, machine, va
 from analysis.report_finding import sentences
 from analysis.report_numbers import count, listed
 from analysis.report_page import Report, markdown_page, page
-from analysis.report_sections import Section, comparisons, scaling, sentence, strategies, waterfall, wires
+from analysis.report_sections import Section, comparisons, few, scaling, sentence, strategies, waterfall, wires
 from analysis.report_study import Study, hardware, named, open_study
 from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
@@ -67,7 +67,7 @@ def tell(study: Study, found: Findings) -> Report:
         sections = tuple(section(study, found) for section in SECTIONS)
     return Report(
         plain(study.name), _setting(study), tuple(sentences(study, found)),
-        tuple(dict.fromkeys(sentence(plain(line, 1000)) for line in unsaid)), sections,
+        tuple(few(sentence(plain(line, 1000)) for line in unsaid)), sections,
     )  # fmt: skip
 
 

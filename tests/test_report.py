@@ -95,7 +95,17 @@ def written(folder, tmp_path_factory):
 
 def test_all_that_was_promised_is_there(written):
     made = {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()}
-    for name in ("points", "waterfall", "strategies", "wires", "comparisons", "excluded", "environment", "cells"):
+    for name in (
+        "points",
+        "fits",
+        "waterfall",
+        "strategies",
+        "wires",
+        "comparisons",
+        "excluded",
+        "environment",
+        "cells",
+    ):
         assert {f"tables/{name}.csv", f"tables/{name}.tex"} <= made
     for name in (
         "scaling-1",
