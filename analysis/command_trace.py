@@ -14,6 +14,7 @@ from analysis.trace import Trace
 from analysis.trace_compare import Change, Comparison, compare
 from analysis.trace_kernels import Row, kernel_rows, memory_rows
 from analysis.trace_source import load_trace
+from analysis.trace_steps import within_steps
 from analysis.trace_summary import Summary, summarize
 
 _RANK_HEADINGS: tuple[str, ...] = ("communication ms", "exposed ms", "overlapped ms", "wait ms", "compute ms", "idle %")
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
     parser.add_argument("b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--within-steps", action="store_true", help="only what belongs to a step, as in a record")
     parser.add_argument("--kernels", action="store_true", help="the tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum")
     parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
     parser.add_argument("--step", metavar="N", type=int, help="the step to draw, from 0 (default: of median time)")
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--kernels and --svg are of one trace; give one TRACE")
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")
-    trace = load_trace(arguments.a)
+    trace = _load(arguments.a, arguments)
     summary = summarize(trace)
     if arguments.b is not None:
         return _compare(arguments, summary)
@@ -73,8 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _load(source: str, arguments: argparse.Namespace) -> Trace:
+    trace = load_trace(source)
+    return within_steps(trace) if arguments.within_steps else trace
+
+
 def _compare(arguments: argparse.Namespace, first: Summary) -> int:
-    second = summarize(load_trace(arguments.b))
+    second = summarize(_load(arguments.b, arguments))
     comparison = compare(first, second)
     if arguments.json:
         print(json.dumps({"a": first.as_json(), "b": second.as_json()} | comparison.as_json()))

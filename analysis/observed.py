@@ -15,7 +15,7 @@ from benchmarks.record import Record
 # Folder inside a cell's for the untimed pass whose logs name every collective's algorithm and protocol.
 TUNING_FOLDER = "tuning"
 # What may differ between a cell and the same cell without a setting.
-INCIDENTAL = ("repeat", "seed", "labels")
+INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 
 
 def read_logs(folder: Path) -> NcclLog | None:

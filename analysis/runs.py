@@ -1,7 +1,7 @@
 """Equal cells of a study gathered as runs, what was asked of each, and on which machine and software it ran.
 
-Runs of one cell differ in their repeat, seed and labels alone. Everything that a finding compares goes through here, so
-that each of them refuses the same: unusable records, other machines, other software.
+Runs of one cell differ in their repeat, seed, labels and profiler alone. Everything that a finding compares goes through
+here, so that each of them refuses the same: unusable records, other machines, other software.
 """
 
 import functools
@@ -17,7 +17,8 @@ from analysis.surroundings import SURROUNDINGS, Machines, part, surroundings
 from benchmarks.record import Record
 
 RATE = "throughput/images_per_second"
-INCIDENTAL = ("repeat", "seed", "labels")
+# A profiler has a pass of its own: the timed one is the same.
+INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 
 
 @dataclass(frozen=True, eq=False)

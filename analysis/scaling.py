@@ -26,7 +26,7 @@ FEWEST = {"amdahl": 3, "usl": 4}
 
 def condition(record: Record) -> tuple[Any, ...]:
     """What must be equal between a cell and its baseline: the kind of GPU, the software, and all that was asked but
-    the GPUs, NCCL's settings and the repeat."""
+    the GPUs, NCCL's settings, the repeat and a profiler, which has a pass of its own."""
     different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
     asked = sorted(item for item in flat(record.cell).items() if not _no_matter(item[0], different))
     hardware = sorted({str(rank.get("name")) for rank in record.ranks})

@@ -158,11 +158,11 @@ def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[Rank, ...], b
 
 
 def _order(units: Sequence[tuple[int, int]], ranges: list[_Range]) -> tuple[list[tuple[int, int, int]], bool]:
-    """(rank, process, CUDA device), in rank order; and whether a mark said every rank."""
+    """(rank, process, CUDA device), in rank order; and whether marks say the ranks."""
     said = {one.process: mark for one in ranges if (mark := rank_mark(one.name)) is not None}
     marked = sorted((said[process], process, device) for process, device in units if process in said)
-    if len({mark for mark, _, _ in marked}) == len(units):
-        return marked, True
+    if marked and len({mark for mark, _, _ in marked}) == len(marked):
+        return marked, True  # a process without a mark beside them is no rank: a parameter server
     own_device = len({device for _, device in units}) == len(units)
     ordered = sorted(units, key=lambda unit: unit[1] if own_device else unit[0])
     return [(number, process, device) for number, (process, device) in enumerate(ordered)], False

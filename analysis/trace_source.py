@@ -53,7 +53,7 @@ def _read(path: Path, names: Names, skip_foreign: bool) -> Part | None:
     try:
         if path.suffix in _REPORTS:
             with tempfile.TemporaryDirectory() as scratch:
-                return replace(read_nsys(_exported(path, Path(scratch)), names), file=path.name, clock=str(path))
+                return replace(read_nsys(exported(path, Path(scratch)), names), file=path.name, clock=str(path))
         head = _start(path)
         if head.startswith(_SQLITE):
             with tempfile.TemporaryDirectory() as scratch:
@@ -107,10 +107,13 @@ def plain_export(path: Path, scratch: Path) -> Path:
     return plain
 
 
-def _exported(path: Path, scratch: Path) -> Path:
-    """The SQLite export of a report, made by nsys."""
-    path.open("rb").close()  # OSError for a report that is not there
-    nsys = os.environ.get("NSYS") or shutil.which("nsys")
+def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
+    """The SQLite export of a report, made in the folder `scratch` by `nsys`, or by that of NSYS or PATH.
+
+    Raises OSError for a report that is not there, UnreadableInput where it cannot be exported.
+    """
+    path.open("rb").close()
+    nsys = nsys or os.environ.get("NSYS") or shutil.which("nsys")
     if not nsys:
         raise UnreadableInput(
             "a report of Nsight Systems is read through `nsys export`, and nsys is neither on PATH nor named by the "

@@ -1,6 +1,6 @@
 """Steps: which ranges on the host are one, which GPU work belongs to it, and which one to look at."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,24 @@ def step_of(events: Events, steps: Events) -> Times:
     inside = (at >= 0) & (when < steps.end[np.maximum(at, 0)])
     number: Times = np.where(inside, at, -1)
     return number
+
+
+def within_steps(trace: Trace) -> Trace:
+    """The trace without what belongs to no step: warm-up, barriers. A rank without step ranges keeps everything."""
+    return replace(trace, ranks=tuple(_within(rank, trace) for rank in trace.ranks))
+
+
+def _within(rank: Rank, trace: Trace) -> Rank:
+    named = step_ranges(rank, trace)
+    if named is None:
+        return rank
+    return replace(
+        rank,
+        compute=rank.compute.where(step_of(rank.compute, named[1]) >= 0),
+        collectives=rank.collectives.where(step_of(rank.collectives, named[1]) >= 0),
+        copies=rank.copies.where(step_of(rank.copies, named[1]) >= 0),
+        memsets=rank.memsets.where(step_of(rank.memsets, named[1]) >= 0),
+    )
 
 
 def window(trace: Trace, step: int | None = None) -> Window:

@@ -226,12 +226,14 @@ CHECKS = (
     Check("efficiency_above_one", "suspect", "scaling efficiency is above what a fair baseline allows: {}", _above_one),
     Check("warmup_not_flat", "suspect", "the step time was still falling when the warm-up ran out of time", _warmup),
 )
-# Codes of analysis.effective, which compares what was asked of NCCL with its log: the sentence comes from there.
+# Codes of findings, which bring their sentence: of analysis.effective, which compares what was asked of NCCL with its
+# log, and of launch.profiling.
 SETTINGS = {
     "setting_ignored": "NCCL did not take a setting that was asked for",
     "transport_unexpected": "NCCL connected GPUs in a way that a setting rules out",
     "algorithm_unexpected": "NCCL chose an algorithm or protocol that a setting rules out",
     "channels_unexpected": "NCCL used more or fewer channels than asked",
+    "profiled": "a trace was recorded in a pass of its own, which supplied no rate (a finding: numbers stay valid)",
     "setting_no_effect": "a setting changed nothing that NCCL's log shows (a finding: numbers stay valid)",
 }
 CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.estimates import Draws, Sample, estimate, exponential
+from analysis.estimates import WIDEST, Draws, Sample, estimate, exponential
 from analysis.findings import Estimate, Part, Waterfall
 from analysis.runs import Gathered, Runs, gather, gpu_list, merged, several
 from analysis.scaling import scaled, slowest_of
@@ -178,8 +178,10 @@ def _step(rate: Sample, images: float) -> Step:
 def _lost(images: float, before: Step, after: Step) -> Estimate:
     """Images per second between two step times."""
     draws = None
-    if before.draws is not None and after.draws is not None:
-        draws = images / before.draws - images / after.draws
+    if before.draws is not None and after.draws is not None:  # a step takes some time, however little is known of it
+        draws = images / np.maximum(before.draws, before.ms / WIDEST) - images / np.maximum(
+            after.draws, after.ms / WIDEST
+        )
     return estimate(images / before.ms - images / after.ms, draws)
 
 

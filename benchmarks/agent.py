@@ -75,6 +75,9 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 def main(folder: Path, ranks: int, start: str) -> int:
     """Run the ranks to their end. Exit status 0, or 1 with `failures.json` in the folder: {rank: exit status}."""
     processes.die_with_parent()
+    if processes.LAUNCHER in os.environ:  # a profiler stands between: nsys clears the mask, and files would be anyone's
+        processes.die_with_launcher(int(os.environ[processes.LAUNCHER]))
+        os.umask(0o022)
     os.environ[processes.STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:

@@ -5,6 +5,7 @@ mean in float64, which every rank computes for itself. METHOD.md, "The exchange 
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ def timed(
         "comm/exchange_ms_ci_high": high,
         "comm/algbw_gb_per_s": gradient_bytes / milliseconds / 1e6,
     }
+    if pipelined := exchange.pipelined():
+        block = clock.block(pipelined, iterations, reporter.beat)
+        reporter.block("pipelined", block, 0)
+        metrics["comm/pipelined_ms"] = statistics.median(_slowest(strategy, ranks, block.ms))
     moved = strategy.bytes_moved(gradient_bytes, ranks.world_size)
     if moved == moved:  # a strategy that cannot say what it moves has no busbw
         metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
@@ -66,7 +71,7 @@ def _slowest(strategy: Strategy, ranks: Ranks, ms: list[float]) -> list[float]:
 
 
 def limits(
-    strategy: Strategy, exchange_ms: float, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
+    strategy: Strategy, measured: Mapping[str, float], iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
 ) -> tuple[dict[str, float], str]:
     """What the machine allows the strategy, measured by the same clock: (metrics, the limit that binds). Collective.
 
@@ -89,7 +94,10 @@ def limits(
     if not found:
         return metrics, ""
     binding = max(found, key=lambda name: found[name])
-    metrics |= {"comm/ideal_ms": found[binding], "comm/ideal_ratio": found[binding] / exchange_ms}
+    ideal_ms = found[binding]
+    metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
+    if "comm/pipelined_ms" in measured:
+        metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
     return metrics, binding.removeprefix("limit/").removesuffix("_ms")
 
 
@@ -122,7 +130,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         result.metrics |= measured
         result.series["comm/exchange_ms"] = [[number + 1, ms] for number, ms in enumerate(slowest)]
         allowed, result.checks["limit"] = limits(
-            strategy, measured["comm/exchange_ms"], int(options["limit_iterations"]), clock, ranks, reporter
+            strategy, measured, int(options["limit_iterations"]), clock, ranks, reporter
         )
         result.metrics |= allowed | {"comm/error": error}
     strategy.close()

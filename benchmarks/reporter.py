@@ -17,7 +17,7 @@ class Reporter:
 
     def __init__(self, path: Path) -> None:
         self._lines = Lines(path)
-        self._output = path.parent.parent / OUTPUT_NAME
+        self.folder = path.parent.parent  # of the cell, or of a pass beside its timed one
         # Beats are too far apart to tell which rank of several that stopped was behind; this always holds the count.
         self._count = os.open(path.with_suffix(".count"), os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(self._count, b"%20d" % 0, 0)
@@ -47,7 +47,7 @@ class Reporter:
 
     def output(self, text: str) -> None:
         """What the benchmark prints: the launching process shows it when the cell has ended. One rank calls it."""
-        self._output.write_text(text + "\n")
+        (self.folder / OUTPUT_NAME).write_text(text + "\n")
 
     def block(self, purpose: str, block: Block, images: int) -> None:
         """The samples of a window; `images` counts those of its counted iterations."""

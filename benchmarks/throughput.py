@@ -175,7 +175,7 @@ class Measurement:
                 return
             measured, _ = exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
             allowed, self.result.checks["limit"] = exchange.limits(
-                strategy, measured["comm/exchange_ms"], int(self.options["limit_iterations"]), *common
+                strategy, measured, int(self.options["limit_iterations"]), *common
             )
         self.result.metrics |= measured | allowed
 

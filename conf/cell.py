@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema import Optimizer
@@ -36,7 +36,7 @@ class Cell:
     benchmark: dict[str, Any]  # name and options
     nccl: dict[str, str]  # environment variables asked for
     optimizer: Optimizer
-    profiler: str
+    profiler: str  # none, nsys, torch: of a pass after the timed one
     gpus: tuple[int, ...]  # in rank order
     device: str  # cpu or cuda
     batch_size: int  # images per rank and step
@@ -48,6 +48,7 @@ class Cell:
     repeat: int = 0
     labels: tuple[str, ...] = ()  # what was asked beside the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
+    profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
 
     @property
     def world_size(self) -> int:
@@ -66,10 +67,15 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form."""
+        """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form.
+
+        The profiler is part of it, though the timed pass is the same with it: a cell that is asked for a trace is not
+        done before by one without. Comparisons between cells leave it out (analysis.scaling, analysis.observed).
+        """
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
-        if not self.server_gpus:
-            del asked["server_gpus"]  # cells without keep the key that they had before there were any
+        for name in ("server_gpus", "profiler_options"):
+            if not asked[name]:
+                del asked[name]  # cells without keep the key that they had before there were any
         canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

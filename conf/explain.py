@@ -73,7 +73,8 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
     """An override of a key that does not exist, with the keys that do exist beside it."""
     typed = next((argument for argument in arguments if argument.lstrip("+~").startswith(key)), key)
     if key in GROUPS:  # one that has no default is appended
-        return f"{typed}: accepted is +{key}={'|'.join(_choices(key))}"
+        choices, name = _choices(key), typed.partition("=")[2]
+        return f"{typed}: accepted is +{key}={name if name in choices else '|'.join(choices)}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
     beside: list[str] = []

@@ -28,6 +28,11 @@ FORMS = (
 )
 
 
+def by_link(tokens: Sequence[str]) -> bool:
+    """Whether a `gpus` list is a word that needs the machine's topology."""
+    return len(tokens) == 1 and tokens[0] not in PLAIN_WORDS and WORD.fullmatch(tokens[0]) is not None
+
+
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Rewrite every `gpus=…` among command-line arguments into canonical Hydra text; the rest is kept as it is.
 

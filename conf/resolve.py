@@ -47,11 +47,11 @@ def checked(config: Config) -> tuple[Config, list[str]]:
             raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
     if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
         raise Refused(f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes")
-    _choice("profiler", config.profiler.name)
     return dataclasses.replace(
         config,
         strategy=options("strategy", config.strategy),
         benchmark=options("benchmark", config.benchmark),
+        profiler=options("profiler", config.profiler),
     ), notices
 
 
@@ -62,7 +62,7 @@ def _choice(group: str, name: Any) -> None:
         raise Refused(f"{group}.name={name}: accepted are {', '.join(choices)}{closest(str(name), choices)}")
 
 
-# What the YAML of a strategy or benchmark says beside its options.
+# What the YAML of a strategy, benchmark or profiler says beside its options.
 RULES = ("accepts", "conflicts", "shared_memory", "trains")
 
 
@@ -91,7 +91,7 @@ def _says(group: str, name: str, rule: str, default: bool) -> bool:
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
-    """The options of a strategy or benchmark, held to the types and the `accepts` of its own YAML.
+    """The options of a strategy, benchmark or profiler, held to the types and the `accepts` of its own YAML.
 
     Raises:
         Refused: an unknown option, another type than the YAML's default has, or a value outside `accepts`.
@@ -113,6 +113,8 @@ def options(group: str, given: Any) -> dict[str, Any]:
             raise Refused(f"{full}={value}: accepted are true and false")
         if value is None and default is not None:
             raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
+        if limits.get("text") and not isinstance(value, str | None):
+            raise Refused(f"{full}={value}: accepted is a text")
         check(full, value, limits)
     if missing := [option for option in declared if option not in given]:
         raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {declared[missing[0]]}")
@@ -135,15 +137,18 @@ def resolve(
         return _without_training(config, gpus, device, repeat)
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
-    if config.global_batch_size is not None:
+    global_batch_size = config.global_batch_size
+    if global_batch_size == "auto":
+        global_batch_size = sizes.batch_size * len(everyone or gpus)
+    if global_batch_size is not None:
         if config.batch_size != "auto":
             raise Refused(
-                f"global_batch_size={config.global_batch_size}: accepted alone, not beside batch_size={config.batch_size}"
+                f"global_batch_size={global_batch_size}: accepted alone, not beside batch_size={config.batch_size}"
             )
-        batch_size, rest = divmod(config.global_batch_size, len(gpus))
+        batch_size, rest = divmod(int(global_batch_size), len(gpus))
         if rest or not batch_size:
             raise Refused(
-                f"global_batch_size={config.global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
+                f"global_batch_size={global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
                 f"gpus={','.join(map(str, gpus))}"
             )
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
@@ -175,17 +180,18 @@ def resolve(
         benchmark=dict(config.benchmark),
         nccl=nccl.environment(config.nccl),
         optimizer=config.optimizer,
-        profiler=config.profiler.name,
+        profiler=config.profiler["name"],
+        profiler_options=_traced(config.profiler),
         gpus=gpus,
         device=device,
         batch_size=int(batch_size),
-        global_batch_size=config.global_batch_size,
+        global_batch_size=None if global_batch_size is None else int(global_batch_size),
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
         channels_last=nhwc,
         seed=config.seed,
         repeat=repeat,
-        labels=_labels(config),
+        labels=_labels(config, global_batch_size),
         server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
     )  # fmt: skip
 
@@ -228,15 +234,23 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
     return [text for text, group in asked.items() if group in TRAINING]
 
 
-def _labels(config: Config) -> tuple[str, ...]:
+def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of a trace; where the profiler lies on this machine is not."""
+    if profiler["name"] == "none":
+        return {}
+    return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
+
+
+def _labels(config: Config, global_batch_size: int | str | None) -> tuple[str, ...]:
     """What was asked beside the defaults: 'batch 512', 'compile', 'comm_hook=bf16'."""
     defaults = _declared("strategy", config.strategy["name"])[0]
     labels = [
-        f"global batch {config.global_batch_size}" if config.global_batch_size else "",
+        f"global batch {global_batch_size}" if global_batch_size else "",
         f"batch {config.batch_size}" if config.batch_size != "auto" else "",
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",
         config.optimize if config.optimize == "compile" else "",
         *(f"{name}={value}" for name, value in config.strategy.items() if value != defaults[name]),
+        f"profiler={config.profiler['name']}" if config.profiler["name"] != "none" else "",
     ]
     return tuple(label for label in labels if label)

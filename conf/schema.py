@@ -1,6 +1,6 @@
 """The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
 
-Options of a strategy or a benchmark live in that strategy's or benchmark's own YAML (`conf/strategy/NAME.yaml`), so
+Options of a strategy, a benchmark or a profiler live in its own YAML (`conf/strategy/NAME.yaml`), so
 that a new one is one file and one YAML; conf.resolve holds them to the types and the `accepts` of that YAML.
 """
 
@@ -53,13 +53,6 @@ class Optimizer:
 
 
 @dataclass
-class Profiler:
-    """A profiler, in a separate, untimed pass."""
-
-    name: str = MISSING
-
-
-@dataclass
 class Tracking:
     """Where records are projected to."""
 
@@ -105,7 +98,7 @@ class Config:
     benchmark: Any = MISSING
     nccl: Nccl = field(default_factory=Nccl)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    profiler: Profiler = field(default_factory=Profiler)
+    profiler: Any = MISSING
     tracking: Tracking = field(default_factory=Tracking)
     engine: Engine = field(default_factory=Engine)
     validity: Validity = field(default_factory=Validity)
@@ -121,7 +114,14 @@ class Config:
     batch_size: Any = knob(
         "auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
     )
-    global_batch_size: int | None = knob(None, "images per step over all ranks (strong scaling)", least=1, most=1 << 30)
+    global_batch_size: int | str | None = knob(
+        None,
+        "images per step over all ranks (strong scaling); auto: as many as batch_size=auto on all GPUs of the machine",
+        least=1,
+        most=1 << 30,
+        auto=True,
+        whole=True,
+    )
     image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
     precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
     optimize: str = knob("auto", "auto is eager", words=("auto", "eager", "compile"))
@@ -130,6 +130,10 @@ class Config:
 
     study: str = "default"
     output_dir: str = "outputs"
+    waterfall: bool = False  # add the control cells that explain each cell's efficiency
+    report: Any = knob(
+        True, "the study's report, when the sweep ends; open: shown in a browser, too", words=("True", "False", "open")
+    )
     repeats: int = knob(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     resume: bool = True
     dry_run: bool = False

@@ -16,11 +16,12 @@ from rich.text import Text
 
 from analysis.runs import RATE
 from analysis.scaling import efficiency
+from analysis.trace_metrics import EXPOSED
 from benchmarks.record import Record
 from conf.cell import Cell
 from launch.estimate import estimate
 from launch.plan import Planned
-from launch.summary import half_width, headline, percent, wires
+from launch.summary import exposed, half_width, headline, percent, wires
 from launch.summary import number as shown
 from launch.watching import Watch
 
@@ -35,9 +36,11 @@ STYLES = {
 SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
 WAITING = "waiting"
 # Columns of what was measured; one without any value is left out.
-NUMBERS = ("images/s", "±", "per GPU", "efficiency", "exchange ms", "of limit", "busbw GB/s", "result", "transport")
+NUMBERS = (
+    "images/s", "±", "per GPU", "efficiency", "exchange ms", "of limit", "busbw GB/s", "exposed ms", "result", "transport",
+)  # fmt: skip
 # What a narrow terminal can do without, in this order.
-DISPENSABLE = ("transport", "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
+DISPENSABLE = ("transport", "exposed ms", "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
 STATE_WIDTH = 12  # of "interrupted": the column shall not jump
 LEAST_WIDTH = 6  # of a column of words that is cut because nothing else is left to leave out
 GAP = 2  # between columns
@@ -58,7 +61,8 @@ WHAT: dict[str, Callable[[Cell], str]] = {
     "precision": lambda cell: cell.precision if cell.trains else "–",
     "optimize": lambda cell: cell.optimize if cell.trains else "–",
 }
-COVERED = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels")
+COVERED = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels",
+           "profiler_options")  # fmt: skip
 
 
 class Screen:
@@ -145,6 +149,7 @@ class Screen:
             "exchange ms": " ms exchange",
             "of limit": " of limit",
             "busbw GB/s": " GB/s busbw",
+            "exposed ms": " ms exposed",
         }
         said = self._numbers[number].items()
         numbers = [f"±{value}" if name == "±" else f"{value}{units.get(name, '')}" for name, value in said]
@@ -166,6 +171,7 @@ class Screen:
                 "exchange ms": _number(metrics.get("comm/exchange_ms")),
                 "of limit": percent(metrics.get("comm/ideal_ratio"), 0),
                 "busbw GB/s": _number(metrics.get("comm/busbw_gb_per_s")),
+                "exposed ms": exposed(record) if EXPOSED in metrics else "",
                 "result": headline(record) if rate is None else "",
                 "transport": wires(record),
             }
@@ -294,7 +300,7 @@ class Screen:
         self._estimates, found = [], {}
         for planned, state in zip(self.cells, self.states, strict=True):
             cell = planned.cell
-            alike = repr((cell.model, cell.benchmark, cell.optimize, cell.device))
+            alike = repr((cell.model, cell.benchmark, cell.optimize, cell.device, cell.profiler))
             if state not in SETTLED and alike not in found:
                 found[alike] = estimate(cell, self._known)
             self._estimates.append(0.0 if state in SETTLED else found[alike])

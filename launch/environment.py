@@ -1,11 +1,12 @@
 """The argument list and the environment of a cell's processes."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from conf.cell import Cell
-from launch.machine import Machine
+from launch.machine import RECORDED, Machine
 
 ROOT = Path(__file__).parent.parent
 # Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
@@ -23,6 +24,36 @@ FOREIGN = (
 )
 # What NCCL says once at start-up and when it connects; nothing that it says for every call.
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
+
+
+# What ranks need of an environment that a profiler's report will hold; also everything that may change a result.
+NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+          "CC", "CXX")  # fmt: skip
+NEEDED_PREFIXES = (
+    *RECORDED,
+    "LC_",
+    "CONDA_PREFIX",
+    "CUDA_",
+    "NVIDIA_",
+    "PYTHON",
+    "TRITON_",
+    "UCX_",
+    "FI_",
+    "RINGSIDE_",
+)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
+
+
+def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what ranks do not need, and without what looks like a secret by its name or its value."""
+    return {
+        name: value
+        for name, value in variable.items()
+        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
+        and (name == TOKEN or not SECRET.search(name))
+        and not CREDENTIALS.search(value)
+    }
 
 
 def arguments(folder: Path, cell: Cell, start: str = "auto") -> list[str]:

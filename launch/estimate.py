@@ -15,12 +15,13 @@ TIMED_SECONDS = {"cpu": 8.0, "cuda": 20.0}
 
 def estimate(cell: Cell, known: Iterable[Record]) -> float:
     """Seconds; `known` are records of the same study."""
+    traced = START_SECONDS[cell.device] if cell.profiler != "none" else 0.0  # a pass of its own, after a record's end
     finished = [record for record in known if record.state == "finished"]
     for same in (("model", "benchmark", "optimize", "device"), ("benchmark", "optimize", "device")):
         plain = cell.to_dict()
         took = [r.ended_at - r.started_at for r in finished if all(r.cell[name] == plain[name] for name in same)]
         if took:
-            return median(took)
+            return median(took) + traced
     timed = cell.benchmark.get("max_seconds", "auto")
     seconds = START_SECONDS[cell.device] + (TIMED_SECONDS[cell.device] if timed == "auto" else float(timed))
-    return seconds + (COMPILE_SECONDS if cell.optimize == "compile" else 0.0)
+    return seconds + traced + (COMPILE_SECONDS if cell.optimize == "compile" else 0.0)

@@ -3,19 +3,21 @@
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from analysis.observed import TUNING_FOLDER, observe
 from analysis.scaling import efficiency
+from analysis.trace_metrics import disagreement
 from analysis.validity import judged
 from benchmarks.record import Failure, Record
 from conf.cell import Cell
 from conf.schema import Config
-from launch import sampling, supervise
+from launch import profiling, sampling, supervise
 from launch.assemble import assemble
-from launch.environment import NCCL_SUBSYSTEMS, TOKEN, environment
+from launch.environment import NCCL_SUBSYSTEMS, TOKEN, environment, scrubbed
 from launch.machine import Machine, facts, variables
+from launch.nsys import Nsys
 from launch.plan import Planned
 from launch.study import Study, prepare
 from launch.supervise import Outcome
@@ -32,6 +34,7 @@ class Measurer:
     study: Study
     sweep: Sweep
     surrounding: Mapping[str, str]
+    nsys: Nsys | None
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # tells the user
 
@@ -62,6 +65,9 @@ class Measurer:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
+        trace = None
+        if outcome.state == "finished" and cell.profiler != "none":
+            trace = self._profiled(cell, folder, variable, progress)
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = sampling.summary(folder)
         record = dataclasses.replace(
@@ -70,6 +76,8 @@ class Measurer:
             checks=record.checks | checks,
             effective=observe(record, folder, known, self.study.folder_of),
         )
+        if trace is not None:
+            record = _with_trace(record, trace)
         share = efficiency(record, known)
         if share is not None:
             record.metrics["scaling/efficiency"] = share
@@ -84,14 +92,30 @@ class Measurer:
         variable: Mapping[str, str],
         uuids: list[str],
         progress: Callable[[Watch], None],
+        profiler: Sequence[str] = (),
     ) -> Outcome:
         try:
             with sampling.Sampler(folder, uuids if self.config.sample_gpus else [], variable[TOKEN]):
                 return supervise.run(
-                    cell, folder, variable, variable[TOKEN], self.config.engine, self.stopping, progress
+                    cell, folder, variable, variable[TOKEN], self.config.engine, self.stopping, progress, profiler
                 )
         except OSError as error:  # the agent could not be started, or the disk is full
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
+
+    def _profiled(
+        self, cell: Cell, folder: Path, variable: Mapping[str, str], progress: Callable[[Watch], None]
+    ) -> profiling.Profiled:
+        """The profiled pass. Under nsys its environment is scrubbed: a report embeds it."""
+
+        def run(asked: Cell, inside: Path, command: Sequence[str]) -> Outcome:
+            needed = scrubbed(variable) if command else variable
+            logged = {"NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log")} if cell.device == "cuda" else {}
+            return self._run(asked, inside, {**needed, **logged}, [], progress, command)
+
+        trace = profiling.profiled(cell, folder, self.nsys, run)
+        if trace.finding.severity == "unchecked":
+            self.note(f"{cell.name}: {trace.finding.sentence}")
+        return trace
 
     def _wants_tuning(self, cell: Cell) -> bool:
         if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
@@ -113,3 +137,15 @@ class Measurer:
         outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
+
+
+def _with_trace(record: Record, trace: profiling.Profiled) -> Record:
+    """The record with what the profiled pass adds to it."""
+    metrics = record.metrics | trace.metrics
+    findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
+    return dataclasses.replace(
+        record,
+        metrics=metrics | disagreement(metrics),
+        tables=record.tables | trace.tables,
+        effective=record.effective | trace.effective | {"findings": findings},
+    )

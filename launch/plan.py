@@ -11,14 +11,16 @@ from analysis.errors import UnreadableInput
 from analysis.subsets import best, classes, worst
 from analysis.topology import Topology
 from analysis.topology_source import load_topology
+from analysis.waterfall import controls
 from conf import nccl
 from conf.cell import Cell
-from conf.gpus import PLAIN_WORDS, WORD, expand
+from conf.gpus import PLAIN_WORDS, WORD, by_link, expand
 from conf.knobs import Refused
 from conf.requests import refuse
 from conf.resolve import checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine import Device, Machine, look
+from launch.nsys import Nsys, find
 from launch.peers import refuse_without_peers
 from launch.shared_memory import refuse_too_little
 
@@ -47,6 +49,7 @@ class Plan:
     machine: Machine
     cells: list[Planned]
     notices: list[str] = field(default_factory=list)
+    nsys: Nsys | None = None
 
 
 # A sweep has one of each of these.
@@ -63,6 +66,7 @@ SHARED = (
     "topology",
     "tuning_pass",
     "sample_gpus",
+    "report",
 )
 
 
@@ -80,6 +84,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     notices: list[str] = []
     machine = None
     listed: list[Cell] = []
+    tools: dict[str | None, Nsys | None] = {}  # nsys, by what was asked
     for request in requests:
         config, told = checked(request.config)
         nccl.against_surroundings(config.nccl, surrounding)
@@ -90,10 +95,12 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
             notices.append(
                 f"benchmark={config.benchmark['name']} trains nothing: {', '.join(idle)} changes nothing in it"
             )
+        config = _with_profiler(config, surrounding, tools)
         for subset in _subsets(config, machine):
-            listed.append(resolve(config, subset, machine.kind, everyone=machine.everyone))
-            refuse(listed[-1], machine.memory_bytes)
-            refuse_without_peers(listed[-1], machine)
+            cell = resolve(config, subset, machine.kind, everyone=machine.everyone)
+            refuse(cell, machine.memory_bytes)
+            refuse_without_peers(cell, machine)
+            listed += [*(controls(cell) if config.waterfall else []), cell]
     assert machine is not None
     if first.topology and first.dry_run:
         notices.append(f"planned for the machine of topology={first.topology}, not for this one")
@@ -102,14 +109,53 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
             f"no GPU is used ({machine.why}): {machine.cores} cores give CPU workers 0 to {len(machine.everyone) - 1} "
             "(gpus=all), gloo communicates, images are small"
         )
+        if any(by_link(request.config.gpus) for request in requests):
+            notices.append("CPU workers have no links: the first are the best, the worst and the only class")
         if any(cell.nccl for cell in listed):
             notices.append("NCCL settings are not applicable to CPU workers: they are recorded and have no effect")
+    listed, dropped = _alone_once(listed)
+    if dropped:
+        notices.append("NCCL settings do not reach a GPU alone: each is measured once, without them")
     unique = list({cell.key: cell for cell in listed}.values())
-    if twice := len(listed) - len(unique):
+    twice = len(listed) - len(unique)
+    if twice and not first.waterfall:  # control cells explain several cells
         notices.append(f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once")
     if not (first.topology and first.dry_run):  # then it is another machine's memory
         refuse_too_little(unique)
-    return Plan(first, machine, _ordered(unique, first.repeats, first.seed), list(dict.fromkeys(notices)))
+    order = _ordered(unique, first.repeats, first.seed)
+    return Plan(first, machine, order, list(dict.fromkeys(notices)), next(iter(tools.values()), None))
+
+
+def _with_profiler(config: Config, surrounding: Mapping[str, str], tools: dict[str | None, Nsys | None]) -> Config:
+    """The configuration with `profiler=auto` resolved; a nsys that is needed is looked for once. Raises Refused."""
+    name = config.profiler["name"]
+    if name not in ("auto", "nsys"):
+        return config
+    asked = config.profiler["nsys_path"]
+    if tools and asked not in tools:
+        raise Refused(f"profiler.nsys_path={_shown([*tools, asked])}: a sweep has one; run one sweep for each")
+    if not tools.get(asked):
+        try:
+            tools[asked] = find(asked, surrounding)
+        except Refused:
+            elsewhere = config.topology and config.dry_run  # nsys is that machine's
+            if (name == "nsys" or asked) and not elsewhere:
+                raise
+            tools[asked] = None
+    chosen = "nsys" if name == "nsys" or tools[asked] else "torch"
+    return dataclasses.replace(config, profiler=config.profiler | {"name": chosen})
+
+
+def _alone_once(cells: list[Cell]) -> tuple[list[Cell], bool]:
+    """Where a sweep of NCCL's settings has GPUs alone in it, these once, without settings; and whether any was dropped."""
+    plain = {dataclasses.replace(cell, nccl={}).key for cell in cells if cell.world_size == 1 and not cell.nccl}
+    found, dropped = [], False
+    for cell in cells:
+        if cell.world_size == 1 and cell.nccl and dataclasses.replace(cell, nccl={}).key in plain:
+            dropped = True
+        else:
+            found.append(cell)
+    return found, dropped
 
 
 def _compared_with_others(cell: Cell) -> tuple[bool, int]:
@@ -164,17 +210,19 @@ def _subsets(config: Config, machine: Machine) -> list[tuple[int, ...]]:
 
 
 def _by_topology(config: Config, machine: Machine) -> list[tuple[int, ...]]:
-    """What classes, classes:K, best:K and worst:K mean; `classes` starts with one GPU alone, the baseline."""
+    """What classes, classes:K, best:K and worst:K mean; `classes` starts with one GPU alone, the baseline.
+
+    CPU workers are all alike: the first K are the best, the worst and the only class.
+    """
     word, _, number = config.gpus[0].partition(":")
     size = int(number) if number else None
-    if machine.kind == "cpu":
-        raise Refused(
-            f"gpus={config.gpus[0]}: CPU workers have no topology; accepted here are {', '.join(PLAIN_WORDS)}"
-        )
     if size is not None and not 1 <= size <= len(machine.everyone):
         raise Refused(
             f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(machine.everyone)}, the GPUs of this machine"
         )
+    if machine.kind == "cpu":
+        everyone = machine.everyone
+        return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
     topology = _topology(config)
     ours = {device.id for device in machine.devices}  # CUDA_VISIBLE_DEVICES may leave some of the machine's
     topology = dataclasses.replace(topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours))

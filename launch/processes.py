@@ -11,11 +11,12 @@ from launch.environment import TOKEN
 
 # The id of the launching process, by which an agent notices that it ended early (benchmarks.processes).
 STARTER = "RINGSIDE_STARTER"
+LAUNCHER = "RINGSIDE_LAUNCHER"  # the same, where a profiler stands between
 
 
-def started_by_me(environment: Mapping[str, str]) -> dict[str, str]:
+def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
     """The environment for an agent of the calling process."""
-    return {**environment, STARTER: str(os.getpid())}
+    return {**environment, LAUNCHER if through_profiler else STARTER: str(os.getpid())}
 
 
 def of(token: str) -> list[psutil.Process]:

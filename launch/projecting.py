@@ -1,6 +1,7 @@
 """The store beside a sweep: records are projected as they are made, and a store that fails never costs one."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from rich.console import Console
 
@@ -36,8 +37,8 @@ class Projector:
             tracker = self._tracker
             self._try(lambda: tracker.log(record, self._study.folder_of(record)))
 
-    def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool) -> None:
-        """The parent's note and state. What failed on the way is tried once more: a lock may be gone."""
+    def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool, report: Path | None) -> None:
+        """The parent's note, report and state. What failed on the way is tried once more: a lock may be gone."""
         if self._tracker is None:
             return
         tracker, self._failed = self._tracker, False
@@ -47,7 +48,7 @@ class Projector:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
-            tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]))
+            tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]), report)
 
         self._try(finish)
 

@@ -119,6 +119,8 @@ def _params(record: Record) -> dict[str, Any]:
         params |= {"gpus": cell["gpus"], "world_size": len(cell["gpus"])}
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: cell.get(name) for name in plainly}
+    if cell.get("profiler") != "none":
+        params["profiler"] = cell.get("profiler")
     params["image_size"] = model.get("image_size")
     if model.get("name") == "none":  # it trains nothing
         params = {name: value for name, value in params.items() if name not in UNTRAINED}

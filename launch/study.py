@@ -38,6 +38,8 @@ PARTS = (
     "logs",
     "nccl",
     "tuning",
+    "profile",
+    "profile-capture-range",
     records.FILE_NAME,
 )
 # Where they are gathered before the folder gets its number: a launcher may die between two of them.

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,16 +37,20 @@ def run(
     engine: Engine,
     stopping: Callable[[], bool],
     progress: Callable[[Watch], None],
+    profiler: Sequence[str] = (),
 ) -> Outcome:
     """Run the ranks of a cell in its prepared folder; no process with its token is left when this returns.
 
     `stopping` is asked often and true means: close the cell as interrupted. `progress` is told of news and of time passing.
+    `profiler` is the command of one that starts the agent; it has `engine.stop_grace_s` to write what it recorded. It
+    follows processes that start anew, not forks.
     """
     watch = Watch(folder, cell.world_size, cell.servers)
     opened = time.monotonic()
     with (folder / "logs" / "agent.log").open("ab") as log:
         agent = subprocess.Popen(
-            arguments(folder, cell, engine.start), cwd=ROOT, env=processes.started_by_me(environment),
+            [*profiler, *arguments(folder, cell, "exec" if profiler else engine.start)], cwd=ROOT,
+            env=processes.started_by_me(environment, bool(profiler)),
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     ended: Failure | None = None
@@ -64,6 +68,10 @@ def run(
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
         grace_s = engine.stop_grace_s if ended else 0.0
+        if profiler and agent.poll() is None:
+            agent.terminate()  # it alone: it ends what it started, and loses its report if it is killed
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(timeout=engine.stop_grace_s)
         immortal = processes.end(token, grace_s)
         shared_memory.remove(token)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -86,6 +94,11 @@ def _overdue(watch: Watch, opened: float, engine: Engine) -> Failure | None:
         return Failure("start", missing[0].number, f"{names} did not report within {engine.start_timeout_s:g} s")
     if not missing and any(_silent(rank, now, engine) for rank in watch.everyone):
         return hang(watch, f"gave no sign for {engine.silence_timeout_s:g} s")
+    last_seen = max(rank.last_seen for rank in watch.everyone)
+    if all(rank.done for rank in watch.everyone) and now - last_seen > engine.start_timeout_s:
+        return Failure(
+            "hang", None, f"what started the ranks did not end within {engine.start_timeout_s:g} s after them"
+        )
     if now - opened > engine.cell_timeout_s:
         return hang(watch, f"was not done when the cell's {engine.cell_timeout_s:g} s were over")
     return None

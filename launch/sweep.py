@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from launch.estimate import estimate
 from launch.measure import Measurer
 from launch.plan import Plan, Request, plan
 from launch.projecting import Projector
+from launch.reporting import show, write_report
 from launch.study import Study, study_folder
 from launch.sweeps import Sweep
 from launch.tracking_store import without_credentials
@@ -78,7 +80,7 @@ class _Sweep:
         self.study = Study(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.measurer = Measurer(
-            self.config, planned.machine, self.study, self.sweep, surrounding, stopping, self._note
+            self.config, planned.machine, self.study, self.sweep, surrounding, planned.nsys, stopping, self._note
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
@@ -105,8 +107,10 @@ class _Sweep:
                     screen.settle(number, "done before", done[number])
                 elif not self.stopping() and self._writable:
                     self._try_cell(number, known, screen)
-        self.projector.close(self.measured, done.values(), interrupted=self.stopping())
-        self._last_lines()
+        page = self._report()
+        report = page.parent if page else None
+        self.projector.close(self.measured, done.values(), interrupted=self.stopping(), report=report)
+        self._last_lines(page)
         if self.stopping():
             return 130
         if not self._writable:
@@ -159,14 +163,24 @@ class _Sweep:
     def _note(self, text: str) -> None:
         self.console.print(f"note: {text}", markup=False)
 
-    def _last_lines(self) -> None:
+    def _report(self) -> Path | None:
+        """The page of the study's report, if one is wanted."""
+        if self.config.report in (False, "False") or not self._writable:
+            return None
+        page = write_report(self.study.folder, self._note)
+        if page and self.config.report == "open":
+            show(page)
+        return page
+
+    def _last_lines(self, page: Path | None) -> None:
         """What failed and why, and where everything is."""
         for record in self.measured:
             if record.failure and record.state == "failed":
                 self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
                 for line in record.failure.log_tail.splitlines()[-5:]:
                     self.console.print(f"    {line}", markup=False, style="dim")
-        for line in (f"records  {self.study.folder}", *self.projector.where()):
+        report = [f"report   {page}"] if page else []
+        for line in (f"records  {self.study.folder}", *report, *self.projector.where()):
             self.console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 

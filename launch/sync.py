@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.record import FILE_NAME, Record, RecordError, read, read_study
 from conf.schema import Tracking
+from launch.reporting import REPORT
 from launch.summary import summary_markdown
 from launch.sweeps import sweep_of
 from launch.tracking import Tracker
@@ -53,12 +54,12 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
                 except DAMAGED as error:
                     unreadable.append(f"{folders[record.record_id] / FILE_NAME}: a damaged record ({error})")
         with contextlib.suppress(*DAMAGED):
-            _close(tracker, own)
+            _close(tracker, own, study_dir / REPORT)
     return SyncReport(projected, already, unreadable)
 
 
-def _close(tracker: Tracker, records: list[Record]) -> None:
-    """Give a sweep its table, unless it has that of all these records or another process is still writing it."""
+def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
+    """Give a sweep its table and the study's report, unless it has that of all these records or is still being written."""
     sweep = sweep_of(records)
     found = tracker.find_sweep(sweep.sweep_id)
     if found is None or found.at_work or found.records == len(records):
@@ -67,7 +68,7 @@ def _close(tracker: Tracker, records: list[Record]) -> None:
     cut_short = found.planned is not None and found.planned > len(records)
     if cut_short or found.status == "KILLED" or any(record.state == "interrupted" for record in records):
         state = "interrupted"
-    tracker.finish_sweep(sweep, records, state, summary_markdown(records))
+    tracker.finish_sweep(sweep, records, state, summary_markdown(records), report)
 
 
 def _folders(study_dir: Path) -> dict[str, Path]:

@@ -34,6 +34,10 @@ ARTIFACTS = (
     "ranks/*.jsonl",
     "nccl/*.log",
     "gpus.jsonl",
+    # Never the report of nsys itself: it holds the environment of what it traced.
+    "profile/trace.sqlite.gz",
+    "profile/rank*.json.gz",
+    "profile/timeline.svg",
 )
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
@@ -112,14 +116,17 @@ class Tracker:
             self._write(found, projection, self._parents[record.sweep_id], folder)
             return True
 
-    def finish_sweep(self, sweep: Sweep, records: list[Record], state: str, note_markdown: str) -> None:
-        """Close the parent run with its table.
+    def finish_sweep(
+        self, sweep: Sweep, records: list[Record], state: str, note_markdown: str, report: Path | None = None
+    ) -> None:
+        """Close the parent run with its table and its report.
 
         Args:
             sweep: the sweep.
             records: what the table shows; those of other sweeps (cells resumed from them) are not counted.
             state: finished, failed (a cell failed) or interrupted.
             note_markdown: the table; beyond MLflow's 8000 characters it is cut, and whole in the artifact summary.md.
+            report: a folder that becomes the artifact `report`.
         """
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
@@ -136,6 +143,8 @@ class Tracker:
         with self._writing():
             run_id = self._parent(sweep).info.run_id
             self._client.log_text(run_id, note_markdown, "summary.md")
+            if report is not None and report.is_dir():
+                self._client.log_artifacts(run_id, str(report), "report")
             self._client.log_batch(run_id, tags=_entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
 

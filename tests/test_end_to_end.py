@@ -1,5 +1,7 @@
 """The main path, whole: a command, real gloo ranks, records, and an MLflow store that a person can trust."""
 
+import gzip
+import json
 import os
 import re
 import subprocess
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import read_study
+from analysis.__main__ import main as analysis
+from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -18,9 +21,12 @@ SMALL = [
 ]  # fmt: skip
 
 
+SECRET = "planted-hunter2"
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run launch.py as a person would, without any GPU of this machine."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET}
     return subprocess.run(
         [sys.executable, "launch.py", *arguments],
         cwd=ROOT,
@@ -53,6 +59,9 @@ def swept(tmp_path_factory):
         f"output_dir={folder}",
         f"tracking.uri=sqlite:///{folder}/m.db",
         "benchmark.exposed_rounds=1",
+        "profiler=torch",
+        "profiler.steps=3",
+        "profiler.warmup_steps=2",
         *SMALL,
     ]
     return folder, asked, command(*asked)
@@ -89,6 +98,62 @@ def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
     assert record.model["parameters"] == 1_199_882
     assert record.checks["replicas_equal"] and record.checks["gradient_error"] < 1e-3
     assert [rank["rank"] for rank in record.ranks] == [0, 1]
+
+
+def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, capsys):
+    """torch.profiler on CPU workers: the record's numbers are those of `python -m analysis trace` on the cell's files."""
+    folder, _, done = swept
+    (record,), _ = read_study(folder / "default")
+    metrics, table = record.metrics, record.tables["trace"]
+    assert metrics["trace/exposed_ms_per_step"] + metrics["trace/overlapped_ms_per_step"] == pytest.approx(
+        metrics["trace/comm_ms_per_step"]
+    )
+    assert 0 <= metrics["trace/wait_ms_per_step"] <= metrics["trace/comm_ms_per_step"]
+    assert metrics["trace/gloo_avg_us"] > 0 and "trace/gpu_idle_share" not in metrics
+    # The network's gradients fill one bucket of 25 MiB: one all-reduce in each of the three steps.
+    for number, rank in enumerate(table["ranks"]):
+        assert (rank["rank"], rank["backend"], rank["steps"]["count"]) == (number, "gloo", 3)
+        assert [(calls["name"], calls["calls"]) for calls in rank["nccl"]] == [("AllReduce", 3)]
+    assert [(one["name"], one["matched"]) for one in table["collectives"]] == [("AllReduce", 3)]
+    (cell,) = (folder / "default").glob("fmnist_cnn-*")
+    assert analysis(["trace", str(cell / "profile"), "--within-steps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == table
+    # Both ways to see exposed communication, and by how much they differ.
+    assert metrics["trace/exposed_disagreement_ms"] == pytest.approx(
+        metrics["trace/exposed_ms_per_step"] - metrics["comm/exposed_ms"]
+    )
+    assert re.search(r"\(trace [\d.]+\) ms exposed", done.stdout)
+
+
+def test_a_profiled_cell_supplies_no_rate_from_its_trace_and_says_so(swept):
+    folder, _, _ = swept
+    (record,), _ = read_study(folder / "default")
+    assert "which supplied no rate" in record.validity.codes["profiled"]
+    assert set(record.validity.codes) <= {"profiled", "noisy", "warmup_not_flat"}  # a finding: the verdict is its own
+    timed = sum(line["images"] for rank in (0, 1) for line in lines(folder, rank, "timed"))
+    assert record.metrics["throughput/images"] == timed
+    assert not any(line["kind"] == "block" for path in folder.glob("*/*/profile/ranks/*") for line in read_lines(path))
+
+
+def lines(folder, rank, purpose):
+    """The windows of one purpose that a rank of the only cell wrote."""
+    (path,) = (folder / "default").glob(f"*/ranks/{rank}.jsonl")
+    return [line for line in read_lines(path) if line.get("purpose") == purpose]
+
+
+def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
+    folder, _, _ = swept
+    (child,) = runs(folder / "m.db")[1]
+    assert child.data.params["profiler"] == "torch"
+    assert child.data.metrics["trace/exposed_ms_per_step"] > 0 and "profiled" in child.data.tags["validity.codes"]
+    kept = folder / "mlartifacts" / child.info.run_id / "artifacts" / "profile"
+    assert {path.name for path in kept.iterdir()} == {"rank0.json.gz", "rank1.json.gz", "timeline.svg"}
+    for path in (one for one in folder.rglob("*") if one.is_file()):
+        data = path.read_bytes()
+        assert SECRET.encode() not in (gzip.decompress(data) if path.suffix == ".gz" else data), path
+    words = (kept / "timeline.svg").read_text()
+    assert all(f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed"))
+    assert ">exchange<" not in words  # it is within backward
 
 
 def test_the_last_lines_say_where_everything_is(swept):

@@ -87,7 +87,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["-m", "gpus=0+1,0+9"], "gpus=0,9: 9 is not here", "CPU worker slots"),
         (["-m", "gpus=glob(*)"], "gpus=glob(*): glob(…) is not accepted", ID_FORM),
         (["-m", "++gpus=0,3"], "gpus=0,3: accepted is a list of GPU ids", ID_FORM),
-        (["gpus=classes"], "gpus=classes: CPU workers have no topology", "all, each, pairs, scale"),
+        (["gpus=classes:99"], "gpus=classes:99: accepted is a size of 1 to", "the GPUs of this machine"),
         (["gpus=GPU-8932f937"], "gpus=GPU-8932f937: GPU-8932f937 is not here", "CPU worker slots"),
         # unknown keys, level by level
         (["bacth_size=8"], "bacth_size=8: unknown; options are model, strategy,", "(did you mean batch_size?)"),

@@ -289,7 +289,9 @@ def test_only_cells_of_the_same_condition_are_baselines(other):
     assert efficiency(cell_of([0, 1], 150.0), [cell_of([0], 100.0, **other)]) is None
 
 
-@pytest.mark.parametrize("other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}])
+@pytest.mark.parametrize(
+    "other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}, {"profiler": "nsys"}]
+)
 def test_what_one_gpu_cannot_feel_does_not_matter(other):
     assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == 0.75
 

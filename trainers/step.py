@@ -13,6 +13,13 @@ from trainers.batches import synthetic
 from trainers.strategies import Strategy, load
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Mark = Callable[[str], AbstractContextManager[Any]]
+UNMARKED = nullcontext[None]()
+
+
+def unmarked(stage: str) -> AbstractContextManager[None]:
+    """No mark: what timed steps have."""
+    return UNMARKED
 
 
 class Training:
@@ -51,26 +58,33 @@ class Training:
         self.batches = synthetic(cell, device, rank)
         self.images = 0  # counted, never computed
         self.loss: Tensor | None = None  # of the last step, on the device
+        # A profiler's range around each stage of a step: forward, backward, exchange, optimizer.
+        self.mark: Mark = unmarked
 
     def backward(self, batch: tuple[Tensor, Tensor] | None = None) -> None:
         """Forward and backward on the next batch (or the one given), with the exchange; gradients are left in place."""
         images, labels = batch or next(self.batches)
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
+        with self.mark("forward"), self._autocast():
             loss = models.loss(self.model(images), labels, self.cell.model.auxiliary_weight)
-        self.scaler.scale(loss).backward()
-        self.strategy.exchange()
+        with self.mark("backward"):
+            self.scaler.scale(loss).backward()
+        with self.mark("exchange"):
+            self.strategy.exchange()
         self.loss = loss.detach()
         self.images += len(images)
 
     def step(self) -> None:
         """One training step."""
         self.backward()
-        if self.scaler.is_enabled():  # only for strategies that leave the update to every rank (their YAML's `accepts`)
-            self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
-            self.scaler.update()
-        else:
-            self.strategy.update(self.optimizer)
+        with self.mark("optimizer"):
+            if (
+                self.scaler.is_enabled()
+            ):  # only for strategies that leave the update to every rank (their YAML's `accepts`)
+                self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
+                self.scaler.update()
+            else:
+                self.strategy.update(self.optimizer)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.cell.precision)

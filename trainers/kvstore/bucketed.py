@@ -2,7 +2,7 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -156,6 +156,10 @@ class Bucketed(Strategy):
         else:
             optimizer.step()
 
+    def pipelined(self) -> Callable[[], None] | None:
+        """See Alone.pipelined."""
+        return None
+
     # What happens in backward.
 
     def _gradient_arrived(self, number: int, parameter: Tensor) -> None:
@@ -204,6 +208,10 @@ class _Alone(Alone):
         for number in range(len(self._strategy.layout.buckets)):
             self._strategy.start_flat(number)
         self._strategy.finish_flat()
+
+    def pipelined(self) -> Callable[[], None] | None:
+        """Where the strategy can have two exchanges under way."""
+        return self._strategy.pipelined()
 
     def result(self) -> list[Tensor]:
         """Copies, in the parameters' shapes; zeros where a parameter is in no bucket."""

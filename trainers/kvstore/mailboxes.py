@@ -1,6 +1,6 @@
 """Strategies whose workers push gradients to servers and pull weights: CPU staging and the parameter servers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,19 @@ class Mailboxes(Bucketed):
         """Wait for every answer."""
         assert self.worker is not None
         self.worker.answered()
+
+    def pipelined(self) -> Callable[[], None] | None:
+        """Asynchronous workers with GPUs: each bucket leaves again as soon as its own answer is there."""
+        worker = self.worker
+        if self.synchronous or worker is None or not worker.on_gpu:
+            return None
+
+        def exchange() -> None:
+            for bucket in range(len(self.layout.buckets)):
+                worker.push(bucket, after_answer=True)
+            worker.answered(one_behind=True)
+
+        return exchange
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """The servers' weights become this worker's."""

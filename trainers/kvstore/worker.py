@@ -131,7 +131,8 @@ class Worker:
         self.sent = views(self._staging, layout, kept=False, push=True)
         self.means, self.weights = views(inbox, layout, kept=False), views(inbox, layout, kept=True)
         self._pushing, self._pulling = (streams.Lane(torch.cuda.Stream()) for _ in range(2))
-        self._staged = [torch.cuda.Event() for _ in layout.buckets]
+        self._staged, self._fetched = ([torch.cuda.Event() for _ in layout.buckets] for _ in range(2))
+        self._all_fetched = [torch.cuda.Event() for _ in range(2)]  # of exchanges with even and odd numbers
 
     def _connect(self) -> None:
         """Addresses of flags and of the servers' memory, as this GPU sees them."""
@@ -182,8 +183,11 @@ class Worker:
 
     # An exchange.
 
-    def push(self, bucket: int) -> None:
-        """Send what lies in `sent[bucket]`, and have the answer fetched as soon as it is there."""
+    def push(self, bucket: int, after_answer: bool = False) -> None:
+        """Send what lies in `sent[bucket]`, and have the answer fetched as soon as it is there.
+
+        `after_answer` (on a GPU): not before the answer to the last push of the same bucket is here.
+        """
         number = self._number + 1
         if not self.on_gpu:
             self._control.pushed[self.peers.rank, bucket] = number
@@ -191,6 +195,8 @@ class Worker:
         sent, lane = self.sent[bucket], self._pushing
         self._staged[bucket].record()
         lane.stream.wait_event(self._staged[bucket])
+        if after_answer:
+            lane.stream.wait_event(self._fetched[bucket])
         lane.copy(self._push_to[bucket], sent.data_ptr(), sent.nbytes)
         lane.write_flag(self._push_flag + 4 * bucket, number)
         self._pulling.wait_flag(self._done_flag + 4 * bucket, number)
@@ -198,12 +204,18 @@ class Worker:
             answer = (self.means if self._only_gradients else self.weights)[bucket]
             source = (self._means_from if self._only_gradients else self._weights_from)[bucket]
             self._pulling.copy(answer.data_ptr(), source, answer.nbytes)
+        self._fetched[bucket].record(self._pulling.stream)
 
-    def answered(self) -> None:
-        """Every bucket was pushed: the current stream (or this thread) waits for all answers."""
+    def answered(self, one_behind: bool = False) -> None:
+        """Every bucket was pushed: the current stream (or this thread) waits for all answers.
+
+        `one_behind` (on a GPU): for those of the exchange before.
+        """
         self._number += 1
         if self.on_gpu:
-            torch.cuda.current_stream().wait_stream(self._pulling.stream)
+            last, before = self._all_fetched[self._number % 2], self._all_fetched[1 - self._number % 2]
+            last.record(self._pulling.stream)
+            torch.cuda.current_stream().wait_event(before if one_behind else last)
             return
         short_naps()
         done = self._control.done[self.peers.rank]

@@ -30,6 +30,10 @@ class Alone(ABC):
     def result(self) -> list[Tensor]:
         """The mean gradients that the first call after `fill` left on this rank, in the order of the parameters."""
 
+    def pipelined(self) -> Callable[[], None] | None:
+        """An exchange in a stream of exchanges, where an asynchronous strategy need not wait for one before the next."""
+        return None
+
 
 @dataclass(frozen=True)
 class Probe:
