@@ -7,9 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from analysis.report import tell, write
-from analysis.report_study import open_study
-from analysis.study_findings import study_findings
+from analysis.report import examine, write
 from analysis.tables import console
 
 
@@ -22,9 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print its three sentences; raises OSError for a folder that cannot be read or written."""
-    study = open_study(arguments.study)
-    found = study_findings(study.records)
-    told = tell(study, found)
+    told, found = examine(arguments.study)
     index = write(told, arguments.output or arguments.study / "report")
     if arguments.json:
         said = {"report": str(index), "study": told.study, "finding": told.finding, "unsaid": told.unsaid}

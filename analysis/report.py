@@ -8,8 +8,10 @@
 The same records give the same bytes. What a study cannot say, the report says that it cannot.
 """
 
+import contextlib
+import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from analysis.report_conditions import cells, commands, environment, machine, va
 from analysis.report_finding import sentences
 from analysis.report_numbers import count, listed
 from analysis.report_page import Report, markdown_page, page
-from analysis.report_sections import Section, comparisons, scaling, sentence, strategies, waterfall, wires
+from analysis.report_sections import Section, comparisons, few, scaling, sentence, strategies, waterfall, wires
 from analysis.report_study import Study, hardware, named, open_study
 from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
@@ -32,8 +34,28 @@ FIGURES = re.compile(r"(scaling|efficiency|waterfall|strategies|wires|topology|p
 
 def report(study_folder: Path, out_folder: Path) -> Path:
     """Write the report of a study; returns its page. Raises OSError where a folder cannot be read or written."""
-    study = open_study(study_folder)
-    return write(tell(study, study_findings(study.records)), out_folder)
+    told, _ = examine(study_folder)
+    return write(told, out_folder)
+
+
+def examine(study_folder: Path) -> tuple[Report, Findings]:
+    """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
+    with _uncollected():
+        study = open_study(study_folder)
+        found = study_findings(study.records)
+        return tell(study, found), found
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic garbage collector: it would walk thousands of records, which hold no cycles, again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def tell(study: Study, found: Findings) -> Report:
@@ -45,7 +67,7 @@ def tell(study: Study, found: Findings) -> Report:
         sections = tuple(section(study, found) for section in SECTIONS)
     return Report(
         plain(study.name), _setting(study), tuple(sentences(study, found)),
-        tuple(dict.fromkeys(sentence(plain(line, 1000)) for line in unsaid)), sections,
+        tuple(few(sentence(plain(line, 1000)) for line in unsaid)), sections,
     )  # fmt: skip
 
 

@@ -76,19 +76,19 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     for wire in found.wires:
         if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
             pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
-    drawn: list[tuple[list[int], list[list[float | None]], str]] = []
+    drawn: list[tuple[list[int], list[list[float | None]], str, bool]] = []
     for name, (ids, cells) in matrices.items():
-        unit = "µs" if "latency" in name else "GB/s"
-        drawn.append(
-            (ids, cells, f"{plain(name.replace('_', ' '))}, {unit}, row to column, measured by benchmark=p2p.")
-        )
+        latency = "latency" in name
+        unit = "µs" if latency else "GB/s"
+        words = f"{plain(name.replace('_', ' '))}, {unit}, row to column; dark is better (benchmark=p2p)."
+        drawn.append((ids, cells, words, latency))
     for label, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}."))
-    for place, (ids, cells, caption) in enumerate(drawn[:MAPS], 1):
-        yield heat_map(ids, cells, f"pairs-{place}", caption)
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", False))
+    for place, (ids, cells, caption, latency) in enumerate(drawn[:MAPS], 1):
+        yield heat_map(ids, cells, f"pairs-{place}", caption, latency)
 
 
 def _square(rows: object) -> list[list[float | None]] | None:

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
-from textwrap import shorten
 from typing import Any
 
 from analysis.findings import Curve, Estimate, Point
 from analysis.report_numbers import count, number
-from analysis.report_study import Study, named, short_names
+from analysis.report_study import BETWEEN, Study, named, short_names
 from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread
 from analysis.report_tables import plain
 
@@ -54,8 +53,12 @@ def _of(study: Study, curve: Curve, group: str) -> str:
 
 
 def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
-    """Those with most points, in the order in which they were."""
-    chosen = sorted(range(len(curves)), key=lambda place: (-len(curves[place].points), place))[:CURVES]
+    """Those with most points, and with fewest settings beside the defaults; in the order in which they were."""
+
+    def key(place: int) -> tuple[int, int, int]:
+        return -len(curves[place].points), curves[place].label.count(BETWEEN), place
+
+    chosen = sorted(range(len(curves)), key=key)[:CURVES]
     return [curves[place] for place in sorted(chosen)]
 
 
@@ -156,7 +159,7 @@ def _finish(
     places = spread([y for _, y, _ in ends], 0.062 * (high - low)) if ends else []
     words = short_names(plain(curve.label) for curve in curves)
     for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
-        text = shorten(words[plain(curve.label)], LABEL_LENGTH, placeholder="…") if len(curves) > 1 else ""
+        text = _short(words[plain(curve.label)]) if len(curves) > 1 else ""
         axes.annotate(
             text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(1.03, (place - low) / (high - low)),
             textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
@@ -165,6 +168,14 @@ def _finish(
     axes.spines["left"].set_visible(False)
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
+
+
+def _short(label: str) -> str:
+    """The end of a long label: its last parts are what tells it from others of its colour."""
+    parts = label.split(BETWEEN)
+    while len(parts) > 1 and len(BETWEEN.join(parts)) > LABEL_LENGTH:
+        parts[:2] = [f"… {parts[1]}"]
+    return plain(BETWEEN.join(parts), LABEL_LENGTH)
 
 
 def unit_of(study: Study) -> str:

@@ -133,12 +133,15 @@ def _differences(found: Findings) -> str:
         could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
         return f"{count(len(judged), 'comparison')} of runs show no difference{could}; {floor}."
     one = max(real, key=lambda item: (abs(item.difference.value), item.first, item.second))
-    names = short_names(dict.fromkeys((one.first, one.second)))
-    first, second = (plain(names[name], 80) for name in (one.first, one.second))
+    pair = short_names(dict.fromkeys((one.first, one.second)))
+    first, second = (plain(pair[name], 80) for name in (one.first, one.second))
+    every = short_names(dict.fromkeys(name for each in found.comparisons for name in (each.first, each.second)))
+    shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
+    where = plain(f" ({', '.join(shared)})", 120) if shared else ""
     size = Estimate(abs(one.difference.value), *_ends(one.difference))
     return (
-        f"{len(real)} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
-        f"largest: {second} is {estimate(size, 'share')} {one.verdict} than {first}; {floor}."
+        f"{len(real):,} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
+        f"largest: {second} is {estimate(size, 'share')} {one.verdict} than {first}{where}; {floor}."
     )
 
 

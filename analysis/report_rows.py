@@ -13,7 +13,7 @@ from analysis.report_tables import plain
 
 WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
-WATERFALLS, ROWS, LARGEST_MAP = 3, 24, 16
+WATERFALLS, ROWS, LARGEST_MAP = 3, 20, 16
 LOSS, GAIN, REST = COLOURS["vermillion"][0], COLOURS["green"][0], COLOURS["grey"][0]
 
 
@@ -231,8 +231,10 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     return BETWEEN.join([text, *shared])
 
 
-def heat_map(ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str) -> Picture:
-    """A square of numbers between devices: row sends to column. Light is little; the number is in every field."""
+def heat_map(
+    ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str, less_is_better: bool = False
+) -> Picture:
+    """A square of numbers between devices: row sends to column. Dark is better; the number is in every field."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_hex
 
@@ -244,7 +246,8 @@ def heat_map(ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: 
         for x, value in enumerate(row):
             if value is None:
                 continue
-            share = 0.08 + 0.8 * float(min(1.0, max(0.0, scale(value))))
+            share = float(min(1.0, max(0.0, scale(value))))
+            share = 0.08 + 0.8 * (1 - share if less_is_better else share)
             fill = to_hex(colormaps["Blues"](share)) if x != y else "#e4e7eb"
             axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=fill, lw=0)
             ink = "#fefefe" if share > 0.55 and x != y else "#101418"

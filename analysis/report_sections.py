@@ -1,12 +1,12 @@
 """The sections of a report: sentences, figures and tables on each question that a study answers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings import Curve, Estimate, Findings, Part, Point
 from analysis.report_curves import scaling_figures, unit_of
-from analysis.report_numbers import THIN, count, number
+from analysis.report_numbers import count, number
 from analysis.report_rows import (
     Level,
     comparison_figure,
@@ -43,6 +43,12 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
+def few(lines: Iterable[str], most: int = 8) -> list[str]:
+    """The first lines, each once, and how many more there are."""
+    each = list(dict.fromkeys(lines))
+    return each[:most] + ([f"… and {len(each) - most:,} more of this kind."] if len(each) > most else [])
+
+
 def gpu_list(gpus: Sequence[int]) -> str:
     """`0,3`, in rank order."""
     return ",".join(map(str, gpus))
@@ -71,21 +77,26 @@ def scaling(study: Study, found: Findings) -> Section:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = [*_fits(curves, names), *map(sentence, found.scaling.refusals)]
+    lines = few([sentence(text) for text in found.scaling.refusals])
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
-    return Section("scaling", "Scaling", tuple(lines), tuple(scaling_figures(study, curves)), (table,))
+    pictures = tuple(scaling_figures(study, curves))
+    return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)))
 
 
-def _fits(curves: Sequence[Curve], names: dict[str, str]) -> Iterator[str]:
-    laws = {"amdahl": "Amdahl's law", "usl": "The universal scalability law"}
-    for curve in curves:
-        for fit in curve.fits:
-            shares = ", ".join(
-                f"{name.replace('_', ' ')} {100 * value:.2g}{THIN}%" for name, value in fit.parameters.items()
-            )
-            label = f", {names[curve.label]}" if len(curves) > 1 else ""
-            yield f"{laws.get(fit.law, fit.law)}{label}: {shares}; no point is missed by more than {number(fit.error, 'share')}."
+def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
+    def shares(parameters: Mapping[str, float]) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {number(value, 'share')}" for name, value in parameters.items())
+
+    laws = {"amdahl": "Amdahl", "usl": "universal scalability law"}
+    return Table(
+        "fits", "Laws fitted to the curves that have points enough; no point is missed by more than the error.",
+        (Column("curve", "curve"), Column("law", "law"), Column("parameters", "shares"), Column("error", "error", "share")),
+        tuple(
+            (names[curve.label], laws.get(fit.law, fit.law), shares(fit.parameters), fit.error)
+            for curve in curves for fit in curve.fits
+        ),
+    )  # fmt: skip
 
 
 def waterfall(study: Study, found: Findings) -> Section:
@@ -136,8 +147,8 @@ def wires(study: Study, found: Findings) -> Section:
         "wires", "Each subset's exchange (busbw) beside its worst link and the peer copy measured over it.",
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", "GPUs"),
-            Column("link_class", "link class"),
-            Column("transport", "transport"), Column("exchange_gb_per_s", "exchange GB/s", "number"),
+            Column("link_class", "link class"), Column("transport", "transport"),
+            Column("exchange_gb_per_s", "exchange GB/s", "number"),
             Column("p2p_gb_per_s", "peer copy GB/s", "number"), Column("efficiency", "efficiency", "share"),
             Column("stands_out", "stands out"),
         ),
@@ -152,7 +163,7 @@ def wires(study: Study, found: Findings) -> Section:
         ),
         tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in found.worth),
     )  # fmt: skip
-    lines = list(dict.fromkeys(w.stands_out for w in found.wires if w.stands_out))
+    lines = few(sentence(w.stands_out) for w in found.wires if w.stands_out)
     if not rows:
         lines.append("No cell of several GPUs with known links measured its exchange.")
     return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth))
@@ -176,8 +187,8 @@ def strategies(study: Study, found: Findings) -> Section:
         "Sets of equal cells on several GPUs, medians over runs. GB/s per GPU is gradient bytes · 2(n−1)/n ÷ exchange.",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
-             Column("gpus", "GPUs"),
-            Column("runs", "runs", "count"), Column("images_per_second", "images/s", "rate", True),
+            Column("gpus", "GPUs"), Column("runs", "runs", "count"),
+            Column("images_per_second", "images/s", "rate", True),
             Column("exchange_ms", "exchange ms", "number", True), Column("gb_per_second_per_gpu", "GB/s per GPU", "number"),
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
             Column("exposed_ms", "exposed ms", "number", True), Column("mark", "mark"),

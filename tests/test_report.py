@@ -65,7 +65,8 @@ def everything():
                 made.append(record(len(made), list(gpus), measured, strategy=strategy, cell={"repeat": repeat}))
     matrix = [[900.0, 380.5, 19.0], [380.0, 910.0, None], [18.0, 21.5, 905.0]]
     made.append(record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}}))
-    made[-1] |= {"metrics": {}, "checks": {"p2p": {"unidirectional_enabled": matrix, "broken": [[1], 2]}}}
+    tables = {"p2p": {"matrices": {"unidirectional_enabled": matrix, "broken": [[1], 2]}}}
+    made[-1] |= {"metrics": {}, "tables": tables, "schema_version": 2}
     failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
     made.append(
         record(len(made), [0, 1], 1.0, state="failed", failure=failure, overrides=["-m", EVIL], sweep_id="f" * 32)
@@ -94,7 +95,17 @@ def written(folder, tmp_path_factory):
 
 def test_all_that_was_promised_is_there(written):
     made = {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()}
-    for name in ("points", "waterfall", "strategies", "wires", "comparisons", "excluded", "environment", "cells"):
+    for name in (
+        "points",
+        "fits",
+        "waterfall",
+        "strategies",
+        "wires",
+        "comparisons",
+        "excluded",
+        "environment",
+        "cells",
+    ):
         assert {f"tables/{name}.csv", f"tables/{name}.tex"} <= made
     for name in (
         "scaling-1",
