@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from analysis.baselines import RATE
 from analysis.estimates import LEVEL, WIDEST, Draws, quantile
 from analysis.findings import Comparison, Estimate, Noise
-from analysis.runs import RATE, Gathered, Runs, between_runs, chosen, gather, gpu_list
+from analysis.runs import Gathered, Runs, between_runs, chosen, gather, gpu_list
 from benchmarks.record import Record
 
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five

@@ -5,20 +5,16 @@ here, so that each of them refuses the same: unusable records, other machines, o
 """
 
 import functools
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis.baselines import RATE, flat, text
 from analysis.estimates import Sample, sample
 from analysis.surroundings import SURROUNDINGS, Machines, part, surroundings
 from benchmarks.record import Record
-
-RATE = "throughput/images_per_second"
-# A profiler has a pass of its own: the timed one is the same.
-INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,31 +197,6 @@ def _why(record: Record) -> str:
     if record.state != "finished":
         return f"{record.state}: {record.failure.message}" if record.failure else record.state
     return "invalid: " + ("; ".join(record.validity.codes.values()) or "no reason was recorded")
-
-
-def flat(cell: Mapping[str, Any]) -> dict[str, str]:
-    """What was asked of a cell, but its GPUs and what is incidental, by dotted name and as text.
-
-    How long throughput is measured does not change what it is: of that benchmark only the name counts.
-    """
-    made: dict[str, str] = {}
-    for name, value in cell.items():
-        if name in INCIDENTAL or name == "gpus" or value in (None, [], ()):
-            continue
-        if name == "benchmark" and isinstance(value, dict) and value.get("name") == "throughput":
-            made["benchmark.name"] = "throughput"
-        elif isinstance(value, dict):
-            made |= {f"{name}.{inner}": text(one) for inner, one in value.items() if one is not None}
-        else:
-            made[name] = text(value)
-    return made
-
-
-def text(value: Any) -> str:
-    """Equal values as equal text."""
-    if type(value) in (int, float):
-        return repr(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def chosen(runs: Runs) -> frozenset[str]:

@@ -1,69 +1,23 @@
-"""Scaling: efficiency against one-GPU baselines, curves of it, and the laws that fit them.
-
-Efficiency = measured rate / (N × rate of the slowest member alone), with the images per GPU unchanged (weak scaling) or the
-images per step unchanged (strong scaling, where `global_batch_size` was asked for).
-"""
+"""Scaling: curves of efficiency against one-GPU baselines (analysis.baselines), with intervals, and the laws that fit them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
+from analysis.baselines import no_matter
 from analysis.estimates import Draws, Sample, estimate, exponential
 from analysis.findings import Curve, Estimate, Fit, Point, Scaling
-from analysis.runs import RATE, Gathered, Runs, flat, gather, gpu_list, merged, several, shown
-from analysis.surroundings import SURROUNDINGS, part
+from analysis.runs import Gathered, Runs, gather, gpu_list, merged, several, shown
+from analysis.surroundings import SURROUNDINGS
 from benchmarks.record import Record
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted: each has a parameter less than
 # there are points beside N = 1, through which both go anyway. Otherwise any points would fit.
 FEWEST = {"amdahl": 3, "usl": 4}
-
-
-def condition(record: Record) -> tuple[Any, ...]:
-    """What must be equal between a cell and its baseline: the kind of GPU, the software, and all that was asked but
-    the GPUs, NCCL's settings, the repeat and a profiler, which has a pass of its own."""
-    different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
-    asked = sorted(item for item in flat(record.cell).items() if not _no_matter(item[0], different))
-    hardware = sorted({str(rank.get("name")) for rank in record.ranks})
-    versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
-    return (*asked, *hardware, driver, *(versions.get(name) for name in ("torch", "cuda", "nccl")))
-
-
-def _no_matter(name: str, different: Iterable[str]) -> bool:
-    """Whether an asked thing may differ between a cell and its baseline: one GPU does not use NCCL's settings."""
-    return name in different or name.startswith("nccl.")
-
-
-def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
-    """{GPU: images/sec alone} for the members of a record's subset that have one; the median of several runs."""
-    members = set(record.cell["gpus"])
-    wanted = condition(record)
-    rates: dict[int, list[float]] = {}
-    for other in records:
-        gpus = other.cell["gpus"]
-        if (
-            len(gpus) == 1
-            and gpus[0] in members
-            and other.usable
-            and RATE in other.metrics
-            and condition(other) == wanted
-        ):
-            rates.setdefault(gpus[0], []).append(other.metrics[RATE])
-    return {gpu: median(values) for gpu, values in rates.items()}
-
-
-def efficiency(record: Record, records: Iterable[Record]) -> float | None:
-    """Share of ideal scaling against the slowest member that has a baseline; None for one GPU or without any baseline."""
-    alone = baselines(record, records)
-    count = len(record.cell["gpus"])
-    if count == 1 or not alone or RATE not in record.metrics:
-        return None
-    return record.metrics[RATE] / (count * min(alone.values()))
 
 
 def scaling(records: Iterable[Record]) -> Scaling:
@@ -84,7 +38,7 @@ class Alone:
         self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
 
     def _condition(self, runs: Runs) -> tuple[Any, ...]:
-        names = [name for name in self._study.varied if _no_matter(name, _follows(runs))]
+        names = [name for name in self._study.varied if no_matter(name, _follows(runs))]
         return self._study.condition(runs, names)
 
     def baselines(self, runs: Runs) -> dict[int, Sample]:
@@ -194,7 +148,7 @@ def _difference(study: Gathered, gpus: Sequence[int], runs: Runs) -> str:
     names = (*study.varied, *SURROUNDINGS)
 
     def differing(other: Runs) -> list[str]:
-        return [name for name in names if not _no_matter(name, _follows(runs)) and _of(runs, name) != _of(other, name)]
+        return [name for name in names if not no_matter(name, _follows(runs)) and _of(runs, name) != _of(other, name)]
 
     nearest = min(alone, key=lambda other: (other.gpus[0] not in gpus, len(differing(other))))
     if nearest.gpus[0] not in gpus:

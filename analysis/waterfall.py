@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis.controls import WITHOUT
 from analysis.estimates import WIDEST, Draws, Sample, estimate, exponential
 from analysis.findings import Estimate, Part, Waterfall
 from analysis.runs import Gathered, Runs, gather, gpu_list, merged, several
 from analysis.scaling import scaled, slowest_of
 from benchmarks.record import Record
-from conf.cell import Cell
 
-WITHOUT = "none"  # the strategy without exchange
 EXPOSED = "comm/exposed_ms"
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
@@ -38,29 +37,6 @@ SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
     "exposed communication",
     "waiting for a peer",
 )
-
-
-def controls(cell: Cell) -> list[Cell]:
-    """The control cells that explain one cell, for a planner to add; none for one GPU, no strategy or no training step.
-
-    All keep model, batch size per rank, seed and repeat. `strategy=none` uses neither NCCL's settings nor servers.
-    """
-    if cell.world_size == 1 or cell.strategy["name"] == WITHOUT or cell.benchmark["name"] != "throughput":
-        return []
-    labels = cell.labels
-    if cell.global_batch_size is not None:  # alone, a GPU gets what it gets in the subset
-        labels = tuple(one for one in labels if not one.startswith("global batch "))
-        labels = (f"batch {cell.batch_size}", *labels)
-    alike = dataclasses.replace(cell, nccl={}, global_batch_size=None, labels=labels)
-    options = {f"{name}={value}" for name, value in cell.strategy.items()}
-    without = dataclasses.replace(
-        alike,
-        strategy={"name": WITHOUT},
-        server_gpus=(),
-        labels=tuple(one for one in labels if one not in options),
-    )
-    alone = [dataclasses.replace(one, gpus=(gpu,)) for one in (without, alike) for gpu in cell.gpus]
-    return [*alone, without]
 
 
 def waterfalls(records: Iterable[Record]) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:

@@ -11,11 +11,12 @@ from statistics import median
 
 import numpy as np
 
+from analysis.baselines import RATE
 from analysis.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
 from analysis.findings import Estimate, Scaling, Wire, Worth
 from analysis.links import best_first, is_known
 from analysis.placement import MOST_GPUS, Ring, place
-from analysis.runs import RATE, Gathered, Runs, between_runs, gather, gpu_list
+from analysis.runs import Gathered, Runs, between_runs, gather, gpu_list
 from analysis.scaling import curves
 from analysis.surroundings import part
 from analysis.topology import Gpu, Topology

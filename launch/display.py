@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.runs import RATE
-from analysis.scaling import efficiency
+from analysis.baselines import RATE, efficiency
 from analysis.trace_metrics import EXPOSED
 from benchmarks.record import Record
 from conf.cell import Cell

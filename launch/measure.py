@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from analysis.baselines import efficiency
 from analysis.observed import TUNING_FOLDER, observe
-from analysis.scaling import efficiency
 from analysis.trace_metrics import disagreement
 from analysis.validity import judged
 from benchmarks.record import Failure, Record

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.controls import controls
 from analysis.errors import UnreadableInput
 from analysis.subsets import best, classes, worst
 from analysis.topology import Topology
 from analysis.topology_source import load_topology
-from analysis.waterfall import controls
 from conf import nccl
 from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, by_link, expand

@@ -5,14 +5,14 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.report import report
-
 REPORT = "report"  # the folder in a study's
 
 
 def write_report(study_folder: Path, note: Callable[[str], None]) -> Path | None:
     """Write `<study>/report`; returns its page. A report that fails costs nothing but itself: `note` is told why."""
     try:
+        from analysis.report import report  # a second to import
+
         return report(study_folder, study_folder / REPORT)
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         note(

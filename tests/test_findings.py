@@ -9,13 +9,15 @@ from itertools import combinations
 import pytest
 from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 
+from analysis.baselines import efficiency
 from analysis.comparisons import comparisons
+from analysis.controls import controls
 from analysis.findings import Findings
 from analysis.runs import gather
-from analysis.scaling import efficiency, scaling
+from analysis.scaling import scaling
 from analysis.study_findings import study_findings
 from analysis.topology_source import load_topology
-from analysis.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, controls, waterfalls
+from analysis.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
 from analysis.wires import wires, worth
 from benchmarks import record as records
 from benchmarks.record import Record

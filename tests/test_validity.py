@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.scaling import RATE, baselines, efficiency
+from analysis.baselines import RATE, baselines, efficiency
 from analysis.validity import CHECKS, CODES, SETTINGS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import Record, Validity
