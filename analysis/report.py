@@ -18,6 +18,7 @@ from pathlib import Path
 from analysis.findings import Findings
 from analysis.report_conditions import cells, commands, environment, machine, validity
 from analysis.report_finding import sentences
+from analysis.report_links import measured
 from analysis.report_numbers import count, listed
 from analysis.report_page import Report, markdown_page, page
 from analysis.report_sections import Section, comparisons, few, scaling, sentence, strategies, waterfall, wires
@@ -26,10 +27,13 @@ from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
 from analysis.study_findings import study_findings
 
+OF_TRAINING = (scaling, waterfall, wires, strategies, comparisons)
 SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
-    scaling, waterfall, wires, machine, strategies, comparisons, validity, environment, commands, cells,
+    scaling, waterfall, wires, machine, measured, strategies, comparisons, validity, environment, commands, cells,
 )  # fmt: skip
-FIGURES = re.compile(r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons)(-\d+)?\.(svg|pdf)")
+FIGURES = re.compile(
+    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives)(-\d+)?\.(svg|pdf)"
+)
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
@@ -60,11 +64,12 @@ def _uncollected() -> Iterator[None]:
 
 def tell(study: Study, found: Findings) -> Report:
     """What is said of a study and of its findings."""
-    unsaid = [*found.unsaid]
+    unsaid = [*found.unsaid] if study.trains else []
     if study.unreadable:
         unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
     with style():
-        sections = tuple(section(study, found) for section in SECTIONS)
+        every = (section(study, found) for section in SECTIONS if study.trains or section not in OF_TRAINING)
+        sections = tuple(one for one in every if one.lines or one.pictures or one.tables or one.commands)
     return Report(
         plain(study.name), _setting(study), tuple(sentences(study, found)),
         tuple(few(sentence(plain(line, 1000)) for line in unsaid)), sections,
@@ -74,17 +79,17 @@ def tell(study: Study, found: Findings) -> Report:
 def _setting(study: Study) -> str:
     if not study.records:
         return "no record"
-    models, strategies_, places = (
-        sorted({of(record) for record in study.records})
-        for of in (lambda r: named(r, "model"), lambda r: named(r, "strategy"), hardware)
-    )
+    trained = [record for record in study.records if named(record, "model") != "none"]
+    models, strategies_ = (sorted({named(record, group) for record in trained}) for group in ("model", "strategy"))
+    places = sorted({hardware(record) for record in study.records})
     days = [
         datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
         for at in (study.records[0].started_at, study.records[-1].ended_at)
     ]
     when = " to ".join(dict.fromkeys(days))
     used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
-    return plain(" · ".join([listed(places, 3), listed(models, 4), listed(strategies_, 4), used, f"{when} (UTC)"]), 600)
+    said = [listed(places, 3), listed(models, 4), listed(strategies_, 4), used, f"{when} (UTC)"]
+    return plain(" · ".join(part for part in said if part), 600)
 
 
 def write(told: Report, folder: Path) -> Path:

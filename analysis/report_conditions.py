@@ -66,8 +66,8 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     """Matrices of benchmark=p2p, newest of each name; then the exchange of every pair where pairs were swept."""
     matrices: dict[str, tuple[list[int], list[list[float | None]]]] = {}
     for record in study.usable:
-        tables = mapping(getattr(record, "tables", None))  # from schema 2 on
-        told = mapping(tables.get("p2p")).get("matrices", record.checks.get("p2p"))
+        tables = mapping(record.tables)
+        told = mapping(tables.get("p2p")).get("matrices")
         for name, rows in mapping(told).items():
             if (cells := _square(rows)) is not None:
                 ids = record.cell["gpus"] if len(record.cell["gpus"]) == len(cells) else list(range(len(cells)))

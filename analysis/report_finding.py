@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from analysis.findings import Curve, Estimate, Findings, Noise, Point, Waterfall
 from analysis.report_curves import unit_of
+from analysis.report_links import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
 from analysis.report_study import BETWEEN, Study, hardware, middle, named, short_names
 from analysis.report_tables import plain
@@ -14,6 +15,8 @@ def sentences(study: Study, found: Findings) -> list[str]:
     """Three, whatever the study holds; one that cannot be said says so and what would let it."""
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
+    if not study.trains:
+        return links(study)
     headline = _headline(study, found.scaling.curves)
     return [_scale(study, headline), _why(study, found, headline), _differences(found)]
 

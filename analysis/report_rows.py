@@ -8,7 +8,7 @@ from analysis.findings import Comparison, Estimate, Noise, Part, Waterfall, Wire
 from analysis.links import best_first
 from analysis.report_numbers import ABSENT, count, estimate, number
 from analysis.report_study import BETWEEN
-from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered
+from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered, within
 from analysis.report_tables import plain
 
 WIDTH = 4.6  # inches
@@ -60,6 +60,7 @@ def _more(everything: Sequence[object], most: int, noun: str, file: str) -> str:
 def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
     rows = waterfall_rows(one)
     figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
+    axes.set_xlim(*_window(one, rows))
     at = one.ideal.value
     for y, row in enumerate(rows):
         if isinstance(row, Part):
@@ -72,12 +73,25 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
         _beside(axes, max(at, row.rate.high or at), y, number(at, "rate"))
     axes.set_yticks(range(len(rows)), [plain(row.name, 34) for row in rows])
     axes.invert_yaxis()
-    axes.margins(x=0.06)
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
     _bare(axes)
     return rendered(figure, name, caption)
+
+
+def _window(one: Waterfall, rows: Sequence[Level | Part]) -> tuple[float, float]:
+    """Every level and every end of a bar, and intervals that do not dwarf them."""
+    at, values, ends = one.ideal.value, [one.ideal.value], [one.ideal.low, one.ideal.high]
+    for row in rows:
+        if isinstance(row, Level):
+            at = row.rate.value
+            ends += [row.rate.low, row.rate.high]
+        elif row.lost is not None:
+            ends += [None if end is None else at - end for end in (row.lost.low, row.lost.high)]
+            at -= row.lost.value
+        values.append(at)
+    return within(values, [end for end in ends if end is not None])
 
 
 def _step(axes: Any, y: int, at: float, part: Part, ideal: float) -> float:
@@ -107,7 +121,13 @@ def _loss(lost: float, ideal: float) -> str:
 
 def _beside(axes: Any, x: float, y: float, text: str) -> None:
     axes.annotate(
-        text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+        text,
+        (min(x, axes.get_xlim()[1]), y),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        annotation_clip=False,
     )
 
 
@@ -182,12 +202,17 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     for y, (label, strategy, rate) in enumerate(shown):
         _dot(axes, y, rate, palette[strategy], marker(strategy))
         _label(axes, y, label, estimate(rate, "rate"))
-    axes.margins(x=0.05)
+    _fit(axes, [rate for _, _, rate in shown])
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
     caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
     return rendered(figure, name, caption + _more(rows, ROWS, "more row", "strategies.csv"))
+
+
+def _fit(axes: Any, estimates: Sequence[Estimate], others: Sequence[float] = ()) -> None:
+    ends = [end for one in estimates for end in (one.low, one.high) if end is not None]
+    axes.set_xlim(*within([*(one.value for one in estimates), *others], ends))
 
 
 def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
@@ -211,7 +236,7 @@ def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Ma
         _dot(axes, y, one.difference, colour, "o")
         size = f"{number(one.difference.value, 'change')}, {one.verdict}"
         _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
-    axes.margins(x=0.05)
+    _fit(axes, [one.difference for one in shown], [0.0, *([-noise.floor, noise.floor] if noise.floor else [])])
     axes.set_xlabel("difference in images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from analysis.baselines import INCIDENTAL
 from benchmarks.record import Record, RecordError, read_study
 
-REPEATS = ("repeat", "seed", "labels")  # of a cell: what differs between equal cells
 BETWEEN = " · "  # the parts of a name
 
 
@@ -34,6 +34,11 @@ class Study:
     def excluded(self) -> tuple[Record, ...]:
         """Whose numbers enter nothing."""
         return tuple(record for record in self.records if not record.usable)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a cell has a model; others measure links alone. A study without records could have had one."""
+        return not self.records or any(named(record, "model") != "none" for record in self.records)
 
     @cached_property
     def by_id(self) -> dict[str, Record]:
@@ -74,7 +79,7 @@ def _from(folder: Path, error: RecordError) -> str:
 
 def cell_without_repeat(record: Record) -> str:
     """Equal for equal cells."""
-    return json.dumps({name: value for name, value in record.cell.items() if name not in REPEATS}, sort_keys=True)
+    return json.dumps({name: value for name, value in record.cell.items() if name not in INCIDENTAL}, sort_keys=True)
 
 
 def asked(record: Record, group: str) -> Mapping[str, Any]:

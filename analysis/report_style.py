@@ -8,7 +8,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,18 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
         figure.savefig(out, format=form, metadata=metadata)
         files[form] = out.getvalue()
     return Picture(name, caption, files["svg"].decode(), files["pdf"])
+
+
+def within(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis that shows every value, and intervals as long as they do not dwarf what they belong to.
+
+    Two runs know almost nothing of their scatter, and say so: their intervals leave the figure, and are in its table.
+    """
+    least, most = min(values), max(values)
+    room = 1.5 * max(most - least, 0.05 * max(abs(least), abs(most)))
+    low, high = max(min([least, *ends]), least - room), min(max([most, *ends]), most + room)
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def spread(wanted: list[float], least: float) -> list[float]:

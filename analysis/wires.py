@@ -108,8 +108,7 @@ def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
     """What records of benchmark=p2p measured: GB/s from each of the cell's GPUs (row) to each other."""
     made: dict[str, Matrix] = {name: {} for name in P2P}
     for record in records:
-        tables = getattr(record, "tables", {})  # from schema 2 on
-        told = part(part(tables, "p2p"), "matrices") or part(record.checks, "p2p")
+        told = part(part(record.tables, "p2p"), "matrices")
         gpus = record.cell["gpus"]
         for name in P2P:
             rows = told.get(name)

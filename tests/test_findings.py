@@ -20,7 +20,6 @@ from analysis.topology_source import load_topology
 from analysis.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
 from analysis.wires import wires, worth
 from benchmarks import record as records
-from benchmarks.record import Record
 from conf.cell import Cell
 
 FOUR = (0, 1, 2, 3)
@@ -460,26 +459,14 @@ def test_the_class_of_a_ring_is_its_worst_link_in_its_best_order():
     assert classes == ["NV2", "NV1", "SYS", "NV2"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Tabled(Record):
-    """A record of schema 2."""
-
-    tables: dict = dataclasses.field(default_factory=dict)
-
-
-@pytest.mark.parametrize("as_table", [False, True])
-def test_measured_links_stand_beside_the_exchange(as_table):
+def test_measured_links_stand_beside_the_exchange():
     simulator = Simulator()
-    matrix = [[0, 40, 10], [38, 0, 40], [11, 41, 0]]
+    matrix, without = [[0, 40, 10], [38, 0, 40], [11, 41, 0]], [[0, 5, 5], [5, 0, 5], [5, 5, 0]]
     p2p = changed(
         simulator.record((3, 0, 1), benchmark={"name": "p2p"}),
         metrics={},
-        checks={
-            "p2p": {"unidirectional_enabled": matrix, "unidirectional_disabled": [[0, 5, 5], [5, 0, 5], [5, 5, 0]]}
-        },
+        tables={"p2p": {"matrices": {"unidirectional_enabled": matrix, "unidirectional_disabled": without}}},
     )
-    if as_table:
-        p2p = Tabled(**{**vars(p2p), "checks": {}, "tables": {"p2p": {"matrices": p2p.checks["p2p"]}}})
     staged = changed(simulator.record((0, 1)), effective={"transport": "SHM/direct/direct"})
     made = [p2p, simulator.record((0, 3)), simulator.record((0, 1, 3)), staged, simulator.record((0, 2))]
     found = {one.gpus: one.p2p_gb_per_s for one in wires(made)}

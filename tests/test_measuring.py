@@ -46,7 +46,7 @@ DDP = {
 METRICS = {
     "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
     "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s",
-    "comm/exposed_ms", "comm/overlap_fraction", "comm/ideal_ms", "comm/ideal_ratio",
+    "comm/exposed_ms", "comm/overlap_fraction", "stage/ring_ms",
 }  # fmt: skip
 
 
