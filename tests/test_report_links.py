@@ -1,0 +1,119 @@
+"""What a report tells of benchmarks that train nothing; tables come from records, so anything may be in them."""
+
+import csv
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_report import EVIL, record, study
+
+from analysis.report import report
+from analysis.report_links import measured, sentences
+from analysis.report_study import open_study
+from analysis.report_style import style, within
+
+UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
+
+
+def of(number, benchmark, gpus, metrics, tables, name=""):
+    made = record(number, gpus, 1.0, cell=UNTRAINED | {"benchmark": {"name": benchmark}})
+    words = f"{benchmark} · gpus {','.join(map(str, gpus))}{name}"
+    return made | {"name": words, "metrics": metrics, "tables": tables, "schema_version": 2}
+
+
+def run(ranks, busbws):
+    rows = [
+        {"bytes": 4**place * 1024, "out_of_place": {"time_us": 10.0 * place + 5, "algbw": b, "busbw": b, "wrong": 0}}
+        for place, b in enumerate(busbws)
+    ]
+    return {"nccl-tests": {"runs": [{"collective": "all_reduce", "ranks": ranks, "rows": rows, "avg_busbw": 3.5}]}}
+
+
+LINK = {"rows": [
+    {"operation": "both", "memory": "pinned", "at_once": 2, "gb_per_s": [30.0, 31.0], "sum_gb_per_s": 60.0},
+    {"operation": EVIL, "memory": "host", "at_once": 1, "gb_per_s": [float("nan"), 5.0], "sum_gb_per_s": None},
+]}  # fmt: skip
+COPIES = [{"gb_per_s": 30.0, "alone_gb_per_s": 40.0}, {"gb_per_s": 39.0, "alone_gb_per_s": 40.0}]
+TOGETHER = {
+    "p2p_concurrent": {"rows": [{"pattern": "matching", "number": 0, "total_gb_per_s": 69.0, "copies": COPIES}]}
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    made = [
+        of(1, "host_link", [0, 1], {"host_link/all_both_gb_per_s": 60.0}, {"host_link": LINK}),
+        of(2, "collectives", [0, 1], {"collectives/busbw_gb_per_s": 4.0, "collectives/alpha_us": 5.0}, run(2, [1.0, 2.0, 4.0])),
+        of(3, "collectives", [0, 1], {"collectives/busbw_gb_per_s": 5.0}, run(2, [1.0, 3.0, 5.0]), " · ALGO=Ring"),
+        of(4, "p2p", [0, 1], {"p2p/unidirectional_enabled_gb_per_s": 38.0}, TOGETHER),
+        of(5, "jacobi", [0, 1], {"jacobi/efficiency": 0.965, "jacobi/speedup": 1.93, "jacobi/seconds": 2.0}, {}),
+    ]  # fmt: skip
+    folder = study(tmp_path_factory.mktemp("links") / "links", made)
+    return folder, report(folder, folder / "report")
+
+
+def table(written, name):
+    with (written[0] / "report" / "tables" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_first_numbers_are_the_finding(written):
+    assert sentences(open_study(written[0])) == [
+        "host_link · gpus 0,1: all both 60.0 GB/s.",
+        "collectives · gpus 0,1: busbw 4.00 GB/s.",
+        "p2p · gpus 0,1: unidirectional enabled 38.0 GB/s.",
+    ]
+    page = written[1].read_text()
+    assert "all both 60.0 GB/s" in page
+    assert 'id="scaling"' not in page and 'id="waterfall"' not in page, "nothing was trained"
+
+
+def test_every_table_has_its_numbers_and_no_other(written):
+    both, other = table(written, "host_links")
+    assert (both["slowest_gb_per_s"], both["fastest_gb_per_s"], both["sum_gb_per_s"]) == ("30.0", "31.0", "60.0")
+    assert (other["slowest_gb_per_s"], other["sum_gb_per_s"]) == ("5.0", "")
+    first, ring = table(written, "collectives")
+    assert (first["smallest_us"], first["largest_bytes"], first["largest_busbw"]) == ("5.0", "16384.0", "4.0")
+    assert (first["alpha_us"], ring["alpha_us"]) == ("5.0", "")
+    (together,) = table(written, "contention")
+    assert (together["copies"], together["kept"]) == ("2", "0.75")
+    (halo,) = table(written, "jacobi")
+    assert (halo["efficiency"], halo["copy_share"]) == ("0.965", "")
+
+
+def test_a_curve_for_each_cell_of_collectives(written):
+    drawing = (written[0] / "report" / "figures" / "collectives.svg").read_text()
+    assert "ALGO=Ring" in drawing and "as it is" in drawing and "16 KiB" in drawing
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["rows", "runs", "copies", "gb_per_s", "bytes", "out_of_place", "time_us", "busbw", "at_once", "pattern"]
+    ), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(derandomize=True, max_examples=60)
+@given(
+    st.sampled_from([("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2p_concurrent")]),
+    st.dictionaries(st.sampled_from(["rows", "runs"]), JSON, max_size=2),
+)
+def test_any_table_gives_a_section(tmp_path_factory, kind, content):
+    made = of(1, kind[0], [0, 1], {}, {kind[1]: content})
+    known = open_study(study(tmp_path_factory.mktemp("any") / "any", [made]))
+    with style():
+        measured(known, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "expected"),
+    [
+        ([10.0, 20.0], [9.0, 22.0], (8.35, 22.65)),
+        ([10.0, 20.0], [-1e9, 1e9], (-7.0, 37.0)),
+        ([0.0], [], (-1.0, 1.0)),
+    ],
+)
+def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(values, ends, expected):
+    assert within(values, ends) == pytest.approx(expected)
