@@ -18,11 +18,12 @@ INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 
 
 def condition(record: Record) -> tuple[Any, ...]:
-    """What must be equal between a cell and its baseline: the kind of GPU, the software, and all that was asked but
-    the GPUs, NCCL's settings, the repeat and a profiler, which has a pass of its own."""
+    """What must be equal between a cell and its baseline: the machine, the software, and all that was asked but the GPUs,
+    NCCL's settings, the repeat and a profiler, which has a pass of its own.
+    """
     different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
     asked = sorted(item for item in flat(record.cell).items() if not no_matter(item[0], different))
-    hardware = sorted({str(rank.get("name")) for rank in record.ranks})
+    hardware = [str(record.environment.get("host")), *sorted({str(rank.get("name")) for rank in record.ranks})]
     versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
     return (*asked, *hardware, driver, *(versions.get(name) for name in ("torch", "cuda", "nccl")))
 
@@ -33,21 +34,26 @@ def no_matter(name: str, different: Iterable[str]) -> bool:
 
 
 def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
-    """{GPU: images/sec alone} for the members of a record's subset that have one; the median of several runs."""
-    members = set(record.cell["gpus"])
-    wanted = condition(record)
-    rates: dict[int, list[float]] = {}
-    for other in records:
+    """{GPU: images/sec alone} for the members of a record's subset that have one; the median of several runs.
+
+    Of several attempts at a cell the last usable one counts. A GPU is known by its UUID, where records have one.
+    """
+    members, wanted = uuids(record), condition(record)
+    rates: dict[int, dict[tuple[str, bool], float]] = {}
+    for other in sorted(records, key=lambda one: one.started_at):
         gpus = other.cell["gpus"]
-        if (
-            len(gpus) == 1
-            and gpus[0] in members
-            and other.usable
-            and RATE in other.metrics
-            and condition(other) == wanted
-        ):
-            rates.setdefault(gpus[0], []).append(other.metrics[RATE])
-    return {gpu: median(values) for gpu, values in rates.items()}
+        if len(gpus) != 1 or gpus[0] not in members or not other.usable or RATE not in other.metrics:
+            continue
+        if uuids(other)[gpus[0]] == members[gpus[0]] and condition(other) == wanted:
+            rates.setdefault(gpus[0], {})[other.cell_key, other.drift] = other.metrics[RATE]
+    return {gpu: median(values.values()) for gpu, values in rates.items()}
+
+
+def uuids(record: Record) -> dict[int, str | None]:
+    """{GPU: its UUID} of a record's subset; None for CPU workers."""
+    gpus, planned = record.cell["gpus"], record.environment.get("planned_uuids")
+    known = planned if isinstance(planned, list) and len(planned) == len(gpus) else [None] * len(gpus)
+    return {gpu: None if one is None else str(one) for gpu, one in zip(gpus, known, strict=True)}
 
 
 def efficiency(record: Record, records: Iterable[Record]) -> float | None:

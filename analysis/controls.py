@@ -18,7 +18,10 @@ def controls(cell: Cell) -> list[Cell]:
     if cell.global_batch_size is not None:  # alone, a GPU gets what it gets in the subset
         labels = tuple(one for one in labels if not one.startswith("global batch "))
         labels = (f"batch {cell.batch_size}", *labels)
-    alike = dataclasses.replace(cell, nccl={}, global_batch_size=None, labels=labels)
+    labels = tuple(one for one in labels if not one.startswith("profiler="))  # a trace explains the cell itself
+    alike = dataclasses.replace(
+        cell, nccl={}, global_batch_size=None, labels=labels, profiler="none", profiler_options={}
+    )
     options = {f"{name}={value}" for name, value in cell.strategy.items()}
     without = dataclasses.replace(
         alike,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.baselines import INCIDENTAL
 from analysis.effective import Finding, describe_transport, judge
 from analysis.errors import UnreadableInput
 from analysis.links import best_first
@@ -14,8 +15,6 @@ from benchmarks.record import Record
 
 # Folder inside a cell's for the untimed pass whose logs name every collective's algorithm and protocol.
 TUNING_FOLDER = "tuning"
-# What may differ between a cell and the same cell without a setting.
-INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 
 
 def read_logs(folder: Path) -> NcclLog | None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.agent CELL_DIR RANKS fork|exec
 
-Forked ranks have what the agent imported, torch above all, and begin in milliseconds instead of seconds; the agent uses
-no device and no thread before.
+Forked ranks have what the agent imported, torch above all, and begin in milliseconds instead of seconds. Before that the
+agent uses no device and computes nothing; its only other thread is that of torch's store, which no rank touches.
 
 torchrun's own rendezvous listens on every interface; this one binds a free port of the loopback interface itself and
 hands the socket to torch's store, so that nothing outside reaches it and two cells never want the same port.

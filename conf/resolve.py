@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -139,7 +140,8 @@ def resolve(
     batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
     global_batch_size = config.global_batch_size
     if global_batch_size == "auto":
-        global_batch_size = sizes.batch_size * len(everyone or gpus)
+        shared = _shared_by_all(len(everyone or gpus))
+        global_batch_size = max(sizes.batch_size // shared, 1) * shared
     if global_batch_size is not None:
         if config.batch_size != "auto":
             raise Refused(
@@ -194,6 +196,11 @@ def resolve(
         labels=_labels(config, global_batch_size),
         server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
     )  # fmt: skip
+
+
+def _shared_by_all(count: int) -> int:
+    """The least number that 1, 2, 4, … and all `count` GPUs divide."""
+    return math.lcm(1 << (count.bit_length() - 1), count)
 
 
 def _without_training(config: Config, gpus: tuple[int, ...], device: str, repeat: int) -> Cell:

@@ -116,7 +116,7 @@ class Config:
     )
     global_batch_size: int | str | None = knob(
         None,
-        "images per step over all ranks (strong scaling); auto: as many as batch_size=auto on all GPUs of the machine",
+        "images per step over all ranks (strong scaling); auto: what fits one GPU, divisible by all",
         least=1,
         most=1 << 30,
         auto=True,

@@ -10,6 +10,7 @@ from analysis.baselines import efficiency
 from analysis.observed import TUNING_FOLDER, observe
 from analysis.trace_metrics import disagreement
 from analysis.validity import judged
+from benchmarks import record as records
 from benchmarks.record import Failure, Record
 from conf.cell import Cell
 from conf.schema import Config
@@ -61,13 +62,27 @@ class Measurer:
         )
         outcome = self._run(cell, folder, variable, uuids, progress)
         ended_at = time.time()
+
+        def recorded(trace: profiling.Profiled | None) -> Record:
+            return self._record(cell, folder, outcome, ended_at, known, trace)
+
         if outcome.immortal:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
         trace = None
         if outcome.state == "finished" and cell.profiler != "none":
+            records.write(folder, recorded(None))  # whatever happens in the pass, what was measured is safe
             trace = self._profiled(cell, folder, variable, progress)
+        record = recorded(trace)
+        self.study.end(attempt, record)
+        return record
+
+    def _record(
+        self, cell: Cell, folder: Path, outcome: Outcome, ended_at: float, known: list[Record],
+        trace: profiling.Profiled | None,
+    ) -> Record:  # fmt: skip
+        """What an attempt left, judged."""
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = sampling.summary(folder)
         record = dataclasses.replace(
@@ -81,9 +96,7 @@ class Measurer:
         share = efficiency(record, known)
         if share is not None:
             record.metrics["scaling/efficiency"] = share
-        record = judged(record, self.config.validity)
-        self.study.end(attempt, record)
-        return record
+        return judged(record, self.config.validity)
 
     def _run(
         self,
@@ -104,8 +117,8 @@ class Measurer:
 
     def _profiled(
         self, cell: Cell, folder: Path, variable: Mapping[str, str], progress: Callable[[Watch], None]
-    ) -> profiling.Profiled:
-        """The profiled pass. Under nsys its environment is scrubbed: a report embeds it."""
+    ) -> profiling.Profiled | None:
+        """The profiled pass; None where the user stopped it. Under nsys its environment is scrubbed: a report embeds it."""
 
         def run(asked: Cell, inside: Path, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
@@ -113,6 +126,8 @@ class Measurer:
             return self._run(asked, inside, {**needed, **logged}, [], progress, command)
 
         trace = profiling.profiled(cell, folder, self.nsys, run)
+        if trace.finding.severity == "unchecked" and self.stopping():
+            return None  # the next launcher measures the cell again, with its trace
         if trace.finding.severity == "unchecked":
             self.note(f"{cell.name}: {trace.finding.sentence}")
         return trace

@@ -17,7 +17,7 @@ from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, by_link, expand
 from conf.knobs import Refused
 from conf.requests import refuse
-from conf.resolve import checked, resolve, without_effect
+from conf.resolve import checked, resolve, trains, without_effect
 from conf.schema import Config
 from launch.machine import Device, Machine, look
 from launch.nsys import Nsys, find
@@ -118,7 +118,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
         notices.append("NCCL settings do not reach a GPU alone: each is measured once, without them")
     unique = list({cell.key: cell for cell in listed}.values())
     twice = len(listed) - len(unique)
-    if twice and not first.waterfall:  # control cells explain several cells
+    if twice and not any(request.config.waterfall for request in requests):  # control cells explain several cells
         notices.append(f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once")
     if not (first.topology and first.dry_run):  # then it is another machine's memory
         refuse_too_little(unique)
@@ -129,7 +129,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
 def _with_profiler(config: Config, surrounding: Mapping[str, str], tools: dict[str | None, Nsys | None]) -> Config:
     """The configuration with `profiler=auto` resolved; a nsys that is needed is looked for once. Raises Refused."""
     name = config.profiler["name"]
-    if name not in ("auto", "nsys"):
+    if name not in ("auto", "nsys") or not trains(config.benchmark["name"]):
         return config
     asked = config.profiler["nsys_path"]
     if tools and asked not in tools:
@@ -164,9 +164,10 @@ def _compared_with_others(cell: Cell) -> tuple[bool, int]:
 
 
 def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
-    """As listed, but what others are compared with first.
+    """As listed, but what others are compared with first: a sweep that is stopped has it, and rows have their efficiency at once.
 
-    Repeated lists are shuffled each time within that, and end with their first cell again.
+    Repeated lists are shuffled each time, later ones without that order, so that drift falls on all alike; they end with
+    their first cell again, under a repeat of its own that no list reaches.
     """
     if repeats == 1:
         return [Planned(cell) for cell in sorted(cells, key=_compared_with_others)]
@@ -174,9 +175,10 @@ def _ordered(cells: list[Cell], repeats: int, seed: int) -> list[Planned]:
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
         random.Random(f"{seed}/{repeat}").shuffle(turn)
-        turn.sort(key=_compared_with_others)  # stable: the rest stays shuffled
+        if repeat == 0:
+            turn.sort(key=_compared_with_others)  # stable: the rest stays shuffled
         order += [Planned(cell) for cell in turn]
-    return [*order, Planned(dataclasses.replace(order[0].cell, repeat=repeats), drift=True)]
+    return [*order, Planned(dataclasses.replace(order[0].cell, repeat=-repeats), drift=True)]
 
 
 def _machine(config: Config, surrounding: Mapping[str, str]) -> Machine:

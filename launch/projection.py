@@ -65,7 +65,7 @@ def identifier(text: str) -> str:
 def run_name(record: Record) -> str:
     """The record's name, and which of several measurements of the cell it is."""
     repeat = record.cell.get("repeat") or 0
-    marks = ([f"repeat {repeat}"] if repeat else []) + (["drift"] if record.drift else [])
+    marks = ["drift"] if record.drift else [f"repeat {repeat}"] if repeat else []
     return " · ".join([plain(record.name, NAME_LENGTH - 30), *marks])
 
 

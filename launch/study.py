@@ -43,6 +43,7 @@ PARTS = (
     records.FILE_NAME,
 )
 # Where they are gathered before the folder gets its number: a launcher may die between two of them.
+PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
 ASIDE = ".aside"
 
 
@@ -73,12 +74,15 @@ class Study:
             raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
 
     def finished(self, cell: Cell) -> Record | None:
-        """The record of a cell that was measured to its end before, whatever its validity."""
+        """The record of a cell that was measured to its end before, whatever its validity: with what its profiler said."""
         try:
             record = records.read(self.folder / cell.folder / records.FILE_NAME)
         except RecordError:
             return None
-        return record if record.state == "finished" and record.cell_key == cell.key else None
+        if record.state != "finished" or record.cell_key != cell.key:
+            return None
+        said = record.validity.codes.keys() | record.validity.unchecked.keys()
+        return record if cell.profiler == "none" or PROFILED in said else None
 
     def folder_of(self, record: Record) -> Path:
         """Where the attempt of a record left its files: the cell's folder, or one that was set aside in it."""

@@ -3,6 +3,7 @@
 Ranks are real (gloo, two workers). `PLANT` is put on the ranks' PYTHONPATH: it makes a rank misbehave at a step of its own.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -449,6 +450,18 @@ def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path)
     assert study.finished(cell) == finished
     said = (study.folder / "journal.jsonl").read_text()
     assert study.recover() == [] and (study.folder / "journal.jsonl").read_text() == said
+
+
+def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path):
+    study, cell = Study(str(tmp_path), "s"), dataclasses.replace(make_cell(), profiler="torch")
+    with study.lock(cell):
+        attempt = study.begin(cell, "a" * 32, DETAILS)
+    measured = assemble(attempt.folder, "finished", None, time.time())
+    records.write(attempt.folder, measured)  # before the pass: it is safe whatever happens there
+    assert study.recover() == [] and study.finished(cell) is None
+    said = dataclasses.replace(measured, validity=records.Validity(unchecked={"profiled": "gave no trace"}))
+    study.end(attempt, said)
+    assert study.finished(cell) == said
 
 
 def test_an_attempt_is_set_aside_whole_even_by_two_launchers(tmp_path):

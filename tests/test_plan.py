@@ -70,6 +70,46 @@ def test_repeats_are_shuffled_by_the_seed_and_end_with_the_first_cell():
     assert subsets(other) != [entry.cell.gpus for entry in order]
 
 
+def test_later_repeats_favour_nothing_and_the_drift_run_is_no_repeat():
+    asked = [["gpus=0,1", "repeats=12", *setting] for setting in ([], ["nccl.p2p_level=LOC"], ["nccl.algo=Ring"])]
+    order = planned(["gpus=0", "repeats=12"], *asked).cells
+    turns = [order[4 * repeat : 4 * repeat + 4] for repeat in range(12)]
+    assert turns[0][0].cell.world_size == 1 and turns[0][1].cell.nccl == {}
+    places = {tuple((one.cell.world_size, len(one.cell.nccl)) for one in turn) for turn in turns[1:]}
+    assert len(places) > 3, "one order in every turn"
+    assert (order[-1].drift, order[-1].cell.repeat) == (True, -12)
+
+
+def test_a_waterfall_has_its_control_cells_once():
+    sweep = planned(["gpus=scale", "waterfall=true", "profiler=torch"], ["gpus=0,1", "strategy=none", "waterfall=true"])
+    cells = {(one.cell.strategy["name"], one.cell.gpus): one.cell.profiler for one in sweep.cells}
+    found = [(one.cell.strategy["name"], one.cell.gpus, one.cell.profiler) for one in sweep.cells]
+    for gpus in ((0,), (1,)):
+        assert ("none", gpus, "none") in found and ("nccl_allreduce", gpus, "none") in found
+    assert ("nccl_allreduce", (0, 1), "torch") in found and cells["none", (0, 1)] == "none"
+    assert not any("asked for twice" in notice for notice in sweep.notices)
+
+
+def test_gpus_alone_are_measured_once_where_nccls_settings_are_swept():
+    sweep = planned(["gpus=0"], ["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1", "nccl.p2p_level=LOC"])
+    assert [(one.cell.gpus, bool(one.cell.nccl)) for one in sweep.cells] == [((0,), False), ((0, 1), True)]
+    assert any("NCCL settings do not reach a GPU alone" in notice for notice in sweep.notices)
+    alone = planned(["gpus=0", "nccl.p2p_level=LOC"])
+    assert alone.cells[0].cell.nccl == {"NCCL_P2P_LEVEL": "LOC"}, "it was asked for, and nothing stands for it"
+
+
+def test_words_by_link_mean_the_first_cpu_workers():
+    sweep = planned(["gpus=best:2"], ["gpus=worst:1"])
+    assert subsets(sweep) == [(0,), (0, 1)]
+    assert any("CPU workers have no links" in notice for notice in sweep.notices)
+
+
+def test_strong_scaling_has_a_batch_that_one_gpu_holds_and_all_share():
+    cells = planned(["gpus=scale", "global_batch_size=auto", f"topology={DGX1}", "dry_run=true"]).cells
+    assert [(one.cell.world_size, one.cell.batch_size) for one in cells] == [(1, 256), (2, 128), (4, 64), (8, 32)]
+    assert {one.cell.global_batch_size for one in cells} == {256}
+
+
 def test_equal_cells_are_measured_once():
     sweep = planned(["gpus=0,1"], ["gpus=0,1", "batch_size=8"], ["gpus=1,0"])
     assert subsets(sweep) == [(0, 1), (1, 0)]  # batch 8 is what auto means for ResNet-50 on a CPU worker

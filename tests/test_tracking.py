@@ -155,7 +155,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     assert listed == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
     assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
 
-    repeat = found[f"{good.name} · repeat 1 · drift"]
+    repeat = found[f"{good.name} · drift"]
     assert repeat.data.params["global_batch_size"] == "512" and "nccl.p2p_level" not in repeat.data.params
     assert (found["bad"].info.status, found["stopped"].info.status) == ("FAILED", "KILLED")
     assert found["bad"].data.tags["failure.cause"] == "oom" and found["stopped"].data.tags["validity.codes"] == "noisy"

@@ -236,7 +236,7 @@ def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **cell):
     """A record of a cell that differs from PAIR's in what is given."""
     return Record(
         record_id=f"{number:032x}",
-        cell_key="0" * 16,
+        cell_key=f"{number:016x}",
         name="",
         cell={**PAIR.cell, "gpus": gpus, **cell},
         study="s",
@@ -261,6 +261,18 @@ def test_efficiency_is_against_the_slowest_member():
 def test_a_baseline_is_the_median_of_its_runs():
     alone = [cell_of([0], rate, number, repeat=number) for number, rate in enumerate([90.0, 100.0, 500.0])]
     assert baselines(cell_of([0, 1], 1.0), alone) == {0: 100.0}
+
+
+def test_the_last_attempt_of_this_machines_own_gpu_is_the_baseline():
+    def on(record, host, *uuids, at=1.0, key="0" * 16):
+        around = {**record.environment, "host": host, "planned_uuids": list(uuids)}
+        return dataclasses.replace(record, environment=around, started_at=at, cell_key=key)
+
+    pair = on(cell_of([0, 1], 144.0), "a", "GPU-0", "GPU-1")
+    first, last = on(cell_of([0], 90.0), "a", "GPU-0"), on(cell_of([0], 80.0), "a", "GPU-0", at=5.0)
+    assert baselines(pair, [last, first]) == {0: 80.0}
+    assert baselines(pair, [on(cell_of([0], 90.0), "b", "GPU-0")]) == {}, "another machine"
+    assert baselines(pair, [on(cell_of([0], 90.0), "a", "GPU-7")]) == {}, "another GPU 0"
 
 
 def test_only_usable_cells_are_baselines():
