@@ -13,8 +13,13 @@ from benchmarks.ranks import Ranks
 
 # Elements compared at once: bounds the memory that comparing takes.
 CHUNK = {"cuda": 1 << 24, "cpu": 1 << 20}
-# How far a mean may be from the exact one, in units of the dtype's precision.
-MEAN_UNITS = 2
+
+
+def mean_units(size: int) -> int:
+    """How far a mean over so many ranks may be from the exact one, in units of the dtype's precision: each rank's part and each
+    sum is rounded by half of one.
+    """
+    return max(2, size // 2 + 1)
 
 
 def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device: torch.device) -> Tensor:
@@ -47,7 +52,9 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
         return 0
     first = rank * share if name in ("reduce_scatter", "scatter", "all_to_all") else 0
     if name in ("all_reduce", "reduce", "reduce_scatter"):
-        return _differing(received, lambda start, stop: _reduced(first + start, first + stop, received, op, size), op)
+        return _differing(
+            received, lambda start, stop: _reduced(first + start, first + stop, received, op, size), op, size
+        )
     if name in ("broadcast", "scatter", "send_recv"):
         sources = [(rank - 1) % size if name == "send_recv" else root]
     else:
@@ -58,7 +65,7 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
         def expected(start: int, stop: int, source: int = source) -> Tensor:
             return known(source, first + start, first + stop, received.dtype, op, received.device)
 
-        wrong += _differing(part, expected, op)
+        wrong += _differing(part, expected, op, size)
     return wrong
 
 
@@ -76,12 +83,13 @@ def _reduced(start: int, stop: int, like: Tensor, op: str, size: int) -> Tensor:
     return total.div_(size) if op == "avg" else total
 
 
-def _differing(received: Tensor, expected: Callable[[int, int], Tensor], op: str) -> int:
+def _differing(received: Tensor, expected: Callable[[int, int], Tensor], op: str, size: int) -> int:
     wrong = 0
     for start, stop in _chunks(received):
         mine, right = received[start:stop], expected(start, stop)
         if op == "avg":
-            near = (mine.double() - right.double()).abs() <= MEAN_UNITS * torch.finfo(mine.dtype).eps * right.double()
+            limit = mean_units(size) * torch.finfo(mine.dtype).eps * right.double()
+            near = (mine.double() - right.double()).abs() <= limit
             wrong += int((~near).sum().item())  # NaN is not near
         else:
             wrong += int((mine != right).sum().item())

@@ -71,8 +71,9 @@ class Measurement:
             else Torch(ranks, asked["op"], asked["root"])
         )
         elements = self._largest // ELEMENT_BYTES[asked["dtype"]]
-        self._into = torch.ones(elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device)
-        self._out = torch.ones_like(self._into) if "out_of_place" in self._placements else self._into
+        self._into = torch.empty(elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device)
+        fill(self._into, ranks.rank, asked["op"])
+        self._out = self._into.clone() if "out_of_place" in self._placements else self._into
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for every size. Collective."""
@@ -183,7 +184,7 @@ class Measurement:
         def one() -> None:
             next(calls)()
 
-        block = self._clock.block(one, self._iterations)
+        block = self._clock.block(one, self._iterations, self._reporter.beat)
         self._reporter.block(purpose, block, 0)
         us = np.asarray(self._ranks.slowest(block.ms)) * 1e3 / self._asked["coalesced"]
         p50, p95, p99 = (float(value) for value in np.percentile(us, (50, 95, 99)))

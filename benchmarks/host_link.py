@@ -4,7 +4,7 @@ pageable; and the host's own memory, copied and summed as STREAM does it (McCalp
 Both directions at once of all GPUs is the limit that strategies with a stage in the host's memory are judged by.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainers.kvstore.sums import usable_cores
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {"bytes": (256 << 20, 64 << 20), "iterations": (20, 5)}
+CLOCKS_MS = 100.0  # from which the two clocks of a window can be compared
 LABELS = {
     "to_device": "host to device",
     "to_host": "device to host",
@@ -59,9 +60,11 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             rows.append(_row(operation, together, threads, iterations, clock, ranks, reporter))
     result = Result(tables={"host_link": {"bytes": size, "gpus": list(cell.gpus), "rows": rows}})
     result.metrics |= _metrics(rows)
-    disagreement = max(row.pop("clock_disagreement") for row in rows)
-    if ranks.device.type == "cuda":  # a CPU worker has one clock, and short copies between signs of life
-        result.checks["clock_disagreement"] = disagreement
+    disagreements = [found for row in rows if (found := row.pop("clock_disagreement")) is not None]
+    if (
+        ranks.device.type == "cuda" and disagreements
+    ):  # a CPU worker has one clock, and short copies between signs of life
+        result.checks["clock_disagreement"] = max(disagreements)
     if ranks.rank == 0:
         reporter.output(text(result.tables["host_link"], cell.device))
     return result
@@ -87,12 +90,7 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
                 up: torch.cuda.Stream = up,
                 down: torch.cuda.Stream = down,
             ) -> None:
-                timed = torch.cuda.current_stream(device)
-                for stream, copy in ((up, upward), (down, downward)):
-                    stream.wait_stream(timed)
-                    with torch.cuda.stream(stream):
-                        copy()
-                    timed.wait_stream(stream)
+                _at_once(torch.cuda.current_stream(device), ((up, upward), (down, downward)))
 
             yield Operation("to_device", memory, to_device, size)
             yield Operation("to_host", memory, to_host, size)
@@ -102,6 +100,17 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
     # STREAM's counting: what a line of the program reads and writes, not what the cache fetches to write.
     yield Operation("copy", "host", lambda: _done(second.copy_(first)), 2 * size)
     yield Operation("add", "host", lambda: _done(torch.add(first, second, out=third)), 3 * size)
+
+
+def _at_once(timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, Callable[[], None]]]) -> None:
+    """Every lane's call on its own stream, after what `timed` has done so far; `timed` goes on when all have ended."""
+    for stream, _ in lanes:  # all before the first join: a lane forked after it would wait for the other's end
+        stream.wait_stream(timed)
+    for stream, call in lanes:
+        with torch.cuda.stream(stream):
+            call()
+    for stream, _ in lanes:
+        timed.wait_stream(stream)
 
 
 def _done(_: Tensor) -> None:
@@ -121,13 +130,13 @@ def _row(
     for _ in range(2):
         operation.run()  # page tables, the driver's staging buffers, threads
     mine: list[float] = []
-    disagreement = 0.0
+    clocks: list[float] = []
     for turn in [None] if together else range(ranks.world_size):
         ours = turn is None or turn == ranks.rank
         block = clock.block(operation.run if ours else _wait, iterations, reporter.beat)
         if ours:
             reporter.block(f"{operation.name} {operation.memory}{' all' if together else ''}", block, 0)
-            mine, disagreement = block.ms, block.disagreement
+            mine, clocks = block.ms, [block.host_ms, block.disagreement]
     everyone = ranks.gather(mine)
     seconds = [sum(ms) / 1e3 for ms in everyone]
     counted = operation.counted_bytes * iterations
@@ -141,13 +150,18 @@ def _row(
         "gb_per_s": [counted / one / 1e9 for one in seconds],
         # All is done when the slowest is.
         "sum_gb_per_s": ranks.world_size * counted / max(seconds) / 1e9 if together else None,
-        "clock_disagreement": max(value for (value,) in ranks.gather([disagreement])),
+        "clock_disagreement": _disagreement(ranks.gather(clocks)),
         "slowest_ms": [
             low,
             sum(slowest) / iterations,
             high,
         ],  # mean of the slowest rank, between its 95 % interval's ends
     }
+
+
+def _disagreement(clocks: Sequence[Sequence[float]]) -> float | None:
+    """The largest of (ms of a window, disagreement of its clocks) by rank; None where every window is too short to tell."""
+    return max((disagreement for host_ms, disagreement in clocks if host_ms >= CLOCKS_MS), default=None)
 
 
 def _wait() -> None:

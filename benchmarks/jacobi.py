@@ -223,16 +223,20 @@ def _copy_bytes_per_second(slab: Slab) -> float:
 
 
 def _difference(mine: torch.Tensor, ny: int, whole: torch.Tensor | None, ranks: Ranks) -> float:
-    """The largest difference of any point from rank 0's solution alone, `whole`; NaN stays. Collective."""
+    """The largest difference of any point from rank 0's solution alone, `whole`; NaN stays. Collective.
+
+    Rows travel over gloo: NCCL would make a communicator for every pair, and its log would tell of these too.
+    """
     rows = split(ny, ranks.world_size)
     if whole is not None:
         for rank in range(1, ranks.world_size):
             first = rows[rank].start - 1
-            dist.send(whole[first : first + rows[rank].count].contiguous(), rank)
+            dist.send(whole[first : first + rows[rank].count].contiguous().cpu(), rank)
         right = whole[: rows[0].count]
     else:
-        right = torch.empty(mine.shape, device=mine.device)
-        dist.recv(right, 0)
+        landed = torch.empty(mine.shape)
+        dist.recv(landed, 0)
+        right = landed.to(mine.device)
     largest = (mine - right).abs().max().item()
     return float(torch.tensor([value for (value,) in ranks.gather([largest])]).max())
 

@@ -47,6 +47,12 @@ class Tile:
 TILES = (Tile(8, 128, 4), Tile(16, 128, 4), Tile(4, 256, 4), Tile(8, 256, 8), Tile(16, 256, 8))
 EDGE = Tile(1, 256, 8)
 TUNING_CALLS = 5
+MOST_DOWN = 65535  # CUDA's limit to a grid of programs in its second dimension
+
+
+def tiles(count: int) -> list[Tile]:
+    """The tiles that a slab of so many rows can be cut into: 1,000,000 rows, the most accepted, leave the tallest."""
+    return [tile for tile in TILES if -(-count // tile.rows) <= MOST_DOWN]
 
 
 class Slab:
@@ -115,12 +121,13 @@ class TritonStencil:
 
         self._slab, self._sweep = slab, sweep
         edge_programs = 2 * (slab.pitch // EDGE.columns)
-        most = max(-(-slab.rows.count // tile.rows) * (slab.pitch // tile.columns) for tile in TILES)
+        possible = tiles(slab.rows.count)
+        most = max(-(-slab.rows.count // tile.rows) * (slab.pitch // tile.columns) for tile in possible)
         self._sums = torch.zeros(edge_programs + most, device=slab.device)
         self._edge_sums, self._rest_sums = self._sums[:edge_programs], self._sums[edge_programs:]
         self._landed = [(torch.empty(1, dtype=torch.float64, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
         self._turn = 0
-        self.tile = min(TILES, key=self._tile_ms)
+        self.tile = min(possible, key=self._tile_ms)
         for part in (self.edges, self.rest):
             part(1, norm=True)  # compiles
         slab.reset()

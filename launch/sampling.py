@@ -3,7 +3,6 @@
 Nothing runs in the ranks for it. Samples go to `<cell>/gpus.jsonl`; what they say of the timed window goes to the record.
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,9 @@ FILE_NAME = "gpus.jsonl"
 # nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
+# What is measured first and foremost, where a benchmark says so; else its timed window is all but what prepares.
+TIMED_PHASES = ("timed", "concurrent")
+PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verify")
 
 
 class Sampler:
@@ -146,9 +148,16 @@ def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
 
 
 def _timed_window(folder: Path) -> tuple[float, float]:
-    """When rank 0 entered and left the timed phase, seconds since 1970; an empty window where it never did."""
-    phases = [line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "phase"]
-    for phase, following in itertools.zip_longest(phases, phases[1:]):
-        if phase["phase"] == "timed":
-            return phase["time"], following["time"] if following else float("inf")
-    return float("inf"), float("-inf")
+    """When rank 0 entered its first timed phase and left its last, seconds since 1970; an empty window where it had none.
+
+    Phases are timed that TIMED_PHASES names; where a benchmark has none of these, all but PREPARING_PHASES. The last phase ends
+    when the rank has its result.
+    """
+    lines = [line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+    phases = [line for line in lines if line["kind"] == "phase"]
+    named = [phase for phase in phases if phase["phase"] in TIMED_PHASES]
+    timed = named or [phase for phase in phases if phase["phase"] not in PREPARING_PHASES]
+    if not timed:
+        return float("inf"), float("-inf")
+    following = lines[lines.index(timed[-1]) + 1 :]
+    return timed[0]["time"], following[0]["time"] if following else float("inf")

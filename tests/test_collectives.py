@@ -19,9 +19,10 @@ from analysis.nccl_tests import parse_nccl_tests
 from benchmarks import alpha_beta, nccl_tests_table
 from benchmarks.collective_calls import NCCL_TYPES, Nccl, loaded_library
 from benchmarks.collective_check import fill, known, wrong_elements
-from benchmarks.collectives import Message
+from benchmarks.collectives import Measurement, Message
 from benchmarks.ranks import Ranks
 from benchmarks.record import read_study
+from benchmarks.reporter import Reporter
 from conf.benchmark.collectives import COLLECTIVES, ELEMENT_BYTES, sizes
 from conf.knobs import Refused
 from conf.requests import refuse
@@ -173,6 +174,30 @@ def test_a_rank_that_takes_anothers_part_is_noticed():
     assert wrong_elements("all_gather", torch.cat([second, first]), "sum", 0, ranks) > 64  # three in four differ
     assert wrong_elements("all_reduce", first * 2, "sum", 0, ranks) > 32
     assert wrong_elements("broadcast", second, "sum", 0, ranks) > 32
+
+
+@pytest.mark.parametrize("size", [2, 7, 31])
+def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
+    parts = [known(rank, 0, 4096, torch.bfloat16, "avg", torch.device("cpu")) / size for rank in range(size)]
+    ranks, mean = Ranks(0, size, torch.device("cpu")), torch.zeros(4096, dtype=torch.bfloat16)
+    for part in parts:
+        mean += part
+    assert wrong_elements("all_reduce", mean, "avg", 0, ranks) == 0
+    assert wrong_elements("all_reduce", mean / 2, "avg", 0, ranks) == 4096
+
+
+def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hydra, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        asked = [f"benchmark.{name}={SHORT[name]}" for name in SHORT if name != "name"]
+        cell, ranks = cell_of(*asked, gpus=(0,), device="cpu"), Ranks(0, 1, torch.device("cpu"))
+        measurement = Measurement(cell, ranks, Reporter(tmp_path / "ranks" / "0.jsonl"))
+        assert set(measurement._into.tolist()) == {1, 2, 3, 4}
+        measurement.rows()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert int((tmp_path / "ranks" / "0.count").read_text()) == (1 + 1) + 2 + (1 + 2)  # warm-up, window, one by one
 
 
 # What a library is called with.

@@ -1,5 +1,6 @@
 """`benchmark=host_link` on one CPU worker in this process, and its requests. Two ranks run in test_links' launch."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -65,14 +66,41 @@ def test_rows_of_gpus_become_metrics_with_the_limit_of_staging_first():
     ]
 
 
+def test_both_ways_start_before_either_is_waited_for(monkeypatch):
+    said = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            said.append(f"{self.name} after {other.name}")
+
+    monkeypatch.setattr(host_link.torch.cuda, "stream", contextlib.nullcontext)
+    timed, up, down = map(Stream, ("timed", "up", "down"))
+    host_link._at_once(timed, [(up, lambda: said.append("copy up")), (down, lambda: said.append("copy down"))])
+    assert said == ["up after timed", "down after timed", "copy up", "copy down", "timed after up", "timed after down"]
+
+
+def test_clocks_are_compared_over_windows_that_are_long_enough():
+    assert host_link._disagreement([[99.9, 0.5], [100.0, 0.001], [200.0, 0.002]]) == 0.002
+    assert host_link._disagreement([[99.9, 0.0]]) is None
+
+
 @pytest.mark.parametrize(
     ("device", "memory", "size", "where"),
-    [("cuda", 1 << 30, (1 << 29) + 1, "the smallest GPU's memory"), ("cpu", None, 1 << 40, "the host's free memory")],
+    [("cuda", 1 << 30, (1 << 29) + 4, "the smallest GPU's memory"), ("cpu", None, 1 << 40, "the host's free memory")],
 )
 def test_buffers_that_do_not_fit_are_refused(device, memory, size, where):
     cell = dataclasses.replace(make_cell((0, 1)), device=device, benchmark=OPTIONS | {"bytes": size})
     with pytest.raises(Refused, match=f"benchmark.bytes={size}: the buffers of 2 ranks do not fit {where}"):
         refuse(cell, memory)
+
+
+def test_arrays_of_whole_elements_only(hydra):
+    cell = dataclasses.replace(make_cell((0, 1)), benchmark=OPTIONS | {"bytes": (1 << 20) + 2})
+    with pytest.raises(Refused, match=r"^benchmark.bytes=1048578: accepted are multiples of 4$"):
+        refuse(cell, None)
 
 
 def test_a_cell_without_training_has_no_model_and_no_strategy(hydra, launch):

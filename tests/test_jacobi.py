@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
 from benchmarks.jacobi import lines
-from benchmarks.jacobi_grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split
+from benchmarks.jacobi_grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split, tiles
 from benchmarks.record import read_study
 from conf.benchmark.jacobi import PITCH
 from conf.knobs import Refused
@@ -206,6 +206,14 @@ def test_whole_tiles_fit_into_every_row_of_a_gpu():
     assert all(
         PITCH["cuda"] % tile.columns == 0 and tile.columns >= 32 * tile.warps / tile.rows for tile in (*TILES, EDGE)
     )
+
+
+def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
+    assert tiles(4 * 65535) == list(TILES)
+    assert [tile.rows for tile in tiles(4 * 65535 + 1)] == [8, 16, 8, 16]
+    assert tiles(1_000_000)
+    with pytest.raises(Refused, match=r"benchmark\.ny=1000001"):  # else there might be none
+        cell_of("benchmark.ny=1000001")
 
 
 # Bad requests.

@@ -1,5 +1,6 @@
 """What a plan knows of a machine, with a driver that refuses some questions; and what NCCL's own files say."""
 
+import json
 import sys
 import types
 
@@ -90,6 +91,41 @@ def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
     with Sampler(tmp_path, ["GPU-0000"], "token"):
         pass
     assert summary(tmp_path) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("phases", "inside"),
+    [
+        (["build", "first step", "warm-up", "check", "timed", "compare", "held", "exchange", "limits", "exposed"], [4]),
+        (["build", "first step", "warm-up"], []),
+        (["build", "verify", "timed", "concurrent"], [2, 3]),
+        (["connect", "measure"], [1]),
+        (["build", "check", "exchange", "limits"], [2, 3]),
+        (["one rank", "all ranks"], [0, 1]),
+        (["to_device pinned", "to_host pinned all at once"], [0, 1]),
+        ([], []),
+    ],
+    ids=["throughput", "stopped", "p2p", "collectives", "exchange", "jacobi", "host_link", "nothing"],
+)
+def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, phases, inside):
+    """A phase lasts ten seconds, with a sample in its middle that has its number for a temperature; more before and after."""
+
+    def write(path, lines):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    end = 10 * len(phases)
+    said = [{"kind": "phase", "time": 10 * number, "phase": name} for number, name in enumerate(phases)]
+    write(tmp_path / "ranks" / "0.jsonl", [*said, {"kind": "result", "time": end}, {"kind": "done", "time": end + 9}])
+    write(tmp_path / "gpus.jsonl", [
+        {"kind": "sample", "time": 10 * number + 5, "gpus": [{"temperature_c": number, "reasons": 0x40}]}
+        for number in range(-1, len(phases) + 1)
+    ])  # fmt: skip
+    metrics, checks = summary(tmp_path)
+    assert checks["gpu_samples"]["samples"] == len(inside)
+    if inside:
+        assert metrics["gpu/temperature_c"] == sum(inside) / len(inside)
+        assert checks["gpu_samples"]["throttle_reasons"] == ["0x40"]
 
 
 def test_nccls_own_files_can_forbid_multicast(tmp_path):

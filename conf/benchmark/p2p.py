@@ -8,7 +8,8 @@ from conf.cell import Cell
 from conf.knobs import Refused
 
 BUFFERS = 2  # of one GPU or CPU worker: what it sends, and what others write into; a worker's second is shared memory
-ROOM_BYTES = 1 << 30  # of a GPU, for CUDA itself and for comparing what arrived
+ROOM_BYTES = 2 << 30  # of a GPU, for CUDA itself and for comparing what arrived
+SHM_ROOM_BYTES = 1 << 20  # of /dev/shm, for what else lies there
 GRAIN_BYTES = 16  # a thread of the copy kernel moves as many at once
 
 
@@ -29,7 +30,7 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     limits = {}
     if cell.device == "cpu":
         limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)
-        limits["/dev/shm"] = (shutil.disk_usage("/dev/shm").free - ROOM_BYTES // 1024) // cell.world_size
+        limits["/dev/shm"] = (shutil.disk_usage("/dev/shm").free - SHM_ROOM_BYTES) // cell.world_size
     elif memory_bytes is not None:
         limits["the smallest GPU's memory"] = (memory_bytes - ROOM_BYTES) // BUFFERS
     for where, most in limits.items():
