@@ -46,7 +46,7 @@ def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
     with _uncollected():
         study = open_study(study_folder)
-        found = study_findings(study.records)
+        found = study_findings(study.attempts)
         return tell(study, found), found
 
 

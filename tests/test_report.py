@@ -16,13 +16,13 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.findings import Estimate, Findings, Noise, Part, Waterfall
-from analysis.report import report
+from analysis.report import examine, report
 from analysis.report_finding import sentences
 from analysis.report_numbers import estimate, number
 from analysis.report_page import PAGE_ROWS, Report, markdown_page, page
 from analysis.report_rows import Level, waterfall_rows
 from analysis.report_sections import Section
-from analysis.report_study import Study, short_names
+from analysis.report_study import Study, open_study, short_names
 from analysis.report_style import colours, spread
 from analysis.report_tables import Column, Table, to_csv, to_latex, to_markdown
 
@@ -243,6 +243,34 @@ def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
     assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "tables" / "cells.csv").exists()
 
 
+def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
+    """A later failure erases nothing, and the same command on another machine is no attempt at the same cell."""
+    other = {"topology": "", "host": "other"}
+    finished, invalid = small(1, [0], 100.0), small(2, [0], 7.0, validity=INVALID)
+    failed = small(3, [0], 1.0, state="failed", metrics={}, environment={"topology": "", "versions": {}})
+    elsewhere = small(4, [0], 200.0, environment=other)
+    only_invalid = small(5, [1], 7.0, validity=INVALID)
+    later = small(6, [1], 1.0, state="failed")
+    for one in (invalid, failed, elsewhere):
+        one["cell_key"] = finished["cell_key"]
+    later["cell_key"] = only_invalid["cell_key"]
+    made = [finished, invalid, failed, elsewhere, only_invalid, later]
+    known = open_study(study(tmp_path / "study", made))
+    assert [one.record_id for one in known.records] == [one["record_id"] for one in (finished, elsewhere, only_invalid)]
+    assert [len(group) for group in known.groups] == [1, 1], "two machines are no repeats of each other"
+    told, found = examine(tmp_path / "study")
+    points = [point for curve in found.scaling.curves for point in curve.points]
+    assert {one for point in points for one in point.record_ids} == {one.record_id for one in known.usable}
+    (section,) = [one for one in told.sections if one.anchor == "validity"]
+    assert "3 other attempts at the same cells are not counted." in section.lines
+
+
+def test_ids_of_gpus_may_be_anything(tmp_path):
+    gpus = [{"id": [0], "uuid": "GPU-x", "name": "a"}, {"id": {}, "uuid": "GPU-y"}, {"uuid": "GPU-z"}]
+    folder = study(tmp_path / "study", [small(1, [0], 100.0, environment={"topology": "", "gpu": {"gpus": gpus}})])
+    assert "trains 100" in report(folder, tmp_path / "out").read_text(encoding="utf-8")
+
+
 def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for wrong in (["report", str(tmp_path / "none")], ["report", str(tmp_path / "file")],
@@ -289,7 +317,7 @@ def test_the_finding_names_the_largest_part_and_the_residual():
 
     one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
     found = Findings(waterfalls=(FALL,), noise=Noise(0.002, 3, None))
-    second = sentences(Study("s", (one,), 0, ()), found)[1].replace("\u00a0", " ")
+    second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
     assert second == (
         "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
         "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."
