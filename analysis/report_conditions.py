@@ -113,7 +113,9 @@ def validity(study: Study, found: Findings) -> Section:
     lines = [f"{count(len(study.records), 'cell')}: {listed(said)}." if study.records else "No record could be read."]
     if study.replaced:
         others = len(study.replaced)
-        lines.append(f"{count(others, 'other attempt')} at the same cells {'is' if others == 1 else 'are'} not counted.")
+        lines.append(
+            f"{count(others, 'other attempt')} at the same cells {'is' if others == 1 else 'are'} not counted."
+        )
     if len(study.machines) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.machines.items()]
         lines.append(

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -223,11 +224,11 @@ CASES = {
     "empty": ([], "no readable record"),
     "one cell": ([small(1, [0], 100.0)], "no larger subset was measured"),
     "no baseline": ([small(1, [0, 1], 100.0)], "without a usable one-GPU baseline"),
-    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "None of the 1 cell of this study gave a number"),
+    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "The one cell of this study gave no number that may be used."),
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
     "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}, "cell": {"gpus": [0]}}],
-             "none of which measured images per second"),
+             "The one usable cell of this study measured neither images per second nor a link."),
     "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
                 "trains 100"),
 }  # fmt: skip
@@ -263,6 +264,36 @@ def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     assert {one for point in points for one in point.record_ids} == {one.record_id for one in known.usable}
     (section,) = [one for one in told.sections if one.anchor == "validity"]
     assert "3 other attempts at the same cells are not counted." in section.lines
+
+
+def first_sentence(tmp_path, records):
+    told, _ = examine(study(tmp_path / "study", records))
+    return told.finding[0].replace("\u00a0", " ")
+
+
+def test_a_point_with_every_baseline_is_the_finding(tmp_path):
+    alone = [small(gpu, [gpu], 100.0) for gpu in (0, 1)]
+    said = first_sentence(tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)])
+    assert "on 2 of 4 × NVIDIA H200: 95.0 %" in said and "of 2 × the slowest member alone (weak" in said
+
+
+def test_members_that_were_not_measured_alone_are_named(tmp_path):
+    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(6, [0, 1, 2, 3], 300.0)])
+    assert "of 4 × GPU 0 alone (1,2,3 were not measured alone; weak scaling, " in said
+
+
+def test_a_suspect_point_says_so_in_the_first_sentence(tmp_path):
+    doubt = {"verdict": "suspect", "codes": {"throttled": "a clock was lowered"}, "unchecked": {}}
+    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=doubt)])
+    assert said.endswith(" a step) (suspect: throttled).")
+
+
+def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
+    made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
+    told, _ = examine(study(tmp_path / "study", made))
+    assert "images per CPU worker a step" in told.finding[0]
+    headings = {column.heading for table in told.tables for column in table.columns if column.shown}
+    assert "slowest CPU worker" in headings and not any("GPU" in heading for heading in headings)
 
 
 def test_ids_of_gpus_may_be_anything(tmp_path):
@@ -316,6 +347,7 @@ def test_the_finding_names_the_largest_part_and_the_residual():
     from benchmarks.record import Record
 
     one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
+    one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0})
     found = Findings(waterfalls=(FALL,), noise=Noise(0.002, 3, None))
     second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
     assert second == (
