@@ -17,6 +17,7 @@ from analysis.report_sections import RATE, Section, bounded, gpu_list
 from analysis.report_study import Study, hardware, mapping, middle, named, run_name
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, Value, plain
+from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
 MAPS = 6  # heat maps on the page
@@ -227,6 +228,7 @@ def cells(study: Study, found: Findings) -> Section:
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_list(record.cell["gpus"]), rate,
             middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
+            middle([record], EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,
@@ -237,7 +239,9 @@ def cells(study: Study, found: Findings) -> Section:
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share"),
             Column("exchange_ms", "exchange ms", "number", True), Column("busbw_gb_per_s", "busbw GB/s", "number"),
-            Column("exposed_ms", "exposed ms", "number", True), Column("transport", "transport"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("transport", "transport"),
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
             Column("started", "started", shown=False), Column("record_id", "record", shown=False),
         ),

@@ -18,6 +18,7 @@ from analysis.report_rows import (
 from analysis.report_study import Study, middle, named, short_names
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, plain
+from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
 STRATEGY_FIGURES = 2
@@ -199,7 +200,9 @@ def strategies(study: Study, found: Findings) -> Section:
             Column("images_per_second", "images/s", "rate", True),
             Column("exchange_ms", "exchange ms", "number", True), Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
-            Column("exposed_ms", "exposed ms", "number", True), Column("mark", "mark"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("mark", "mark"),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
@@ -239,6 +242,7 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
         label, named(first, "model"), named(first, "strategy"), gpu_list(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
         ", ".join(limits), bounded(group, "comm/exposed_ms"),
+        middle(group, EXPOSED), middle(group, DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ class Study:
     records: tuple[Record, ...]  # the one that counts of each cell
     unreadable: tuple[str, ...] = ()  # a sentence each, paths from the study's folder
     replaced: tuple[Record, ...] = ()  # attempts for which another one at the same cell counts
+    folder: Path | None = None  # where they lie
 
     @cached_property
     def usable(self) -> tuple[Record, ...]:
@@ -79,7 +80,7 @@ def open_study(folder: Path) -> Study:
     name = names.most_common(1)[0][0] if names else folder.resolve().name
     return Study(
         name, tuple(kept), tuple(_from(folder, error) for error in errors),
-        tuple(record for record in records if id(record) not in ids),
+        tuple(record for record in records if id(record) not in ids), folder,
     )  # fmt: skip
 
 

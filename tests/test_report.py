@@ -17,7 +17,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.findings import Estimate, Findings, Noise, Part, Waterfall
-from analysis.report import examine, report
+from analysis.report import FIGURES, TABLES, examine, report
 from analysis.report_finding import sentences
 from analysis.report_numbers import estimate, number
 from analysis.report_page import PAGE_ROWS, Report, markdown_page, page
@@ -311,14 +311,70 @@ def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
         assert said.out == "" and said.err.count("\n") == 1 and str(tmp_path) in said.err
 
 
-def test_a_figure_of_an_earlier_report_does_not_stay(tmp_path):
-    figures = tmp_path / "out" / "figures"
+def test_a_table_or_figure_of_an_earlier_report_does_not_stay(tmp_path):
+    figures, tables = tmp_path / "out" / "figures", tmp_path / "out" / "tables"
     figures.mkdir(parents=True)
-    for name in ("waterfall-7.svg", "mine.svg"):
-        (figures / name).write_text("")
+    tables.mkdir()
+    for old in (
+        figures / "waterfall-7.svg",
+        figures / "mine.svg",
+        tables / "mine.csv",
+        *(tables / f"jacobi.{end}" for end in ("csv", "tex")),
+    ):
+        old.write_text("")
     (tmp_path / "study").mkdir()
+    told, _ = examine(tmp_path / "study")
     report(tmp_path / "study", tmp_path / "out")
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
+    made = {f"{table.name}.{end}" for table in told.tables for end in ("csv", "tex")}
+    assert {path.name for path in tables.iterdir()} == made | {"mine.csv"}
+
+
+def test_every_table_is_known_so_that_it_does_not_stay(written):
+    assert all(TABLES.fullmatch(path.name) for path in written.glob("tables/*"))
+    assert all(FIGURES.fullmatch(path.name) for path in written.glob("figures/*"))
+
+
+HOSTILE = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50" width="100" onload="alert(1)"><title>t</title>'
+    "<style>@import url(http://x);text{fill:#20262d}.soft{fill:url(http://x)}</style><script>alert(2)</script>"
+    '<defs><pattern id="copy" width="3"/></defs><foreignObject><p>html</p></foreignObject><rect fill="url(#copy)"/>'
+    '<rect fill="url(http://x)"/><text x="1">&lt;script&gt; rank 0</text></svg>'
+)
+
+
+def test_a_traced_cell_shows_its_step_and_what_the_trace_says_of_exposure(tmp_path):
+    """Of the cell that the finding is about, without what could act on the page."""
+    traced = {"trace/exposed_ms_per_step": 0.5, "trace/exposed_disagreement_ms": -0.25}
+    made = [small(1, [0], 100.0), small(2, [0, 1], 190.0, metrics=traced)]
+    folder = study(tmp_path / "study", made)
+    for one, drawing in zip(made, ("<svg", HOSTILE), strict=True):
+        (folder / one["record_id"] / "profile").mkdir()
+        (folder / one["record_id"] / "profile" / "timeline.svg").write_text(drawing)
+    text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r'<svg[^>]*timeline-1-drawing".*?</svg>', text)
+    ET.fromstring(drawn)
+    assert (
+        "&lt;script&gt; rank 0" in drawn and 'id="timeline-1-copy"' in drawn and 'fill="url(#timeline-1-copy)"' in drawn
+    )
+    assert "#timeline-1-drawing text" in drawn and "fill:#20262d" in drawn
+    for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
+        assert word not in drawn
+    assert (tmp_path / "out" / "figures" / "timeline-1.svg").exists()
+    for name in ("strategies", "cells"):
+        row = list(csv.DictReader((tmp_path / "out" / "tables" / f"{name}.csv").open(encoding="utf-8")))[-1]
+        assert (row["exposed_by_trace_ms"], row["difference_ms"]) == ("0.5", "-0.25")
+
+
+@pytest.mark.parametrize(
+    "drawing", ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2000/svg"/>', "\x00"]
+)
+def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
+    folder = study(tmp_path / "study", [small(1, [0], 100.0)])
+    (folder / f"{1:032x}" / "profile").mkdir()
+    (folder / f"{1:032x}" / "profile" / "timeline.svg").write_text(drawing)
+    told, _ = examine(folder)
+    assert "traces" not in [section.anchor for section in told.sections]
 
 
 FALL = Waterfall(
