@@ -69,7 +69,8 @@ def scaling(study: Study, found: Findings) -> Section:
     table = Table(
         "points", "Every subset, with 95 % intervals; efficiency and speed-up are over the slowest member alone.",
         (
-            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)), Column("world_size", "n", "count"),
+            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
+            Column("world_size", "n", "count"),
             Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
             Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
@@ -193,12 +194,14 @@ def strategies(study: Study, found: Findings) -> Section:
     unit = unit_of(study)
     table = Table(
         "strategies",
-        f"Sets of equal cells on several {unit}, medians over runs. GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange.",
+        f"Sets of equal cells on several {unit}, medians over runs. "
+        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange.",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
             Column("images_per_second", "images/s", "rate", True),
-            Column("exchange_ms", "exchange ms", "number", True), Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
+            Column("exchange_ms", "exchange ms", "number", True),
+            Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
             Column("exposed_ms", "exposed ms", "number", True),
             Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),

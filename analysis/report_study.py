@@ -54,11 +54,12 @@ class Study:
 
     @cached_property
     def groups(self) -> tuple[tuple[Record, ...], ...]:
-        """Usable records by equal cells of one machine and software, whose repeat alone differs; in order of their first start."""
-        found: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+        """Usable records by equal cells of one machine and software, whose repeat alone differs; the first started first."""
+        found: dict[tuple[str, tuple[str, ...]], list[Record]] = defaultdict(list)
         machines = Machines()
         for record in self.usable:
-            found[cell_without_repeat(record), *surroundings(record, machines).values()].append(record)
+            around = tuple(surroundings(record, machines).values())
+            found[cell_without_repeat(record), around].append(record)
         return tuple(tuple(group) for group in found.values())
 
     @cached_property
@@ -99,7 +100,7 @@ def counting(records: Iterable[Record]) -> list[Record]:
         # What failed may not know the software that it ran on.
         cell = (record.cell_key, record.drift, around["machine"])
         if record.usable:
-            usable[*cell, *around.values()] = record
+            usable[cell, tuple(around.values())] = record
             measured.add(cell)
         elif cell not in others or record.state == "finished" or others[cell].state != "finished":
             others[cell] = record
