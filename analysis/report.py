@@ -25,14 +25,19 @@ from analysis.report_sections import Section, comparisons, few, scaling, sentenc
 from analysis.report_study import Study, hardware, named, open_study
 from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
+from analysis.report_trace import traces
 from analysis.study_findings import study_findings
 
-OF_TRAINING = (scaling, waterfall, wires, strategies, comparisons)
+OF_TRAINING = (scaling, waterfall, wires, strategies, traces, comparisons)
 SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
-    scaling, waterfall, wires, machine, measured, strategies, comparisons, validity, environment, commands, cells,
+    scaling, waterfall, wires, machine, measured, strategies, traces, comparisons, validity, environment, commands, cells,
 )  # fmt: skip
 FIGURES = re.compile(
-    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives)(-\d+)?\.(svg|pdf)"
+    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives|timeline)(-\d+)?\.(svg|pdf)"
+)
+TABLES = re.compile(
+    r"(points|fits|waterfall|wires|worth|strategies|comparisons|excluded|remarks|unchecked|environment|cells|host_links"
+    r"|collectives|contention|jacobi)\.(csv|tex)"
 )
 
 
@@ -46,7 +51,7 @@ def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
     with _uncollected():
         study = open_study(study_folder)
-        found = study_findings(study.records)
+        found = study_findings(study.attempts)
         return tell(study, found), found
 
 
@@ -93,20 +98,22 @@ def _setting(study: Study) -> str:
 
 
 def write(told: Report, folder: Path) -> Path:
-    """Write every file of a report; figures of an earlier one are removed. Raises OSError."""
+    """Write every file of a report; tables and figures of an earlier one are removed. Raises OSError."""
     tables, figures = folder / "tables", folder / "figures"
     for one in (tables, figures):
         one.mkdir(parents=True, exist_ok=True)
-    for old in figures.iterdir():
-        if FIGURES.fullmatch(old.name):
-            old.unlink()
+    for of, known in ((tables, TABLES), (figures, FIGURES)):
+        for old in of.iterdir():
+            if known.fullmatch(old.name):
+                old.unlink()
     for section in told.sections:
         for table in section.tables:
             (tables / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
             (tables / f"{table.name}.tex").write_text(to_latex(table), encoding="utf-8")
         for picture in section.pictures:
             (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
-            (figures / f"{picture.name}.pdf").write_bytes(picture.pdf)
+            if picture.pdf:
+                (figures / f"{picture.name}.pdf").write_bytes(picture.pdf)
     (folder / "report.md").write_text(markdown_page(told), encoding="utf-8")
     index = folder / "index.html"
     index.write_text(page(told), encoding="utf-8")

@@ -17,6 +17,7 @@ from analysis.report_sections import RATE, Section, bounded, gpu_list
 from analysis.report_study import Study, hardware, mapping, middle, named, run_name
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, Value, plain
+from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
 MAPS = 6  # heat maps on the page
@@ -111,9 +112,10 @@ def validity(study: Study, found: Findings) -> Section:
         f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
     ]
     lines = [f"{count(len(study.records), 'cell')}: {listed(said)}." if study.records else "No record could be read."]
-    if study.earlier:
+    if study.replaced:
+        others = len(study.replaced)
         lines.append(
-            f"{count(study.earlier, 'earlier attempt')} at the same cells {'is' if study.earlier == 1 else 'are'} not counted."
+            f"{count(others, 'other attempt')} at the same cells {'is' if others == 1 else 'are'} not counted."
         )
     if len(study.machines) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.machines.items()]
@@ -226,6 +228,7 @@ def cells(study: Study, found: Findings) -> Section:
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_list(record.cell["gpus"]), rate,
             middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
+            middle([record], EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,
@@ -236,7 +239,9 @@ def cells(study: Study, found: Findings) -> Section:
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share"),
             Column("exchange_ms", "exchange ms", "number", True), Column("busbw_gb_per_s", "busbw GB/s", "number"),
-            Column("exposed_ms", "exposed ms", "number", True), Column("transport", "transport"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("transport", "transport"),
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
             Column("started", "started", shown=False), Column("record_id", "record", shown=False),
         ),

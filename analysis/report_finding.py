@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from analysis.findings import Curve, Estimate, Findings, Noise, Point, Waterfall
 from analysis.report_curves import unit_of
+from analysis.report_links import nothing
 from analysis.report_links import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
+from analysis.report_sections import RATE, gpu_list
 from analysis.report_study import BETWEEN, Study, hardware, middle, named, short_names
 from analysis.report_tables import plain
 from benchmarks.record import Record
@@ -15,14 +17,14 @@ def sentences(study: Study, found: Findings) -> list[str]:
     """Three, whatever the study holds; one that cannot be said says so and what would let it."""
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
-    if not study.trains:
+    if not study.trains or (study.usable and middle(study.usable, RATE) is None):
         return links(study)
-    headline = _headline(study, found.scaling.curves)
+    headline = main_point(study, found.scaling.curves)
     return [_scale(study, headline), _why(study, found, headline), _differences(found)]
 
 
-def _headline(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
-    """The point that a study is about: one that exchanges, with an efficiency, of most GPUs, the fastest."""
+def main_point(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
+    """The point that a study is about: one that exchanges, with an efficiency over every member, of most GPUs, the fastest."""
 
     def exchanges(point: Point) -> bool:
         return any(named(study.by_id[one], "strategy") != "none" for one in point.record_ids if one in study.by_id)
@@ -33,6 +35,7 @@ def _headline(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | No
         key=lambda pair: (
             exchanges(pair[1]),
             pair[1].efficiency is not None and pair[1].world_size > 1,
+            not pair[1].without_baseline,
             not pair[1].suspect,
             pair[1].world_size,
             pair[1].rate.value,
@@ -43,21 +46,32 @@ def _headline(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | No
 
 def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
     if headline is None:
-        if study.usable:
-            return f"{count(len(study.usable), 'cell')} finished, none of which measured images per second."
-        return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
+        return nothing(study)
     curve, point = headline
     first = next((study.by_id[one] for one in point.record_ids if one in study.by_id), study.records[0])
     said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
+    unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
     if point.world_size == 1:
-        return f"{said}; no larger subset was measured, so nothing is said of scaling."
+        return f"{said}; no larger subset was measured, so nothing is said of scaling{doubt}."
     if point.efficiency is None:
-        return f"{said}; without a usable one-GPU baseline (gpus=each) its efficiency is not known."
-    batch = "per GPU" if curve.kind == "weak" else "on each"
+        return f"{said}; without a usable one-{unit} baseline (gpus=each) its efficiency is not known{doubt}."
+    batch = f"per {unit}" if curve.kind == "weak" else "on each"
+    alone, others = "the slowest member", ""
+    if point.without_baseline:
+        were = "was" if len(point.without_baseline) == 1 else "were"
+        alone = f"{unit} {point.slowest}"
+        others = f"{gpu_list(point.without_baseline)} {were} not measured alone; "
     return (
-        f"{said}: {estimate(point.efficiency, 'share')} of {point.world_size} × the slowest member alone "
-        f"({curve.kind} scaling, {point.batch_size:,} images {batch} a step)."
+        f"{said}: {estimate(point.efficiency, 'share')} of {point.world_size} × {alone} alone "
+        f"({others}{curve.kind} scaling, {point.batch_size:,} images {batch} a step){doubt}."
     )
+
+
+def _doubt(study: Study, point: Point) -> str:
+    """` (suspect: clocks)` with the codes of the point's suspect records; empty where nothing casts doubt on it."""
+    records = (study.by_id[one] for one in point.record_ids if one in study.by_id)
+    codes = dict.fromkeys(code for one in records if one.validity.verdict == "suspect" for code in one.validity.codes)
+    return f" (suspect: {plain(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
 
 
 def _what(curve: Curve, first: Record) -> str:

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings import Findings
-from analysis.report_numbers import count, number
+from analysis.report_curves import unit_of
+from analysis.report_numbers import count, listed, number
 from analysis.report_sections import Section, bounded, gpu_list
-from analysis.report_study import Study, mapping, named, run_name, short_names
+from analysis.report_study import Study, mapping, middle, named, run_name, short_names
 from analysis.report_style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report_tables import Column, Table, plain
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
+SENTENCES = 3  # of the first screen
 HOST = {
     "to_device": "host to device",
     "to_host": "device to host",
@@ -36,14 +38,17 @@ UNITS = {"_gb_per_s": " GB/s", "_us": " µs", "seconds": " s"}  # by the end of 
 
 
 def sentences(study: Study) -> list[str]:
-    """The first number of each benchmark, on most devices, three benchmarks at most; for a study that trains nothing."""
+    """The first number of each benchmark, on most devices, and every strategy of the exchange alone; three at most.
+
+    For a study in which no usable cell counts images.
+    """
     largest: dict[str, Record] = {}
     for record in study.usable:
         name = named(record, "benchmark")
         if name not in largest or len(record.cell["gpus"]) > len(largest[name].cell["gpus"]):
             largest[name] = record
-    said = []
-    for name, record in list(largest.items())[:3]:
+    said = _exchanges(study)
+    for name, record in largest.items():
         first = next((metric for metric in record.metrics if metric.startswith(f"{name}/")), None)
         if first is not None:
             label = first.removeprefix(f"{name}/")
@@ -53,7 +58,42 @@ def sentences(study: Study) -> list[str]:
             said.append(
                 f"{plain(run_name(record))}: {words} {number(record.metrics[first], kind)}{UNITS.get(end, '')}."
             )
-    return said or [f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."]
+    return said[:SENTENCES] or [nothing(study)]
+
+
+def _exchanges(study: Study) -> list[str]:
+    """What benchmark=exchange measured on most devices: a sentence for each model, its strategies from the fastest on."""
+    groups = [group for group in study.groups if named(group[0], "benchmark") == "exchange"]
+    timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
+    most = max((len(group[0].cell["gpus"]) for _, group in timed), default=0)
+    timed = [(ms, group) for ms, group in timed if len(group[0].cell["gpus"]) == most]
+    names = short_names(group[0].name for _, group in timed)
+    said = []
+    for model in sorted({named(group[0], "model") for _, group in timed}):
+        parts = []
+        for ms, group in sorted(timed, key=lambda pair: pair[0]):
+            if named(group[0], "model") == model:
+                name = plain(names[group[0].name] if len(timed) > 1 else named(group[0], "strategy"), 80)
+                busbw = middle(group, "comm/busbw_gb_per_s")
+                parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
+        on = f"{most} {unit_of(study)}" if most > 1 else unit_of(study).removesuffix("s")
+        (name, time), *others = parts
+        if others:
+            time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], 4)}"
+        said.append(f"The exchange of {plain(model, 80)} on {on}: {name} {time}.")
+    return said
+
+
+def nothing(study: Study) -> str:
+    """That no cell gave a number for the first screen."""
+    if study.usable:
+        cells = count(len(study.usable), "usable cell")
+        if len(study.usable) == 1:
+            return "The one usable cell of this study measured neither images per second nor a link."
+        return f"None of the {cells} of this study measured images per second or a link."
+    if len(study.records) == 1:
+        return "The one cell of this study gave no number that may be used."
+    return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
 
 
 def _of(study: Study, benchmark: str) -> list[Record]:
@@ -89,7 +129,7 @@ def _host(study: Study) -> Table:
     return Table(
         "host_links", "Copies between the host and the devices, and in the host's memory, GB/s.",
         (
-            Column("gpus", "GPUs"), Column("operation", "operation"), Column("memory", "memory"),
+            Column("gpus", unit_of(study)), Column("operation", "operation"), Column("memory", "memory"),
             Column("at_once", "at once", "count"), Column("slowest_gb_per_s", "slowest", "number"),
             Column("fastest_gb_per_s", "fastest", "number"), Column("sum_gb_per_s", "sum", "number"),
         ),
@@ -197,7 +237,8 @@ def _together(study: Study) -> Table:
     return Table(
         "contention", "Copies at the same time: GB/s of all, and what the worst-off copy keeps of its rate alone.",
         (
-            Column("gpus", "GPUs"), Column("pattern", "pattern"), Column("number", "round or GPU", "count"),
+            Column("gpus", unit_of(study)), Column("pattern", "pattern"),
+            Column("number", f"round or {unit_of(study).removesuffix('s')}", "count"),
             Column("copies", "copies", "count"), Column("total_gb_per_s", "GB/s", "number"),
             Column("kept", "kept", "share"),
         ),
@@ -216,7 +257,7 @@ def _halo(study: Study) -> Table:
 
     found: Sequence[Record] = _of(study, "jacobi")
     return Table(
-        "jacobi", "Halo exchange, strong scaling; the stencil's bytes on one GPU as a rate, and as a share of a copy's.",
+        "jacobi", "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a share of a copy's.",
         (
             Column("cell", "cell"), Column("gpus", "GPUs", shown=False), Column("one_gpu_seconds", "one, s", "number"),
             Column("seconds", "all, s", "number"), Column("speedup", "speed-up", "ratio"),

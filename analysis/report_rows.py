@@ -42,12 +42,13 @@ def waterfall_rows(one: Waterfall) -> list[Level | Part]:
     ]
 
 
-def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str]) -> Iterator[Picture]:
+def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str) -> Iterator[Picture]:
     """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         gpus = ",".join(map(str, one.gpus))
         more = _more(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
-        caption = f"{plain(names[one.label])}, GPUs {gpus}: from {len(one.gpus)} × the slowest GPU alone to the measured rate."
+        slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
+        caption = f"{plain(names[one.label])}, {unit} {gpus}: from {slowest} to the measured rate."
         yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
 
 

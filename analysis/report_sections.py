@@ -18,6 +18,7 @@ from analysis.report_rows import (
 from analysis.report_study import Study, middle, named, short_names
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, plain
+from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
 STRATEGY_FIGURES = 2
@@ -56,7 +57,7 @@ def gpu_list(gpus: Sequence[int]) -> str:
 
 def scaling(study: Study, found: Findings) -> Section:
     """Curves, their points, the fits, and what was not compared."""
-    curves = found.scaling.curves
+    curves, one = found.scaling.curves, unit_of(study).removesuffix("s")
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     rows = tuple(
         (
@@ -68,10 +69,11 @@ def scaling(study: Study, found: Findings) -> Section:
     table = Table(
         "points", "Every subset, with 95 % intervals; efficiency and speed-up are over the slowest member alone.",
         (
-            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", "GPUs"), Column("world_size", "n", "count"),
+            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
+            Column("world_size", "n", "count"),
             Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
             Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
-            Column("slowest", "slowest GPU", "count"), Column("speedup", "speed-up", "ratio", True),
+            Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
             Column("efficiency", "efficiency", "share", True), Column("without_baseline", "not measured alone"),
             Column("mark", "mark"),
         ),
@@ -113,16 +115,22 @@ def waterfall(study: Study, found: Findings) -> Section:
     table = Table(
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
         (
-            Column("cell", "cell"), Column("gpus", "GPUs"), Column("part", "part"),
+            Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
         ),
         tuple(rows),
     )  # fmt: skip
     lines = []
     if not rows:
-        lines.append("Not told: it takes the control cells that waterfall=true adds to a sweep.")
+        rates = middle(study.usable, RATE) is not None or not study.usable
+        adds = "it takes the control cells that waterfall=true adds to a sweep"
+        lines.append(f"Not told: {adds if rates else 'no usable cell measured images per second'}.")
     return Section(
-        "waterfall", "Where the rate goes", tuple(lines), tuple(waterfall_figures(found.waterfalls, names)), (table,)
+        "waterfall",
+        "Where the rate goes",
+        tuple(lines),
+        tuple(waterfall_figures(found.waterfalls, names, unit_of(study))),
+        (table,),
     )
 
 
@@ -146,7 +154,7 @@ def wires(study: Study, found: Findings) -> Section:
     table = Table(
         "wires", "Each subset's exchange (busbw) beside its worst link and the peer copy measured over it.",
         (
-            Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", "GPUs"),
+            Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
             Column("exchange_gb_per_s", "exchange GB/s", "number"),
             Column("p2p_gb_per_s", "peer copy GB/s", "number"), Column("efficiency", "efficiency", "share"),
@@ -154,18 +162,19 @@ def wires(study: Study, found: Findings) -> Section:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
+    one = unit_of(study).removesuffix("s")
     worth = Table(
-        "worth", "What a link is worth: images per second and GPU lost with a class instead of the best one.",
+        "worth", f"What a link is worth: images per second and {one} lost with a class instead of the best one.",
         (
             Column("cell", "cell"), Column("strategy", "strategy"), Column("link_class", "link class"),
-            Column("lost", "lost images/s per GPU", "number", True), Column("gradient_bytes", "gradient bytes", "count"),
+            Column("lost", f"lost images/s per {one}", "number", True), Column("gradient_bytes", "gradient bytes", "count"),
             Column("batch_size", "batch", "count"),
         ),
         tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in found.worth),
     )  # fmt: skip
     lines = few(sentence(w.stands_out) for w in found.wires if w.stands_out)
     if not rows:
-        lines.append("No cell of several GPUs with known links measured its exchange.")
+        lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
     return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth))
 
 
@@ -182,20 +191,25 @@ def strategies(study: Study, found: Findings) -> Section:
         _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
         for group, label in zip(groups, labels, strict=True)
     ]
+    unit = unit_of(study)
     table = Table(
         "strategies",
-        "Sets of equal cells on several GPUs, medians over runs. GB/s per GPU is gradient bytes · 2(n−1)/n ÷ exchange.",
+        f"Sets of equal cells on several {unit}, medians over runs. "
+        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange.",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
-            Column("gpus", "GPUs"), Column("runs", "runs", "count"),
+            Column("gpus", unit), Column("runs", "runs", "count"),
             Column("images_per_second", "images/s", "rate", True),
-            Column("exchange_ms", "exchange ms", "number", True), Column("gb_per_second_per_gpu", "GB/s per GPU", "number"),
+            Column("exchange_ms", "exchange ms", "number", True),
+            Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
             Column("of_limit", "of limit", "share"), Column("limit", "limit"),
-            Column("exposed_ms", "exposed ms", "number", True), Column("mark", "mark"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("mark", "mark"),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = () if rows else ("No usable cell ran on several GPUs.",)
+    lines = () if rows else (f"No usable cell ran on several {unit}.",)
     return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
 
 
@@ -231,6 +245,7 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
         label, named(first, "model"), named(first, "strategy"), gpu_list(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
         ", ".join(limits), bounded(group, "comm/exposed_ms"),
+        middle(group, EXPOSED), middle(group, DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip
 

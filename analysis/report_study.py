@@ -1,4 +1,4 @@
-"""What a report is made of: the newest record of every cell of a study, what could not be read, and what they agree in."""
+"""What a report is made of: the record that counts of every cell of a study, what could not be read, and what they agree in."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from analysis.baselines import INCIDENTAL
+from analysis.surroundings import Machines, surroundings
 from benchmarks.record import Record, RecordError, read_study
 
 BETWEEN = " · "  # the parts of a name
@@ -21,9 +22,10 @@ class Study:
     """The records of one folder, in order of their start."""
 
     name: str
-    records: tuple[Record, ...]  # the newest of each cell
-    earlier: int  # attempts that a newer one replaced
-    unreadable: tuple[str, ...]  # a sentence each, paths from the study's folder
+    records: tuple[Record, ...]  # the one that counts of each cell
+    unreadable: tuple[str, ...] = ()  # a sentence each, paths from the study's folder
+    replaced: tuple[Record, ...] = ()  # attempts for which another one at the same cell counts
+    folder: Path | None = None  # where they lie
 
     @cached_property
     def usable(self) -> tuple[Record, ...]:
@@ -45,12 +47,19 @@ class Study:
         """{record_id: record}."""
         return {record.record_id: record for record in self.records}
 
+    @property
+    def attempts(self) -> tuple[Record, ...]:
+        """Every readable record: findings choose among them by the same rule."""
+        return self.records + self.replaced
+
     @cached_property
     def groups(self) -> tuple[tuple[Record, ...], ...]:
-        """Usable records by equal cells, whose repeat alone differs; in order of their first start."""
-        found: dict[str, list[Record]] = defaultdict(list)
+        """Usable records by equal cells of one machine and software, whose repeat alone differs; the first started first."""
+        found: dict[tuple[str, tuple[str, ...]], list[Record]] = defaultdict(list)
+        machines = Machines()
         for record in self.usable:
-            found[cell_without_repeat(record)].append(record)
+            around = tuple(surroundings(record, machines).values())
+            found[cell_without_repeat(record), around].append(record)
         return tuple(tuple(group) for group in found.values())
 
     @cached_property
@@ -66,11 +75,41 @@ def open_study(folder: Path) -> Study:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
     records, errors = read_study(folder)
-    newest = {(record.cell_key, record.drift): record for record in records}
-    kept = sorted(newest.values(), key=lambda record: (record.started_at, record.record_id))
+    kept = counting(records)
+    ids = {id(record) for record in kept}
     names = Counter(record.study for record in kept)
     name = names.most_common(1)[0][0] if names else folder.resolve().name
-    return Study(name, tuple(kept), len(records) - len(kept), tuple(_from(folder, error) for error in errors))
+    return Study(
+        name, tuple(kept), tuple(_from(folder, error) for error in errors),
+        tuple(record for record in records if id(record) not in ids), folder,
+    )  # fmt: skip
+
+
+def counting(records: Iterable[Record]) -> list[Record]:
+    """The attempt that counts of every cell, in order of their start.
+
+    It is the last usable one, of each machine and software (as in analysis.runs.gather); on a machine where none is, the
+    last finished one, else the last.
+    """
+    machines = Machines()
+    usable: dict[tuple[Any, ...], Record] = {}
+    others: dict[tuple[Any, ...], Record] = {}
+    measured: set[tuple[Any, ...]] = set()
+    for record in sorted(records, key=_started):
+        around = surroundings(record, machines)
+        # What failed may not know the software that it ran on.
+        cell = (record.cell_key, record.drift, around["machine"])
+        if record.usable:
+            usable[cell, tuple(around.values())] = record
+            measured.add(cell)
+        elif cell not in others or record.state == "finished" or others[cell].state != "finished":
+            others[cell] = record
+    rest = [record for cell, record in others.items() if cell not in measured]
+    return sorted([*usable.values(), *rest], key=_started)
+
+
+def _started(record: Record) -> tuple[float, str]:
+    return record.started_at, record.record_id
 
 
 def _from(folder: Path, error: RecordError) -> str:

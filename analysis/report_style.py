@@ -50,8 +50,9 @@ class Picture:
     name: str
     caption: str
     svg: str  # a file of its own
-    pdf: bytes
+    pdf: bytes  # empty: there is no such file
     card: bool = False  # keeps the colours of paper on the page too
+    wide: bool = False  # takes the whole width of the page
 
     @property
     def inline(self) -> str:

@@ -33,7 +33,7 @@ def _uuids(record: Record) -> dict[int, str]:
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     planned = record.environment.get("planned_uuids")
     mine = dict(zip(record.cell["gpus"], planned, strict=False)) if isinstance(planned, list) else {}
-    return {one["id"]: str(one["uuid"]) for one in known if "id" in one and "uuid" in one} | mine
+    return {one["id"]: str(one["uuid"]) for one in known if type(one.get("id")) is int and "uuid" in one} | mine
 
 
 def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

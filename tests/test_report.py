@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -16,13 +17,13 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.findings import Estimate, Findings, Noise, Part, Waterfall
-from analysis.report import report
+from analysis.report import FIGURES, TABLES, examine, report
 from analysis.report_finding import sentences
 from analysis.report_numbers import estimate, number
 from analysis.report_page import PAGE_ROWS, Report, markdown_page, page
 from analysis.report_rows import Level, waterfall_rows
 from analysis.report_sections import Section
-from analysis.report_study import Study, short_names
+from analysis.report_study import Study, open_study, short_names
 from analysis.report_style import colours, spread
 from analysis.report_tables import Column, Table, to_csv, to_latex, to_markdown
 
@@ -223,11 +224,11 @@ CASES = {
     "empty": ([], "no readable record"),
     "one cell": ([small(1, [0], 100.0)], "no larger subset was measured"),
     "no baseline": ([small(1, [0, 1], 100.0)], "without a usable one-GPU baseline"),
-    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "None of the 1 cell of this study gave a number"),
+    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "The one cell of this study gave no number that may be used."),
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
     "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}, "cell": {"gpus": [0]}}],
-             "none of which measured images per second"),
+             "The one usable cell of this study measured neither images per second nor a link."),
     "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
                 "trains 100"),
 }  # fmt: skip
@@ -243,6 +244,64 @@ def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
     assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "tables" / "cells.csv").exists()
 
 
+def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
+    """A later failure erases nothing, and the same command on another machine is no attempt at the same cell."""
+    other = {"topology": "", "host": "other"}
+    finished, invalid = small(1, [0], 100.0), small(2, [0], 7.0, validity=INVALID)
+    failed = small(3, [0], 1.0, state="failed", metrics={}, environment={"topology": "", "versions": {}})
+    elsewhere = small(4, [0], 200.0, environment=other)
+    only_invalid = small(5, [1], 7.0, validity=INVALID)
+    later = small(6, [1], 1.0, state="failed")
+    for one in (invalid, failed, elsewhere):
+        one["cell_key"] = finished["cell_key"]
+    later["cell_key"] = only_invalid["cell_key"]
+    made = [finished, invalid, failed, elsewhere, only_invalid, later]
+    known = open_study(study(tmp_path / "study", made))
+    assert [one.record_id for one in known.records] == [one["record_id"] for one in (finished, elsewhere, only_invalid)]
+    assert [len(group) for group in known.groups] == [1, 1], "two machines are no repeats of each other"
+    told, found = examine(tmp_path / "study")
+    points = [point for curve in found.scaling.curves for point in curve.points]
+    assert {one for point in points for one in point.record_ids} == {one.record_id for one in known.usable}
+    (section,) = [one for one in told.sections if one.anchor == "validity"]
+    assert "3 other attempts at the same cells are not counted." in section.lines
+
+
+def first_sentence(tmp_path, records):
+    told, _ = examine(study(tmp_path / "study", records))
+    return told.finding[0].replace("\u00a0", " ")
+
+
+def test_a_point_with_every_baseline_is_the_finding(tmp_path):
+    alone = [small(gpu, [gpu], 100.0) for gpu in (0, 1)]
+    said = first_sentence(tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)])
+    assert "on 2 of 4 × NVIDIA H200: 95.0 %" in said and "of 2 × the slowest member alone (weak" in said
+
+
+def test_members_that_were_not_measured_alone_are_named(tmp_path):
+    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(6, [0, 1, 2, 3], 300.0)])
+    assert "of 4 × GPU 0 alone (1,2,3 were not measured alone; weak scaling, " in said
+
+
+def test_a_suspect_point_says_so_in_the_first_sentence(tmp_path):
+    doubt = {"verdict": "suspect", "codes": {"throttled": "a clock was lowered"}, "unchecked": {}}
+    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=doubt)])
+    assert said.endswith(" a step) (suspect: throttled).")
+
+
+def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
+    made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
+    told, _ = examine(study(tmp_path / "study", made))
+    assert "images per CPU worker a step" in told.finding[0]
+    headings = {column.heading for table in told.tables for column in table.columns if column.shown}
+    assert "slowest CPU worker" in headings and not any("GPU" in heading for heading in headings)
+
+
+def test_ids_of_gpus_may_be_anything(tmp_path):
+    gpus = [{"id": [0], "uuid": "GPU-x", "name": "a"}, {"id": {}, "uuid": "GPU-y"}, {"uuid": "GPU-z"}]
+    folder = study(tmp_path / "study", [small(1, [0], 100.0, environment={"topology": "", "gpu": {"gpus": gpus}})])
+    assert "trains 100" in report(folder, tmp_path / "out").read_text(encoding="utf-8")
+
+
 def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for wrong in (["report", str(tmp_path / "none")], ["report", str(tmp_path / "file")],
@@ -252,14 +311,70 @@ def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
         assert said.out == "" and said.err.count("\n") == 1 and str(tmp_path) in said.err
 
 
-def test_a_figure_of_an_earlier_report_does_not_stay(tmp_path):
-    figures = tmp_path / "out" / "figures"
+def test_a_table_or_figure_of_an_earlier_report_does_not_stay(tmp_path):
+    figures, tables = tmp_path / "out" / "figures", tmp_path / "out" / "tables"
     figures.mkdir(parents=True)
-    for name in ("waterfall-7.svg", "mine.svg"):
-        (figures / name).write_text("")
+    tables.mkdir()
+    for old in (
+        figures / "waterfall-7.svg",
+        figures / "mine.svg",
+        tables / "mine.csv",
+        *(tables / f"jacobi.{end}" for end in ("csv", "tex")),
+    ):
+        old.write_text("")
     (tmp_path / "study").mkdir()
+    told, _ = examine(tmp_path / "study")
     report(tmp_path / "study", tmp_path / "out")
     assert [path.name for path in figures.iterdir()] == ["mine.svg"]
+    made = {f"{table.name}.{end}" for table in told.tables for end in ("csv", "tex")}
+    assert {path.name for path in tables.iterdir()} == made | {"mine.csv"}
+
+
+def test_every_table_is_known_so_that_it_does_not_stay(written):
+    assert all(TABLES.fullmatch(path.name) for path in written.glob("tables/*"))
+    assert all(FIGURES.fullmatch(path.name) for path in written.glob("figures/*"))
+
+
+HOSTILE = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50" width="100" onload="alert(1)"><title>t</title>'
+    "<style>@import url(http://x);text{fill:#20262d}.soft{fill:url(http://x)}</style><script>alert(2)</script>"
+    '<defs><pattern id="copy" width="3"/></defs><foreignObject><p>html</p></foreignObject><rect fill="url(#copy)"/>'
+    '<rect fill="url(http://x)"/><text x="1">&lt;script&gt; rank 0</text></svg>'
+)
+
+
+def test_a_traced_cell_shows_its_step_and_what_the_trace_says_of_exposure(tmp_path):
+    """Of the cell that the finding is about, without what could act on the page."""
+    traced = {"trace/exposed_ms_per_step": 0.5, "trace/exposed_disagreement_ms": -0.25}
+    made = [small(1, [0], 100.0), small(2, [0, 1], 190.0, metrics=traced)]
+    folder = study(tmp_path / "study", made)
+    for one, drawing in zip(made, ("<svg", HOSTILE), strict=True):
+        (folder / one["record_id"] / "profile").mkdir()
+        (folder / one["record_id"] / "profile" / "timeline.svg").write_text(drawing)
+    text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r'<svg[^>]*timeline-1-drawing".*?</svg>', text)
+    ET.fromstring(drawn)
+    assert (
+        "&lt;script&gt; rank 0" in drawn and 'id="timeline-1-copy"' in drawn and 'fill="url(#timeline-1-copy)"' in drawn
+    )
+    assert "#timeline-1-drawing text" in drawn and "fill:#20262d" in drawn
+    for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
+        assert word not in drawn
+    assert (tmp_path / "out" / "figures" / "timeline-1.svg").exists()
+    for name in ("strategies", "cells"):
+        row = list(csv.DictReader((tmp_path / "out" / "tables" / f"{name}.csv").open(encoding="utf-8")))[-1]
+        assert (row["exposed_by_trace_ms"], row["difference_ms"]) == ("0.5", "-0.25")
+
+
+@pytest.mark.parametrize(
+    "drawing", ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2000/svg"/>', "\x00"]
+)
+def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
+    folder = study(tmp_path / "study", [small(1, [0], 100.0)])
+    (folder / f"{1:032x}" / "profile").mkdir()
+    (folder / f"{1:032x}" / "profile" / "timeline.svg").write_text(drawing)
+    told, _ = examine(folder)
+    assert "traces" not in [section.anchor for section in told.sections]
 
 
 FALL = Waterfall(
@@ -288,8 +403,9 @@ def test_the_finding_names_the_largest_part_and_the_residual():
     from benchmarks.record import Record
 
     one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
+    one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0})
     found = Findings(waterfalls=(FALL,), noise=Noise(0.002, 3, None))
-    second = sentences(Study("s", (one,), 0, ()), found)[1].replace("\u00a0", " ")
+    second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
     assert second == (
         "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
         "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."

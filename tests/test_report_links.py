@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_report import EVIL, record, study
 
-from analysis.report import report
+from analysis.report import examine, report
 from analysis.report_links import measured, sentences
 from analysis.report_study import open_study
 from analysis.report_style import style, within
@@ -66,6 +66,26 @@ def test_the_first_numbers_are_the_finding(written):
     page = written[1].read_text()
     assert "all both 60.0 GB/s" in page
     assert 'id="scaling"' not in page and 'id="waterfall"' not in page, "nothing was trained"
+
+
+def exchange(number, strategy, gpus, ms, busbw):
+    made = record(number, gpus, 1.0, strategy=strategy, cell={"benchmark": {"name": "exchange"}})
+    return made | {"metrics": {"comm/exchange_ms": ms, "comm/busbw_gb_per_s": busbw}, "schema_version": 2}
+
+
+def test_the_exchange_alone_tells_every_strategy_from_the_fastest_on(tmp_path):
+    made = [
+        exchange(1, "slow", [0, 1, 2], 4.0, 20.0),
+        exchange(2, "fast", [0, 1, 2], 1.0, 80.0),
+        exchange(3, "fast", [0, 1], 0.5, 90.0),
+    ]
+    told, _ = examine(study(tmp_path / "exchange", made))
+    assert [line.replace("\u00a0", " ") for line in told.finding] == [
+        "The exchange of resnet50 on 3 GPUs: fast is the fastest with 1.00 ms (80.0 GB/s busbw); "
+        "then slow 4.00 ms (20.0 GB/s busbw)."
+    ]
+    assert not any("waterfall=true" in line for line in [*told.finding, *told.unsaid])
+    assert not any("waterfall=true" in line for section in told.sections for line in section.lines)
 
 
 def test_every_table_has_its_numbers_and_no_other(written):
