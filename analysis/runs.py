@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.baselines import RATE, flat, text
+from analysis.baselines import RATE, flat
 from analysis.estimates import Sample, sample
 from analysis.surroundings import SURROUNDINGS, Machines, part, surroundings
 from benchmarks.record import Record
@@ -156,7 +156,7 @@ def gather(records: Iterable[Record]) -> Gathered:
         if not record.usable:
             excluded.append((record, _why(record)))
             continue
-        attempt = (text(record.cell), record.drift, *around.values())
+        attempt = (record.cell_key, record.drift, *around.values())
         if attempt in last:
             excluded.append((last.pop(attempt)[0], "superseded by a later attempt at the same cell"))
         last[attempt] = record, around

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Simulator:
             }
         return Record(
             record_id=f"{self.made:032x}",
-            cell_key=f"{self.made:016x}",
+            cell_key=hashlib.sha256(repr(sorted(asked.items())).encode()).hexdigest()[:16],
             name=f"{strategy} {gpus} {repeat}",
             cell=asked,
             study="simulated",
