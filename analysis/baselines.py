@@ -1,4 +1,4 @@
-"""Scaling efficiency of one record against one-GPU baselines, while a sweep runs: without numpy, which takes a second to import.
+"""Scaling efficiency of one record against one-GPU baselines, while a sweep runs: without scipy, which takes a second to import.
 
 Efficiency = measured rate / (N × rate of the slowest member alone), with the images per GPU unchanged (weak scaling) or the
 images per step unchanged (strong scaling, where `global_batch_size` was asked for).

@@ -8,13 +8,12 @@
 The same records give the same bytes. What a study cannot say, the report says that it cannot.
 """
 
-import contextlib
-import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+from analysis.collector import uncollected
 from analysis.findings import Findings
 from analysis.report_conditions import cells, commands, environment, machine, validity
 from analysis.report_finding import sentences
@@ -49,22 +48,10 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 
 def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
-    with _uncollected():
+    with uncollected():  # thousands of records
         study = open_study(study_folder)
         found = study_findings(study.attempts)
         return tell(study, found), found
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector: it would walk thousands of records, which hold no cycles, again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def tell(study: Study, found: Findings) -> Report:

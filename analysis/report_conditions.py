@@ -1,6 +1,5 @@
 """The sections on what a number rests on: validity, the machine, the commands, and every cell."""
 
-import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings import Estimate, Findings
-from analysis.report_numbers import count, listed
+from analysis.report_numbers import count, finite, listed
 from analysis.report_rows import heat_map
 from analysis.report_sections import RATE, Section, bounded, gpu_list
 from analysis.report_study import Study, hardware, mapping, middle, named, run_name
@@ -96,12 +95,7 @@ def _square(rows: object) -> list[list[float | None]] | None:
     """A matrix of numbers as it should be; None for anything else."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
         return None
-    return [[_finite(value) for value in row] for row in rows]
-
-
-def _finite(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]
+    return [[finite(value) for value in row] for row in rows]
 
 
 def validity(study: Study, found: Findings) -> Section:

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.findings import Findings
 from analysis.report_curves import unit_of
-from analysis.report_numbers import count, listed, number
+from analysis.report_numbers import count, finite, listed, number
 from analysis.report_sections import Section, bounded, gpu_list
 from analysis.report_study import Study, mapping, middle, named, run_name, short_names
 from analysis.report_style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
@@ -106,13 +106,8 @@ def _rows(table: object) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _number(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]
-
-
 def _numbers(values: object) -> list[float]:
-    return [one for value in values if (one := _number(value)) is not None] if isinstance(values, list) else []
+    return [one for value in values if (one := finite(value)) is not None] if isinstance(values, list) else []
 
 
 def _host(study: Study) -> Table:
@@ -124,7 +119,7 @@ def _host(study: Study) -> Table:
                 what = str(row.get("operation"))
                 rows.append((
                     gpu_list(record.cell["gpus"]), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
-                    _number(row.get("at_once")), min(rates), max(rates), _number(row.get("sum_gb_per_s")),
+                    finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(
         "host_links", "Copies between the host and the devices, and in the host's memory, GB/s.",
@@ -151,13 +146,13 @@ def _placed(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _collectives(study: Study) -> Table:
     rows = []
     for record, run in _runs(study):
-        sizes = [(_number(row.get("bytes")), _placed(row)) for row in _rows(run.get("rows"))]
-        times = [_number(placed.get("time_us")) for _, placed in sizes]
+        sizes = [(finite(row.get("bytes")), _placed(row)) for row in _rows(run.get("rows"))]
+        times = [finite(placed.get("time_us")) for _, placed in sizes]
         if not sizes:
             continue
         rows.append((
             plain(run_name(record)), plain(str(run.get("collective"))), gpu_list(record.cell["gpus"]),
-            sizes[0][0], times[0], sizes[-1][0], _number(sizes[-1][1].get("busbw")), _number(run.get("avg_busbw")),
+            sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
             record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
             record.metrics.get("collectives/fit_rms_error"),
         ))  # fmt: skip
@@ -178,7 +173,7 @@ def _busbw(study: Study) -> Iterator[Picture]:
     """busbw against the size of the message, a curve for each cell."""
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for record, run in _runs(study):
-        found = [(_number(row.get("bytes")), _number(_placed(row).get("busbw"))) for row in _rows(run.get("rows"))]
+        found = [(finite(row.get("bytes")), finite(_placed(row).get("busbw"))) for row in _rows(run.get("rows"))]
         known = [(size, rate) for size, rate in found if size and rate and size > 0 and rate > 0]
         if len(known) > 1:
             curves.append((plain(run_name(record)), known))
@@ -226,13 +221,13 @@ def _together(study: Study) -> Table:
             copies = [
                 (together, alone)
                 for copy in _rows(row.get("copies"))
-                if (together := _number(copy.get("gb_per_s"))) and (alone := _number(copy.get("alone_gb_per_s")))
+                if (together := finite(copy.get("gb_per_s"))) and (alone := finite(copy.get("alone_gb_per_s")))
             ]
             if copies:
                 pattern = str(row.get("pattern"))
                 rows.append((
-                    gpu_list(record.cell["gpus"]), plain(PATTERNS.get(pattern, pattern)), _number(row.get("number")),
-                    len(copies), _number(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
+                    gpu_list(record.cell["gpus"]), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
+                    len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(
         "contention", "Copies at the same time: GB/s of all, and what the worst-off copy keeps of its rate alone.",

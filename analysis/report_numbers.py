@@ -78,6 +78,12 @@ def estimate(value: float | Estimate | None, kind: str = "number") -> str:
     return f"{central(value, kind)} ({within})" if within else central(value, kind)
 
 
+def finite(value: object) -> float | None:
+    """A finite number of a record's table; None for anything else that may be there."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]
+
+
 def count(items: int, noun: str, plural: str = "") -> str:
     """`1 cell`, `2,000 cells`."""
     return f"{items:,} {noun if items == 1 else plural or noun + 's'}"

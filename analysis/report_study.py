@@ -173,5 +173,4 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 def run_name(record: Record) -> str:
     """The record's name, and which of several measurements of the cell it is."""
-    repeat = record.cell.get("repeat") or 0
-    return BETWEEN.join([record.name, *([f"repeat {repeat}"] if repeat else []), *(["drift"] if record.drift else [])])
+    return BETWEEN.join([record.name, *record.marks])

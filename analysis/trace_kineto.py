@@ -6,17 +6,16 @@ group. Without GPU events the rank is one on the host: gloo's calls (`gloo:all_r
 communicate, operators compute. Sources: Kineto's output_json.cpp, traces of torch 2.0 to 2.15.
 """
 
-import gc
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.collector import uncollected
 from analysis.errors import UnreadableInput
 from analysis.trace import Collectives, Copies, Events, Names, Part, Rank, column, no_copies, no_events
 from analysis.trace_intervals import Times, covers, union
@@ -62,7 +61,7 @@ def read_kineto(file: str, text: str, names: Names) -> Part:
 
     Raises UnreadableInput for text that is cut, or no trace, or has neither GPU kernels nor operators.
     """
-    with _without_collector():
+    with uncollected():
         return _read(file, _parse(text), names)
 
 
@@ -96,18 +95,6 @@ def _read(file: str, whole: Event, names: Names) -> Part:
         size,
         tuple(notes),
     )
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A million dictionaries and not one cycle among them: the collector would take more time than the parser."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _parse(text: str) -> Event:

@@ -6,7 +6,6 @@ mean in float64, which every rank computes for itself. METHOD.md, "The exchange 
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,10 +102,7 @@ def limits(
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
-    on_gpu = 0 if ranks.device.type == "cuda" else 1
-    options: dict[str, Any] = {
-        name: AUTO[name][on_gpu] if value == "auto" else value for name, value in cell.benchmark.items()
-    }
+    options = cell.asked(AUTO)
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
     given = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})

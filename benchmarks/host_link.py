@@ -43,15 +43,11 @@ class Operation:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective."""
-    on_gpu = 0 if ranks.device.type == "cuda" else 1
-    asked = {
-        name: AUTO[name][on_gpu] if value == "auto" else value for name, value in cell.benchmark.items() if name in AUTO
-    }
-    size, iterations = int(asked["bytes"]), int(asked["iterations"])
-    given = cell.benchmark["threads"]
+    asked = cell.asked(AUTO)
+    size, iterations, given = int(asked["bytes"]), int(asked["iterations"]), asked["threads"]
     share = max(1, len(usable_cores()) // ranks.world_size)
     clock, rows = Clock(ranks), []
-    for operation in _operations(ranks.device, size, bool(cell.benchmark["pageable"])):
+    for operation in _operations(ranks.device, size, bool(asked["pageable"])):
         for together in (False, True) if ranks.world_size > 1 else (False,):
             reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
             # Alone in the host's memory a rank may have every core: one copy engine needs none.

@@ -37,10 +37,7 @@ class Matrix:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective; on GPUs rank 0 works and its result is the cell's."""
-    on_gpu = 0 if ranks.device.type == "cuda" else 1
-    asked: dict[str, Any] = {
-        name: AUTO[name][on_gpu] if value == "auto" else value for name, value in cell.benchmark.items()
-    }
+    asked = cell.asked(AUTO)
     result = Result()
     reporter.phase("build")
     size_bytes = max(int(asked["bytes"]), int(asked["latency_bytes"]))

@@ -90,6 +90,12 @@ class Record:
             raise ValueError(f"verdict={self.validity.verdict!r}: accepted are {', '.join(VERDICTS)}")
 
     @property
+    def marks(self) -> list[str]:
+        """Which of several measurements of the same cell it is, for people; empty for the first."""
+        repeat = self.cell.get("repeat") or 0
+        return ["drift"] if self.drift else [f"repeat {repeat}"] if repeat else []
+
+    @property
     def usable(self) -> bool:
         """Whether its numbers may enter a baseline or a plot unmarked."""
         return self.state == "finished" and self.validity.verdict != "invalid"

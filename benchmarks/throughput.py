@@ -37,10 +37,7 @@ class Measurement:
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
-        on_gpu = 0 if ranks.device.type == "cuda" else 1
-        self.options = {
-            name: AUTO[name][on_gpu] if value == "auto" else value for name, value in cell.benchmark.items()
-        }
+        self.options = cell.asked(AUTO)
         reporter.phase("build")
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))

@@ -65,6 +65,14 @@ class Cell:
         """Whether it has a model and a strategy; else it measures links alone."""
         return self.model.name != "none"
 
+    def asked(self, auto: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+        """The benchmark's options; `auto` has what that word means (on a GPU, on a CPU worker) for the options it names."""
+        place = self.device == "cpu"
+        return {
+            name: auto[name][place] if value == "auto" and name in auto else value
+            for name, value in self.benchmark.items()
+        }
+
     @property
     def key(self) -> str:
         """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form.

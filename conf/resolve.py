@@ -68,27 +68,26 @@ RULES = ("accepts", "conflicts", "shared_memory", "trains")
 
 
 @functools.cache
-def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(options with their defaults, what each accepts, values that exclude each other) of a strategy's or benchmark's YAML."""
+def _written(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(options with their defaults, RULES that are there) of a strategy's, benchmark's or profiler's YAML."""
     declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    rules = {name: declared.pop(name, {}) for name in RULES}
-    return declared, rules["accepts"], list(rules["conflicts"])
+    return declared, {rule: declared.pop(rule) for rule in RULES if rule in declared}
+
+
+def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """(options with their defaults, what each accepts, values that exclude each other)."""
+    declared, rules = _written(group, name)
+    return declared, rules.get("accepts", {}), rules.get("conflicts", [])
 
 
 def takes_shared_memory(strategy: str) -> bool:
     """Whether a strategy's YAML says that it takes memory in /dev/shm."""
-    return _says("strategy", strategy, "shared_memory", default=False)
+    return bool(_written("strategy", strategy)[1].get("shared_memory", False))
 
 
 def trains(benchmark: str) -> bool:
     """Whether a benchmark has a model and a strategy; its YAML says `trains: false` where it measures links alone."""
-    return _says("benchmark", benchmark, "trains", default=True)
-
-
-@functools.cache
-def _says(group: str, name: str, rule: str, default: bool) -> bool:
-    written = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    return bool(written.get(rule, default))
+    return bool(_written("benchmark", benchmark)[1].get("trains", True))
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def options(group: str, given: Any) -> dict[str, Any]:
         raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
     name = given.get("name")
     _choice(group, name)
-    declared, accepts, conflicts = _declared(group, name)
+    declared, accepts, conflicts = _declared(group, str(name))
     for option, value in given.items():
         if option in RULES:
             continue

@@ -62,27 +62,22 @@ class Measurer:
         )
         outcome = self._run(cell, folder, variable, uuids, progress)
         ended_at = time.time()
-
-        def recorded(trace: profiling.Profiled | None) -> Record:
-            return self._record(cell, folder, outcome, ended_at, known, trace)
-
         if outcome.immortal:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
-        trace = None
+        record = self._record(folder, outcome, ended_at, known)
         if outcome.state == "finished" and cell.profiler != "none":
-            records.write(folder, recorded(None))  # whatever happens in the pass, what was measured is safe
-            trace = self._profiled(cell, folder, variable, progress)
-        record = recorded(trace)
+            # Whatever happens in the pass, what was measured is safe.
+            records.write(folder, judged(record, self.config.validity))
+            if trace := self._profiled(cell, folder, variable, progress):
+                record = _with_trace(record, trace)
+        record = judged(record, self.config.validity)
         self.study.end(attempt, record)
         return record
 
-    def _record(
-        self, cell: Cell, folder: Path, outcome: Outcome, ended_at: float, known: list[Record],
-        trace: profiling.Profiled | None,
-    ) -> Record:  # fmt: skip
-        """What an attempt left, judged."""
+    def _record(self, folder: Path, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
+        """What the timed pass left, not yet judged."""
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = sampling.summary(folder)
         record = dataclasses.replace(
@@ -91,12 +86,10 @@ class Measurer:
             checks=record.checks | checks,
             effective=observe(record, folder, known, self.study.folder_of),
         )
-        if trace is not None:
-            record = _with_trace(record, trace)
         share = efficiency(record, known)
         if share is not None:
             record.metrics["scaling/efficiency"] = share
-        return judged(record, self.config.validity)
+        return record
 
     def _run(
         self,

@@ -64,9 +64,7 @@ def identifier(text: str) -> str:
 
 def run_name(record: Record) -> str:
     """The record's name, and which of several measurements of the cell it is."""
-    repeat = record.cell.get("repeat") or 0
-    marks = ["drift"] if record.drift else [f"repeat {repeat}"] if repeat else []
-    return " · ".join([plain(record.name, NAME_LENGTH - 30), *marks])
+    return " · ".join([plain(record.name, NAME_LENGTH - 30), *record.marks])
 
 
 def project(record: Record) -> Projection:

@@ -1,6 +1,7 @@
 """`benchmark=collectives`: real collectives over gloo, their known results, nccl-tests' figures and table, the α–β line."""
 
 import ctypes
+import dataclasses
 import itertools
 import os
 import random
@@ -14,6 +15,7 @@ from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
+from test_measuring import make_cell
 
 from analysis.nccl_tests import parse_nccl_tests
 from benchmarks import alpha_beta, nccl_tests_table
@@ -372,8 +374,7 @@ def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(hydra,
 def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, factor):
     benchmark = {"collective": name, "dtype": "float64", "min_bytes": 16 * world * 8, "max_bytes": 128 * world << more,
                  "factor": factor, "step": None}  # fmt: skip
-    cell = type("Cell", (), {"benchmark": benchmark, "world_size": world, "device": "cpu"})
-    found = sizes(cell)
+    found = sizes(dataclasses.replace(make_cell(tuple(range(world))), benchmark=benchmark))
     assert found == sorted(set(found)) and found[0] == 128 * world
     assert all(size % (16 * world if COLLECTIVES[name].shares else 8) == 0 for size in found)
 

@@ -79,8 +79,7 @@ def size_bytes(field: str, value: Any) -> int:
 
 def option(cell: Cell, name: str) -> Any:
     """An option with `auto` resolved for the cell's device."""
-    value = cell.benchmark[name]
-    return AUTO[name][cell.device == "cpu"] if value == "auto" else value
+    return cell.asked(AUTO)[name]
 
 
 def placements(cell: Cell) -> tuple[str, ...]:

@@ -17,10 +17,8 @@ OWN_BYTES = {"cuda": 2 << 30, "cpu": 1 << 28}  # beside the grids
 
 def option(cell: Cell, name: str) -> Any:
     """An option with `auto` resolved for the cell's device."""
-    value = cell.benchmark[name]
-    if value != "auto":
-        return value
-    return option(cell, "nx") if name == "ny" else AUTO[name][cell.device == "cpu"]
+    value = cell.asked(AUTO)[name]
+    return option(cell, "nx") if value == "auto" else value  # ny, which is as nx
 
 
 def pitch(columns: int, device: str) -> int:
