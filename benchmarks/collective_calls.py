@@ -4,30 +4,34 @@
 made, as nccl-tests calls them: without torch's bookkeeping for every call, which small messages would be told by.
 """
 
-import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.enqueue import CCall, InOrder
 from benchmarks.ranks import Ranks
 
 Call = Callable[[], object]
+Message = tuple[str, Tensor, int]  # ncclSend or ncclRecv, what, the peer
 
 
 class Calls(Protocol):
     """Makes calls of one collective; send and receive are views of equal or of one memory (in place)."""
 
-    def prepare(self, name: str, send: Tensor, receive: Tensor) -> Call:
+    def prepare(self, name: str, send: Tensor, receive: Tensor) -> Any:
         """A call of a collective on these tensors."""
 
-    def together(self) -> contextlib.AbstractContextManager[Any]:
-        """Calls inside become one."""
+    def in_order(self, calls: Sequence[Any]) -> Call:
+        """Prepared calls one after the other."""
+
+    def together(self, calls: Sequence[Any]) -> Any:
+        """Prepared calls as one group."""
 
 
 class Torch:
@@ -69,9 +73,24 @@ class Torch:
 
         return send_receive
 
-    def together(self) -> contextlib.AbstractContextManager[Any]:
+    def in_order(self, calls: Sequence[Call]) -> Call:
+        """Python makes them."""
+
+        def make() -> None:
+            for call in calls:
+                call()
+
+        return make
+
+    def together(self, calls: Sequence[Call]) -> Call:
         """all_reduce, all_gather and reduce_scatter only."""
-        return dist.distributed_c10d._coalescing_manager()
+        one_by_one = self.in_order(calls)
+
+        def make() -> None:
+            with dist.distributed_c10d._coalescing_manager():
+                one_by_one()
+
+        return make
 
 
 # nccl.h: ncclDataType_t and ncclRedOp_t.
@@ -107,17 +126,15 @@ class Nccl:
         dist.all_reduce(torch.zeros(1, device=ranks.device))
         torch.cuda.synchronize(ranks.device)
         backend: Any = dist.group.WORLD
-        self._communicator = ctypes.c_void_p(backend._get_backend(ranks.device)._comm_ptr())
-        self._stream = ctypes.c_void_p(stream.cuda_stream)
-        self._ranks, self._root, self._op = ranks, ctypes.c_int(root), ctypes.c_int(NCCL_OPS[op])
+        self._communicator = int(backend._get_backend(ranks.device)._comm_ptr())
+        self._stream = int(stream.cuda_stream)
+        self._ranks, self._root, self._op = ranks, root, NCCL_OPS[op]
 
-    def prepare(self, name: str, send: Tensor, receive: Tensor) -> Call:
+    def prepare(self, name: str, send: Tensor, receive: Tensor) -> InOrder:
         """Where a version of NCCL lacks gather, scatter or all_to_all, a group of sends and receives as nccl-tests has it."""
-        out, into = ctypes.c_void_p(send.data_ptr()), ctypes.c_void_p(receive.data_ptr())
-        share = ctypes.c_size_t(min(send.numel(), receive.numel()))
-        kind, tail = ctypes.c_int(NCCL_TYPES[send.dtype]), (self._communicator, self._stream)
-        size = self._ranks.world_size
-        part = ctypes.c_size_t(share.value // size)
+        out, into = send.data_ptr(), receive.data_ptr()
+        share, kind = min(send.numel(), receive.numel()), NCCL_TYPES[send.dtype]
+        part = share // self._ranks.world_size
         functions = {
             "all_reduce": ("ncclAllReduce", (out, into, share, kind, self._op)),
             "broadcast": ("ncclBroadcast", (out, into, share, kind, self._root)),
@@ -130,61 +147,49 @@ class Nccl:
         }
         function, arguments = functions.get(name, ("", ()))
         if function and hasattr(self._library, function):
-            return self._call(function, *arguments, *tail)
-        return self._grouped(self._messages(name, send, receive))
+            return self._made(self._one(function, *arguments, self._communicator, self._stream))
+        return self.exchange(self._messages(name, send, receive))
 
-    def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[Call]:
+    def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[Message]:
         """The sends and receives of this rank."""
-        rank, size, root = self._ranks.rank, self._ranks.world_size, self._root.value
+        rank, size, root = self._ranks.rank, self._ranks.world_size, self._root
         everyone = range(size)
         if name == "send_recv":
-            return [self._one("ncclSend", send, (rank + 1) % size), self._one("ncclRecv", receive, (rank - 1) % size)]
+            return [("ncclSend", send, (rank + 1) % size), ("ncclRecv", receive, (rank - 1) % size)]
         if name == "all_to_all":
-            outward = [self._one("ncclSend", part, peer) for peer, part in zip(everyone, send.chunk(size), strict=True)]
-            inward = zip(everyone, receive.chunk(size), strict=True)
-            return outward + [self._one("ncclRecv", part, peer) for peer, part in inward]
+            outward = [("ncclSend", part, peer) for peer, part in zip(everyone, send.chunk(size), strict=True)]
+            return outward + [
+                ("ncclRecv", part, peer) for peer, part in zip(everyone, receive.chunk(size), strict=True)
+            ]
         whole, mine = (receive, send) if name == "gather" else (send, receive)
         at_root, elsewhere = ("ncclRecv", "ncclSend") if name == "gather" else ("ncclSend", "ncclRecv")
-        messages = [self._one(elsewhere, mine, root)]
+        messages = [(elsewhere, mine, root)]
         if rank == root:
-            messages += [self._one(at_root, part, peer) for peer, part in zip(everyone, whole.chunk(size), strict=True)]
+            messages += [(at_root, part, peer) for peer, part in zip(everyone, whole.chunk(size), strict=True)]
         return messages
 
-    def exchange(self, messages: Sequence[tuple[str, Tensor, int]]) -> Call:
-        """Sends and receives at once: ("ncclSend" or "ncclRecv", tensor, peer). To one peer they match in their order."""
-        return self._grouped([self._one(*message) for message in messages])
+    def exchange(self, messages: Sequence[Message]) -> InOrder:
+        """Sends and receives at once. To one peer they match in their order."""
+        return self._group([
+            self._one(name, tensor.data_ptr(), tensor.numel(), NCCL_TYPES[tensor.dtype], peer, self._communicator, self._stream)
+            for name, tensor, peer in messages
+        ])  # fmt: skip
 
-    def _one(self, function: str, tensor: Tensor, peer: int) -> Call:
-        address, count = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.numel())
-        kind = ctypes.c_int(NCCL_TYPES[tensor.dtype])
-        return self._call(function, address, count, kind, ctypes.c_int(peer), self._communicator, self._stream)
+    def in_order(self, calls: Sequence[InOrder]) -> InOrder:
+        """One loop makes them all."""
+        return self._made(*(one for call in calls for one in call.calls))
 
-    def _call(self, function: str, *arguments: Any) -> Call:
-        enqueue, refused = getattr(self._library, function), self._refused
+    def together(self, calls: Sequence[InOrder]) -> InOrder:
+        """Groups within a group are one."""
+        return self._group([one for call in calls for one in call.calls])
 
-        def call() -> None:
-            if status := enqueue(*arguments):
-                refused(function, status)
+    def _group(self, calls: list[CCall]) -> InOrder:
+        return self._made(self._one("ncclGroupStart"), *calls, self._one("ncclGroupEnd"))
 
-        return call
+    def _one(self, name: str, *arguments: int) -> CCall:
+        address = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
+        assert address is not None
+        return CCall(name, address, arguments)
 
-    def _refused(self, function: str, status: int) -> None:
-        raise RuntimeError(f"{function}: {self._library.ncclGetErrorString(status).decode()}")
-
-    def _grouped(self, messages: list[Call]) -> Call:
-        start, end = self._call("ncclGroupStart"), self._call("ncclGroupEnd")
-
-        def call() -> None:
-            start()
-            for message in messages:
-                message()
-            end()
-
-        return call
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Calls inside become one group."""
-        self._call("ncclGroupStart")()
-        yield
-        self._call("ncclGroupEnd")()
+    def _made(self, *calls: CCall) -> InOrder:
+        return InOrder(calls, lambda status: str(self._library.ncclGetErrorString(status).decode()))

@@ -21,12 +21,16 @@ from benchmarks import alpha_beta, nccl_tests_table
 from benchmarks.clock import Clock
 from benchmarks.collective_calls import Call, Calls, Nccl, Torch
 from benchmarks.collective_check import fill, wrong_elements
+from benchmarks.enqueue import made_by
 from benchmarks.gate import Gate
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
 from conf.benchmark.collectives import COLLECTIVES, ELEMENT_BYTES, largest_bytes, option, placements, sizes
 from conf.cell import Cell
+
+SETTLING = 20  # calls at most, just before the window: a host that comes from a barrier is slow at first
+GRAPH_LAUNCHES = 10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Measurement:
             found["per_iteration"] = self._per_iteration(schedule, f"{self._name} {size} {placement}")
         return found
 
-    def _schedule(self, message: Message) -> list[Call]:
+    def _schedule(self, message: Message) -> list[Any]:
         """A call for every iteration, each of them where nccl-tests would put it."""
         coalesced, places = int(self._asked["coalesced"]), max(1, self._largest // message.size_bytes)
         calls = [self._prepared(message, place) for place in range(min(places, self._iterations * coalesced))]
@@ -127,46 +131,40 @@ class Measurement:
             self._joined([calls[number % len(calls)] for number in range(first, first + coalesced)]) for first in firsts
         ]
 
-    def _prepared(self, message: Message, place: int) -> Call:
+    def _prepared(self, message: Message, place: int) -> Any:
         send, receive = message.views(self._out, self._into, place, self._ranks.rank, self._ranks.world_size)
         return self._calls.prepare(self._name, send, receive)
 
-    def _joined(self, calls: list[Call]) -> Call:
+    def _joined(self, calls: list[Any]) -> Any:
         """One call of one collective, or of several in a group."""
-        if self._asked["coalesced"] == 1:
-            return calls[0]
+        return calls[0] if self._asked["coalesced"] == 1 else self._calls.together(calls)
 
-        def group() -> None:
-            with self._calls.together():
-                for call in calls:
-                    call()
-
-        return group
-
-    def _window(self, schedule: list[Call]) -> float:
+    def _window(self, schedule: list[Any]) -> float:
         """µs of one collective: the host's time of all iterations and the wait for their end, divided by their number."""
-
-        def launch() -> None:
-            for call in schedule:
-                call()
-
-        timed: Call = launch
+        launch, settle, launches = self._calls.in_order(schedule), self._calls.in_order(schedule[:SETTLING]), 1
         if self._asked["cuda_graph"]:
-            graph = self._graph(launch)
-            graph.replay()  # the first launch uploads it
-            timed = graph.replay
+            launch = settle = self._graph(launch).replay  # the first launch uploads it
+            launches = GRAPH_LAUNCHES
         gc.disable()
         try:
-            self._gate.wait()
+            self._gate.wait(lambda: self._finished(settle))
             opened = time.perf_counter()
-            timed()
+            for _ in range(launches):
+                launch()
             if self._stream is not None:
                 while not self._stream.query():
                     pass
-            return (time.perf_counter() - opened) * 1e6 / (self._iterations * int(self._asked["coalesced"]))
+            seconds = time.perf_counter() - opened
+            return seconds * 1e6 / (launches * self._iterations * int(self._asked["coalesced"]))
         finally:
             gc.enable()
             self._reporter.beat(self._iterations)
+
+    def _finished(self, call: Call) -> None:
+        """Make a call and wait for its end."""
+        call()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
         """The same as a CUDA graph, not launched yet."""
@@ -177,7 +175,7 @@ class Measurement:
             launch()
         return graph
 
-    def _per_iteration(self, schedule: list[Call], purpose: str) -> dict[str, float]:
+    def _per_iteration(self, schedule: list[Any], purpose: str) -> dict[str, float]:
         """Statistics of single iterations, each as long as its slowest rank's, in µs of one collective."""
         calls = itertools.cycle(schedule)
 
@@ -243,6 +241,8 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             "wrong_bytes": [size for size, _ in wrong],
         }
     result.checks["calls"] = measurement.calls
+    if measurement.calls == "nccl":
+        result.checks["enqueued_by"] = made_by()
     run = {"collective": cell.benchmark["collective"], "ranks": ranks.world_size, "rows": rows, "avg_busbw": average}
     result.tables["nccl-tests"] = {"runs": [run]}
     devices = _devices(ranks)

@@ -4,6 +4,8 @@ Ranks leave a barrier over sockets one after the other, and who is first would w
 rank spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
 """
 
+from collections.abc import Callable
+
 from benchmarks.ranks import Ranks
 from benchmarks.shared import mapped
 
@@ -19,11 +21,14 @@ class Gate:
         self._passed = 0
         self._counters = memoryview(mapped(ranks, COUNTER_BYTES * ranks.world_size)).cast("q")
 
-    def wait(self) -> None:
-        """Leave when all ranks are here and their devices idle. Collective."""
-        self._ranks.barrier()
+    def wait(self, settle: Callable[[], object]) -> None:
+        """Leave when all ranks are here and have done `settle`, and their devices are idle. Collective."""
         if self._ranks.device.type == "cpu":
+            settle()
+            self._ranks.barrier()
             return
+        self._ranks.barrier()
+        settle()
         self._passed += 1
         self._counters[self._ranks.rank] = self._passed
         while min(self._counters) < self._passed:

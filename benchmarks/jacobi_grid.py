@@ -43,9 +43,12 @@ class Tile:
     warps: int
 
 
-# Taller tiles read fewer rows twice; more elements for each thread have more loads under way.
-TILES = (Tile(8, 128, 4), Tile(16, 128, 4), Tile(4, 256, 4), Tile(8, 256, 8), Tile(16, 256, 8))
-EDGE = Tile(1, 256, 8)
+# Taller tiles read fewer rows twice; shorter ones leave registers for more threads. A thread has four columns.
+TILES = (
+    Tile(2, 512, 4), Tile(4, 512, 4), Tile(8, 512, 4), Tile(16, 512, 4), Tile(4, 256, 2), Tile(8, 256, 2), Tile(4, 128, 1),
+    Tile(8, 128, 1),
+)  # fmt: skip
+EDGE = Tile(1, 128, 1)
 TUNING_CALLS = 5
 MOST_DOWN = 65535  # CUDA's limit to a grid of programs in its second dimension
 

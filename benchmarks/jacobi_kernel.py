@@ -1,18 +1,35 @@
 """The five-point stencil as a Triton kernel, bound by memory: each element comes from it once and goes to it once.
 
-A program computes one tile. All its loads are independent, so that many are under way; the neighbours of a row come from
-the caches. Threads take single elements, not vectors of four: a load shifted by one column cannot be a vector, and four
-elements a thread would make a warp touch four cache lines for each. `pitch` is kept from the compiler's eyes for that; rows
-start on cache lines all the same, and whole tiles fit into them, so that no column needs a mask.
+A program computes one tile, a thread four neighbouring columns of it: rows come and go as vectors, and each is loaded once for
+the three rows that need it. All loads of a tile are independent and before its stores, so that many are under way. Of a
+column's neighbours only the outer two of every four are loaded again, from the caches. Rows start on cache lines and whole
+tiles fit into them, so that no column needs a mask.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005 - Triton adds tuples and cannot unpack them
 # Triton gives annotations of a kernel's parameters a meaning of its own.
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["pitch"])
+@triton.jit
+def fours(start, mask, THREADS: tl.constexpr):
+    """The four elements from each pointer on, as four tensors."""
+    loaded = tl.load(start[:, None] + tl.arange(0, 4)[None, :], mask=mask[:, None], other=0.0)
+    even, odd = tl.split(tl.reshape(loaded, (THREADS, 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def mean(one, two, three, four):
+    """In the order of plain operators: results are equal to the last bit."""
+    return (one + two + three + four) * 0.25
+
+
+@triton.jit
 def sweep(
     new,
     old,
@@ -30,19 +47,38 @@ def sweep(
 
     `sums` gets the squared change of each program's tile, where NORM.
     """
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    rows = first + tl.program_id(1) * stride + tl.arange(0, ROWS)
-    inside = (rows < last)[:, None]
-    inner = ((columns >= 1) & (columns < nx - 1))[None, :]
-    places = rows.to(tl.int64)[:, None] * pitch + columns[None, :]  # a grid may have more than 2^31 elements
-    here = tl.load(old + places, mask=inside, other=0.0)
-    left = tl.load(old + places - 1, mask=inside, other=0.0)
-    right = tl.load(old + places + 1, mask=inside, other=0.0)
-    above = tl.load(old + places - pitch, mask=inside, other=0.0)
-    below = tl.load(old + places + pitch, mask=inside, other=0.0)
-    value = (left + right + above + below) * 0.25
-    # The outer columns are the boundary and stay: so that whole rows are stored.
-    tl.store(new + places, tl.where(inner, value, here), mask=inside)
+    THREADS: tl.constexpr = COLUMNS // 4
+    columns = tl.program_id(0) * COLUMNS + 4 * tl.arange(0, THREADS)
+    top = first + tl.program_id(1) * stride
+    corner = top.to(tl.int64) * pitch  # a grid may have more than 2^31 elements
+    source, target = old + corner + columns, new + corner + columns
+    # Row r of the tile is element r + 1 of these; the element before it is the row above, the one after it the row below.
+    inside = columns >= 0  # always: a tile has at least one row
+    above, here = fours(source - pitch, inside, THREADS), fours(source, inside, THREADS)
+    a, b, c, d = (above[0], here[0]), (above[1], here[1]), (above[2], here[2]), (above[3], here[3])
+    left, right = (), ()
+    for row in tl.static_range(ROWS):
+        inside = top + row + 0 * columns < last
+        left = left + (tl.load(source + row * pitch - 1, mask=inside, other=0.0),)
+        right = right + (tl.load(source + row * pitch + 4, mask=inside, other=0.0),)
+        below = fours(source + (row + 1) * pitch, inside, THREADS)
+        a, b, c, d = a + (below[0],), b + (below[1],), c + (below[2],), d + (below[3],)
+    changed = tl.zeros((THREADS,), tl.float32)
+    for row in tl.static_range(ROWS):
+        inside = top + row + 0 * columns < last
+        new_a = mean(left[row], b[row + 1], a[row], a[row + 2])
+        new_b = mean(a[row + 1], c[row + 1], b[row], b[row + 2])
+        new_c = mean(b[row + 1], d[row + 1], c[row], c[row + 2])
+        new_d = mean(c[row + 1], right[row], d[row], d[row + 2])
+        # The outer columns, and what lies beyond them, stay: so that whole rows are stored.
+        new_a = tl.where((columns >= 1) & (columns < nx - 1), new_a, a[row + 1])
+        new_b = tl.where(columns + 1 < nx - 1, new_b, b[row + 1])
+        new_c = tl.where(columns + 2 < nx - 1, new_c, c[row + 1])
+        new_d = tl.where(columns + 3 < nx - 1, new_d, d[row + 1])
+        whole = tl.reshape(tl.join(tl.join(new_a, new_c), tl.join(new_b, new_d)), (THREADS, 4))
+        tl.store(target[:, None] + row * pitch + tl.arange(0, 4)[None, :], whole, mask=inside[:, None])
+        if NORM:
+            in_a, in_b, in_c, in_d = new_a - a[row + 1], new_b - b[row + 1], new_c - c[row + 1], new_d - d[row + 1]
+            changed += tl.where(inside, in_a * in_a + in_b * in_b + in_c * in_c + in_d * in_d, 0.0)
     if NORM:
-        change = tl.where(inner & inside, (value - here) * (value - here), 0.0)
-        tl.store(sums + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(change))
+        tl.store(sums + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(changed))

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opp
 
 HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
 LONGEST_HOLD_CYCLES = 16 * HOLD_CYCLES
+WARM_BYTES = 16  # of a copy before the timed ones: the first between two GPUs after others takes 0.1 ms longer
 THREADS = 1024  # of a block of the copy kernel
 
 
@@ -162,7 +164,9 @@ class Gpus:
             lanes.append(self._lane(device, used.setdefault(device, 0)))
             used[device] += 1
         first, others = lanes[0], lanes[1:]
-        for lane in lanes:
+        for lane, copy in zip(lanes, copies, strict=True):
+            self._select(lane.device)
+            self._enqueuer(lane, copy, replace(how, size_bytes=WARM_BYTES))(1)
             lane.stream.synchronize()
         self._select(first.device)
         enqueue = self._enqueuer(first, copies[0], how)

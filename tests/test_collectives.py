@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from test_measuring import make_cell
 
 from analysis.nccl_tests import parse_nccl_tests
-from benchmarks import alpha_beta, nccl_tests_table
+from benchmarks import alpha_beta, enqueue, nccl_tests_table
 from benchmarks.collective_calls import NCCL_TYPES, Nccl, loaded_library
 from benchmarks.collective_check import fill, known, wrong_elements
 from benchmarks.collectives import Measurement, Message
@@ -205,19 +205,24 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
 # What a library is called with.
 
 
+ARGUMENTS = {
+    "ncclAllReduce": 7, "ncclBroadcast": 7, "ncclReduce": 8, "ncclAllGather": 6, "ncclReduceScatter": 7, "ncclAlltoAll": 6,
+    "ncclGather": 7, "ncclScatter": 7, "ncclSend": 6, "ncclRecv": 6, "ncclGroupStart": 0, "ncclGroupEnd": 0,
+}  # fmt: skip
+
+
 class OneRank:
-    """The functions of nccl.h for a communicator of one rank, on host memory: every collective is a copy."""
+    """The functions of nccl.h for a communicator of one rank, on host memory, as C calls them: every collective is a copy."""
 
     def __init__(self, without=()):
-        self.without, self.named, self.sent, self.awaited = without, [], [], []
+        self.without, self.named, self.sent, self.awaited, self.kept = without, [], [], [], []
 
     def __getattr__(self, name):
         if name.startswith("__") or name in self.without:
             raise AttributeError(name)
 
-        def function(*arguments):
+        def function(*values):
             self.named.append(name)
-            values = [argument.value for argument in arguments]
             if name == "ncclSend":
                 self.sent.append(tuple(values[:4]))
             elif name == "ncclRecv":
@@ -234,16 +239,33 @@ class OneRank:
                 ctypes.memmove(address, source, 4 * count)
             return 0
 
-        return function
+        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS[name])(function))
+        return self.kept[-1]
+
+
+def one_rank(library):
+    calls = object.__new__(Nccl)
+    calls._library, calls._communicator, calls._stream = library, 11, 22
+    calls._ranks, calls._root, calls._op = Ranks(0, 1, torch.device("cpu")), 0, 2
+    return calls
+
+
+def made_by(compiler, monkeypatch):
+    """Have the calls made by C (compiler None), or by Python, as where that compiler is not there."""
+    if compiler:
+        monkeypatch.setenv("CC", compiler)
+        monkeypatch.setattr(enqueue, "compiled_loop", enqueue.compiled_loop.__wrapped__)
+    elif enqueue.compiled_loop() is None:
+        pytest.skip("no C compiler here")
+    assert enqueue.made_by() == ("Python" if compiler else "C")
 
 
 @pytest.mark.parametrize("without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_ncclss_functions_get_the_arguments_of_its_header(name, without):
-    calls = object.__new__(Nccl)
-    calls._library = OneRank(without)
-    calls._communicator, calls._stream = ctypes.c_void_p(11), ctypes.c_void_p(22)
-    calls._ranks, calls._root, calls._op = Ranks(0, 1, torch.device("cpu")), ctypes.c_int(0), ctypes.c_int(2)
+@pytest.mark.parametrize("compiler", [None, "/nowhere/cc"], ids=["C", "Python"])
+def test_ncclss_functions_get_the_arguments_of_its_header(name, without, compiler, monkeypatch):
+    made_by(compiler, monkeypatch)
+    calls = one_rank(OneRank(without))
     send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
     calls.prepare(name, send, receive)()
     assert torch.equal(send, receive)
@@ -251,13 +273,40 @@ def test_ncclss_functions_get_the_arguments_of_its_header(name, without):
     assert ("ncclGroupStart" in calls._library.named) == (name == "send_recv" or lacking)
 
 
-def test_a_refusal_of_the_library_is_an_error_with_its_words():
-    calls = object.__new__(Nccl)
-    calls._library = type("Library", (), {
-        "ncclGroupStart": staticmethod(lambda: 5), "ncclGetErrorString": staticmethod(lambda status: b"invalid usage")
+def test_prepared_calls_are_made_in_order_or_as_one_group():
+    calls = one_rank(OneRank())
+    send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
+    several = [calls.prepare(name, send, receive) for name in ("all_reduce", "send_recv", "broadcast")]
+    calls.in_order(several)()
+    assert calls._library.named == [
+        "ncclAllReduce",
+        "ncclGroupStart",
+        "ncclSend",
+        "ncclRecv",
+        "ncclGroupEnd",
+        "ncclBroadcast",
+    ]
+    calls._library.named.clear()
+    calls.together(several[::2])()
+    assert calls._library.named == ["ncclGroupStart", "ncclAllReduce", "ncclBroadcast", "ncclGroupEnd"]
+
+
+@pytest.mark.parametrize("compiler", [None, "/nowhere/cc"], ids=["C", "Python"])
+def test_a_refusal_of_the_library_is_an_error_with_its_words_and_ends_the_calls(compiler, monkeypatch):
+    made_by(compiler, monkeypatch)
+    made = []
+
+    def answering(name, status):
+        return ctypes.CFUNCTYPE(ctypes.c_int)(lambda: made.append(name) or status)
+
+    library = type("Library", (), {
+        "ncclGroupStart": answering("start", 0), "ncclAllReduce": answering("all_reduce", 5),
+        "ncclGroupEnd": answering("end", 0), "ncclGetErrorString": staticmethod(lambda status: b"invalid usage %d" % status),
     })()  # fmt: skip
-    with pytest.raises(RuntimeError, match="ncclGroupStart: invalid usage"), calls.together():
-        pass
+    calls = one_rank(library)
+    with pytest.raises(RuntimeError, match="ncclAllReduce: invalid usage 5"):
+        calls.together([calls.prepare("all_reduce", torch.zeros(4), torch.zeros(4))])()
+    assert made == ["start", "all_reduce"]
 
 
 def test_torchs_libnccl_has_the_functions():

@@ -10,7 +10,7 @@ from conf.memory import refuse_too_large
 AUTO = {"nx": (16384, 256), "niter": (1000, 200), "exchange": ("peer", "host"), "solves": (3, 1)}
 KINDS = {"cuda": ("peer", "host", "nccl"), "cpu": ("host", "gloo")}
 # Columns in memory are a multiple of these, so that every row starts on a cache line and whole tiles fit into it.
-PITCH = {"cuda": 256, "cpu": 1}
+PITCH = {"cuda": 512, "cpu": 1}
 ELEMENT_BYTES = 4
 OWN_BYTES = {"cuda": 2 << 30, "cpu": 1 << 28}  # beside the grids
 
