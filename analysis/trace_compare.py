@@ -20,6 +20,7 @@ _OF_RANK: dict[str, Callable[[RankSummary], float | None]] = {
     "step_median_ms": lambda one: one.steps.median_ms if one.steps else None,
     "step_comm_ms": lambda one: one.steps.comm_ms if one.steps else None,
     "step_exposed_ms": lambda one: one.steps.exposed_ms if one.steps else None,
+    "step_exposed_in_gaps_ms": lambda one: one.steps.exposed_in_gaps_ms if one.steps else None,
     "step_wait_ms": lambda one: one.steps.wait_ms if one.steps else None,
 }
 

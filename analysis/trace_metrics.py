@@ -18,6 +18,7 @@ def trace_metrics(summary: Summary) -> dict[str, float]:
     found = {
         "trace/comm_ms_per_step": _mean(one.comm_ms for one in steps),
         EXPOSED: _mean(one.exposed_ms for one in steps),
+        "trace/exposed_in_gaps_ms_per_step": _mean(one.exposed_in_gaps_ms for one in steps),
         "trace/overlapped_ms_per_step": _mean(
             None if one.comm_ms is None or one.exposed_ms is None else one.comm_ms - one.exposed_ms for one in steps
         ),

@@ -224,7 +224,7 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
     # Two steps: communication 8 and 4 ms, of which 4 and 2 beside compute; rank 0 waited 4 ms.
     assert found.metrics == pytest.approx({
         "trace/comm_ms_per_step": 3, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 1,
-        "trace/wait_ms_per_step": 1, "trace/nccl_avg_us": 6000, "trace/gpu_idle_share": 0,
+        "trace/exposed_in_gaps_ms_per_step": 0, "trace/wait_ms_per_step": 1, "trace/nccl_avg_us": 6000, "trace/gpu_idle_share": 0,
     })  # fmt: skip
     assert found.tables["trace"] == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
     assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
@@ -279,7 +279,7 @@ def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
     metrics = trace_metrics(summarize(within_steps(load_trace(str(path)))))
     assert metrics == pytest.approx({
         "trace/comm_ms_per_step": 4, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 2,
-        "trace/nccl_avg_us": 4000, "trace/gpu_idle_share": 0,
+        "trace/exposed_in_gaps_ms_per_step": 0, "trace/nccl_avg_us": 4000, "trace/gpu_idle_share": 0,
     })  # fmt: skip
     assert disagreement(metrics) == {}
     assert disagreement(metrics | {"comm/exposed_ms": 2.5}) == {"trace/exposed_disagreement_ms": -0.5}

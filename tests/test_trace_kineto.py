@@ -1,7 +1,9 @@
 """Traces of torch.profiler: small ones with known times, two real gloo ranks, and damage.
 
-tests/data/kineto_gloo_x2 is torch 2.15 on two CPU ranks: three steps of DDP with all-reduce, all-gather, broadcast,
-barrier, send and receive; rank 1 sleeps 5 ms before the all-reduce. As exported, gzipped.
+tests/data/kineto_h200_x2 is torch 2.11 on two H200: two steps of ResNet-50 (DDP, batch 256, bf16); kept are ranges, GPU work
+and its launches, with kernels' names cut short. tests/data/kineto_gloo_x2 is torch 2.15 on two CPU ranks: three steps of DDP
+with all-reduce, all-gather, broadcast, barrier, send and receive; rank 1 sleeps 5 ms before the all-reduce. As exported,
+gzipped.
 """
 
 import gzip
@@ -16,6 +18,7 @@ from analysis.trace_source import load_trace
 from analysis.trace_summary import summarize
 
 GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"
+H200 = Path(__file__).parent / "data" / "kineto_h200_x2"
 BASE_NS = 1_790_857_026_000_000_000
 
 
@@ -231,3 +234,48 @@ def test_a_part_of_the_ranks_is_said(two):
     with pytest.raises(UnreadableInput, match=r"b\.json"):
         (two / "b.json").write_text("{")
         load_trace(f"{two / 'a.json'},{two / 'b.json'}")
+
+
+def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_path):
+    step = host("user_annotation", "step", 0, 100)
+    launches = [host("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=number) for number in (1, 2, 3, 4)]
+    kernels = [
+        kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 26), (3, 47))
+    ]  # 6 and 11 µs apart
+    write(tmp_path / "a.json", [step, *launches, *kernels, nccl(15, 55, correlation=4)], 0, 1)
+    steps = summarize(load_trace(str(tmp_path / "a.json"))).ranks[0].steps
+    assert (steps.exposed_ms, steps.exposed_in_gaps_ms) == (pytest.approx(0.030), pytest.approx(0.006))
+
+
+def test_the_times_of_two_gpus_are_those_of_their_kernels():
+    summary = summarize(load_trace(str(H200)))
+    durations = []
+    for rank, found in enumerate(summary.ranks):
+        events = json.loads(gzip.decompress((H200 / f"rank{rank}.json.gz").read_bytes()))["traceEvents"]
+        kernels = [one for one in events if one.get("cat") == "kernel"]
+        calls = sorted((one for one in kernels if one["name"].startswith("nccl")), key=lambda one: one["ts"])
+        durations.append([one["dur"] for one in calls])
+        (reduces,) = found.nccl
+        assert (found.rank, found.device, found.backend, reduces.name, reduces.calls) == (
+            rank,
+            rank,
+            "nccl",
+            "AllReduce",
+            8,
+        )
+        assert reduces.total_ms == pytest.approx(sum(durations[-1]) / 1e3)
+        busy_us, until = 0.0, 0.0  # kernels of two streams overlap
+        for one in sorted((one for one in kernels if one not in calls), key=lambda one: one["ts"]):
+            end = one["ts"] + one["dur"]
+            busy_us += max(0.0, end - max(one["ts"], until))
+            until = max(until, end)
+        assert found.compute_ms == pytest.approx(busy_us / 1e3, rel=1e-6)
+        assert (
+            found.steps.count == 2 and 0 < found.steps.exposed_in_gaps_ms < found.steps.exposed_ms < found.steps.comm_ms
+        )
+    (across,) = summary.collectives
+    assert across.matched == 8
+    # The last rank to come does not wait: its call is the transfer.
+    assert across.transfer_ms == pytest.approx(sum(map(min, *durations)) / 1e3, rel=1e-6)
+    (late,) = summary.stragglers
+    assert late.rank == 1
