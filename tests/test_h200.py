@@ -1,0 +1,111 @@
+"""Records of two real H200s (tests/data/h200_x2), beside the native tools' own output: what README says of them holds."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from analysis.nccl_tests import parse_nccl_tests
+from analysis.p2p_source import read_p2p
+from analysis.study_findings import study_findings
+from benchmarks.record import read_study
+
+DATA = Path(__file__).parent / "data"
+
+
+def records(study):
+    found, _ = read_study(DATA / "h200_x2" / study)
+    assert found
+    return found
+
+
+def of(study, **asked):
+    (record,) = [
+        one for one in records(study)
+        if all(({"strategy": one.cell["strategy"]["name"]} | one.cell["strategy"] | one.cell["benchmark"]).get(name) == value
+               for name, value in asked.items())
+    ]  # fmt: skip
+    return record
+
+
+def test_every_cell_that_ended_is_valid():
+    for study in ("links", "exchange", "scaling", "traces"):
+        for record in records(study):
+            assert record.validity.verdict == "valid" or record.state == "interrupted", record.name
+
+
+def test_the_waterfall_closes_on_the_measured_rate():
+    found = study_findings(records("scaling"))
+    (waterfall,) = found.waterfalls
+    lost = sum(part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal)
+    assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(waterfall.measured.value)
+    assert abs(waterfall.residual) < 0.001 * waterfall.ideal.value
+    (point,) = [
+        point for curve in found.scaling.curves for point in curve.points if point.world_size == 2 and point.runs == 2
+    ]
+    assert point.efficiency.value == pytest.approx(0.997, abs=0.001)
+
+
+@pytest.mark.parametrize("placement", ["out_of_place", "in_place"])
+def test_large_messages_are_as_fast_as_nccl_tests_has_them(placement):
+    native = {run.collective: run for run in parse_nccl_tests((DATA / "nccl_tests_h200_x2.txt").read_text())}
+    compared = 0
+    for record in records("links"):
+        for run in record.tables.get("nccl-tests", {}).get("runs", ()):
+            rows = {row.bytes: getattr(row, placement) for row in native[run["collective"]].rows}
+            for row in run["rows"]:
+                ours, theirs = row[placement], rows.get(row["bytes"])
+                if ours and theirs and theirs.busbw and row["bytes"] >= 64 << 20:
+                    assert ours["busbw"] >= 0.98 * theirs.busbw, (run["collective"], row["bytes"])
+                    assert ours["wrong"] == 0
+                    compared += 1
+    assert compared >= 20
+
+
+def test_a_graph_of_small_messages_takes_as_long_as_nccl_tests_has_it():
+    (native,) = parse_nccl_tests((DATA / "nccl_tests_h200_x2_graph.txt").read_text())
+    theirs = {row.bytes: row for row in native.rows}
+    for row in of("links", cuda_graph=True).tables["nccl-tests"]["runs"][0]["rows"]:
+        for placement in ("out_of_place", "in_place"):
+            assert row[placement]["time_us"] <= 1.05 * getattr(theirs[row["bytes"]], placement).time_us
+
+
+def test_copies_between_gpus_are_as_fast_as_the_tool_has_them():
+    tool = read_p2p((DATA / "p2p_h200_x2.txt").read_text())
+    path = next(DATA.glob("h200_x2/links/p2p-*9781131b4b/record.json"))
+    ours = read_p2p(path.read_text())
+    for name, entries in ours.samples[0].entries.items():
+        for pair in entries:
+            mine = median(sample.entries[name][pair] for sample in ours.samples)
+            theirs = [sample.entries[name][pair] for sample in tool.samples]
+            if name.startswith(("unidirectional", "bidirectional")):
+                assert mine == pytest.approx(median(theirs), rel=0.02), (name, pair)
+            elif name.startswith("latency_gpu"):  # copies that the driver stages scatter in both
+                assert 0.9 * min(theirs) <= mine <= 1.1 * max(theirs), (name, pair)
+
+
+def test_the_stencil_is_bound_by_memory_and_two_gpus_share_it():
+    for exchange in ("peer", "host"):
+        metrics = of("links", exchange=exchange).metrics
+        assert metrics["jacobi/copy_share"] > 0.97
+        assert metrics["jacobi/efficiency"] > 0.97
+
+
+def test_exchanges_are_what_readme_says():
+    plain = of("exchange", strategy="kvstore_device", comm_hook="none").metrics
+    halved = of("exchange", strategy="kvstore_device", comm_hook="fp16").metrics
+    assert halved["comm/bytes_moved"] * 2 == plain["comm/bytes_moved"]
+    gloo = of("exchange", strategy="cpu_staged", transport="gloo").metrics
+    staged = of("exchange", strategy="cpu_staged", transport="shared", staging="full").metrics
+    assert gloo["comm/exchange_ms"] > 10 * staged["comm/exchange_ms"]
+    assert staged["stage/all_at_once_ms"] > 0.8 * staged["comm/exchange_ms"]
+
+
+def test_two_profilers_agree_on_what_moves_bytes():
+    for level in (None, "LOC"):
+        transfers = {
+            record.cell["profiler"]: record.tables["trace"]["collectives"][0]["transfer_avg_us"]
+            for record in records("traces") if record.cell["nccl"].get("NCCL_P2P_LEVEL") == level
+        }  # fmt: skip
+        assert set(transfers) == {"nsys", "torch"}
+        assert transfers["torch"] == pytest.approx(transfers["nsys"], rel=0.02)
