@@ -69,9 +69,9 @@ def train(rank, case):
     x = torch.randn(16, 7, generator=generator)
     y = torch.randint(3, (16,), generator=generator)
     losses = []
-    for _ in range(case["steps"]):
-        if rank == case.get("slow_rank"):
-            time.sleep(0.005)
+    for step in range(case["steps"]):
+        if rank == case.get("slow_rank") and step % 15 == 5:
+            time.sleep(0.1)  # long beside a step, on a busy machine too
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(prepared(x), y)
         loss.backward()
