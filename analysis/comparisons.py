@@ -87,7 +87,7 @@ def _separate(first: Runs, second: Runs) -> bool:
 
 def _absent(asked: str, runs: Runs) -> str:
     """A setting that was left alone is named all the same, where it is what differs."""
-    untouched = asked.startswith("NCCL_") and f"nccl.{asked}" not in runs.asked
+    untouched = asked.startswith("NCCL_") and f"nccl.{asked.split()[0]}" not in runs.asked
     return f" · {asked.removeprefix('NCCL_')} untouched" if untouched else ""
 
 
@@ -125,12 +125,23 @@ def pairs(study: Gathered) -> Iterator[Pair]:
         yield from _pairs(study, "strategy", "strategy.name", (*every, "server_gpus"), chosen)
     for name in options:
         yield from _pairs(study, name.removeprefix("strategy."), name, (name,), lambda runs: runs.strategy)
-    for name in settings:
-        yield from _pairs(study, name.removeprefix("nccl."), name, (name,))
+    for first, *others in _presets(study, settings):
+        asked = first.removeprefix("nccl.") + (f" and {len(others)} more" if others else "")
+        yield from _pairs(study, asked, first, (first, *others))
     for name in names:
         yield from _pairs(study, name.removeprefix("benchmark."), name, (name,))
     if batch := [name for name in BATCH if name in study.varied]:
         yield from _pairs(study, "batch_size", batch[0], BATCH, lambda runs: runs.strong)
+
+
+def _presets(study: Gathered, settings: Sequence[str]) -> list[list[str]]:
+    """Settings that the study's cells have all together or not at all are one thing, as nccl=sharp asks; others are alone."""
+    found: dict[Hashable, list[str]] = defaultdict(list)
+    for name in settings:
+        values = [runs.asked.get(name) for runs in study.rated]
+        one_value = len({value for value in values if value is not None}) == 1
+        found[tuple(value is None for value in values) if one_value else name].append(name)
+    return [*found.values()]
 
 
 def _pairs(

@@ -244,7 +244,9 @@ def comparison_figure(
     _fit(axes, [one.difference for one in shown], [0.0, *(end for floor in floors.values() for end in (-floor, floor))])
     axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−") if value else "0"
+    )
     band = "; band: how far equal cells of this study differ" if floors else ""
     yield rendered(
         figure, "comparisons",
@@ -257,7 +259,7 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
     shared = [part for part in second if part in first]
     mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
-    text = f"{plain(mine or one.second, length)} against {plain(other or one.first, length)}"
+    text = f"{plain(mine or 'the default', length)} against {plain(other or 'the default', length)}"
     return BETWEEN.join([text, *shared])
 
 
