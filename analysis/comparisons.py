@@ -147,7 +147,7 @@ def _presets(study: Gathered, settings: Sequence[str]) -> list[list[str]]:
 def _pairs(
     study: Gathered, asked: str, name: str, without: Sequence[str], also: Callable[[Runs], Hashable] = lambda runs: None
 ) -> Iterator[Pair]:
-    """Pairs that are equal in everything but `without`, the benchmark among it, and differ in `name`."""
+    """Pairs of one benchmark that are equal in everything but `without` and differ in `name`."""
     alike: dict[Hashable, dict[str | None, Runs]] = defaultdict(dict)
     for runs in study.rated:
         if not runs.headline.may_differ(name):

@@ -14,15 +14,17 @@ from analysis.surroundings import part
 
 @dataclass(frozen=True)
 class Headline:
-    """One benchmark's. `rate` names for people what is compared, `metric` is what records have of it."""
+    """One benchmark's. `rate` names for people what is compared, `metric` is what records have of it.
+
+    `choices` are the options of the benchmark that leave the amount of work as it is, `work` what changes it beside the
+    other options.
+    """
 
     rate: str
     metric: str
     is_time: bool = False  # less of the metric is faster
-    choices: tuple[
-        str, ...
-    ] = ()  # options of the benchmark that leave the amount of work as it is; the others are work
-    work: tuple[str, ...] = ()  # what else changes the amount of work
+    choices: tuple[str, ...] = ()
+    work: tuple[str, ...] = ()
 
     def may_differ(self, asked: str) -> bool:
         """Whether cells that differ in an asked thing do the same amount of work."""

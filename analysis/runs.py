@@ -17,7 +17,8 @@ from analysis.headlines import Headline, headline
 from analysis.surroundings import SURROUNDINGS, Machines, part, surroundings
 from benchmarks.record import Record
 
-OF_TRAINING = ("model.name", "strategy.name")  # without a model they are none
+# What says nothing of a cell without a model.
+OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ class Gathered:
 
     @functools.cached_property
     def telling(self) -> tuple[str, ...]:
-        """The varied names without those that follow from the model's or the benchmark's name, model and strategy first."""
+        """The varied names without those that follow from the model, or from there being one, or from the benchmark."""
         names = [*self.varied]
         for group in ("model", "benchmark"):
             named: dict[str | None, Runs] = {}
@@ -155,6 +156,9 @@ class Gathered:
                 like = named.setdefault(runs.asked.get(f"{group}.name"), runs)
                 following -= {name for name in following if runs.asked.get(name) != like.asked.get(name)}
             names = [name for name in names if name not in following]
+        trained = [runs for runs in self.runs if runs.trains]
+        alike = {name for name in OF_TRAINING if len({runs.asked.get(name) for runs in trained}) == 1}
+        names = [name for name in names if name not in alike]
         return tuple(sorted(names, key=lambda name: not name.startswith(("model.name", "strategy.name"))))
 
     @functools.cached_property

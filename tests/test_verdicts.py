@@ -125,6 +125,13 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
     assert floors["exchanges/s"] == pytest.approx((0.01, 8), rel=0.6)
 
 
+def test_cells_without_a_model_are_named_by_what_they_measure():
+    found = comparisons(Laboratory().runs({"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC))
+    assert [(one.first, one.second) for one in found] == [
+        ("gpus 0,1 · jacobi · P2P_LEVEL untouched", "gpus 0,1 · jacobi · P2P_LEVEL=LOC")
+    ], "neither the model that others have, nor their batch, nor an option that follows from the benchmark"
+
+
 def test_the_drift_of_a_time_is_that_of_its_rate():
     laboratory = Laboratory(noise=0.0)
     made = laboratory.runs({"benchmark": JACOBI})
