@@ -1,7 +1,8 @@
 """Which of two is faster: repeats against repeats, the noise floor of the machine, and the smallest difference to be seen.
 
-Two cells are compared where they differ in exactly one asked thing on the same GPUs. The test is Welch's on the logarithms
-of images per second of whole runs; all tests of a study are one family, held at 5 % by Holm's method (1979).
+Two cells are compared where they belong to the same benchmark, do the same amount of work and differ in exactly one asked
+thing on the same GPUs. The test is Welch's on the logarithms of the benchmark's rate (analysis.headlines) in whole runs; all
+tests of a study are one family, held at 5 % by Holm's method (1979).
 """
 
 import math
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from analysis.baselines import RATE
 from analysis.estimates import LEVEL, WIDEST, Draws, quantile
 from analysis.findings import Comparison, Estimate, Noise
+from analysis.headlines import HEADLINES, Headline
 from analysis.runs import Gathered, Runs, between_runs, chosen, gather, gpu_list
 from benchmarks.record import Record
 
@@ -24,8 +25,8 @@ POWER = 0.8  # a difference as large as `smallest` is seen in four studies of fi
 # With more values of one thing than this every one is compared with the first alone: pairs grow with the square.
 MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
-# Asked things that are no choice between equals, that are compared in their own way, or that are another amount of work.
-NOT_COMPARED = ("model.", "benchmark.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
+# Asked things that are no choice between equals, or that are compared in their own way.
+NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
 SINGLE = "a single run says nothing of the next: repeats=5 tells"
 CHANCE = "its own interval excludes 0, which among so many comparisons chance does as well"
 
@@ -66,13 +67,16 @@ def _comparison(
 ) -> Comparison:
     asked, first, second = pair
     one, two = (f"{gpu_list(runs.gpus)} · {study.label(runs)}{_absent(asked, runs)}" for runs in (first, second))
-    runs, share = (_runs(first), _runs(second)), math.expm1(difference)
+    runs, share = (len(first.rates), len(second.rates)), math.expm1(difference)
+    rate = first.headline.rate
     if not tested:
-        return Comparison(one, two, Estimate(share), None, "", SINGLE, asked, first.gpus, runs)
+        return Comparison(one, two, Estimate(share), None, "", SINGLE, asked, first.gpus, runs, rate)
     low, high = math.expm1(difference - half), math.expm1(difference + half)
     verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
     why = CHANCE if not seen and 0 < half < abs(difference) else SEPARATE if seen and _separate(first, second) else ""
-    return Comparison(one, two, Estimate(share, low, high), float(smallest), verdict, why, asked, first.gpus, runs)
+    return Comparison(
+        one, two, Estimate(share, low, high), float(smallest), verdict, why, asked, first.gpus, runs, rate
+    )
 
 
 def _separate(first: Runs, second: Runs) -> bool:
@@ -83,17 +87,13 @@ def _separate(first: Runs, second: Runs) -> bool:
 
 def _absent(asked: str, runs: Runs) -> str:
     """A setting that was left alone is named all the same, where it is what differs."""
-    untouched = asked.startswith("NCCL_") and f"nccl.{asked}" not in runs.asked
+    untouched = asked.startswith("NCCL_") and f"nccl.{asked.split()[0]}" not in runs.asked
     return f" · {asked.removeprefix('NCCL_')} untouched" if untouched else ""
-
-
-def _runs(runs: Runs) -> int:
-    return runs.rate.runs if runs.rate else 0
 
 
 def _welch(first: Runs, second: Runs) -> tuple[float, float, float]:
     """Difference of the mean logarithms, its standard error and degrees of freedom; NaN below two runs each."""
-    one, two = first.logarithms(RATE), second.logarithms(RATE)
+    one, two = first.rates, second.rates
     difference = sum(two) / len(two) - sum(one) / len(one)
     if min(len(one), len(two)) < 2:
         return difference, math.nan, math.nan
@@ -125,20 +125,33 @@ def pairs(study: Gathered) -> Iterator[Pair]:
         yield from _pairs(study, "strategy", "strategy.name", (*every, "server_gpus"), chosen)
     for name in options:
         yield from _pairs(study, name.removeprefix("strategy."), name, (name,), lambda runs: runs.strategy)
-    for name in settings:
-        yield from _pairs(study, name.removeprefix("nccl."), name, (name,))
+    for first, *others in _presets(study, settings):
+        asked = first.removeprefix("nccl.") + (f" and {len(others)} more" if others else "")
+        yield from _pairs(study, asked, first, (first, *others))
     for name in names:
-        yield from _pairs(study, name, name, (name,))
+        yield from _pairs(study, name.removeprefix("benchmark."), name, (name,))
     if batch := [name for name in BATCH if name in study.varied]:
         yield from _pairs(study, "batch_size", batch[0], BATCH, lambda runs: runs.strong)
+
+
+def _presets(study: Gathered, settings: Sequence[str]) -> list[list[str]]:
+    """Settings that the study's cells have all together or not at all are one thing, as nccl=sharp asks; others are alone."""
+    found: dict[Hashable, list[str]] = defaultdict(list)
+    for name in settings:
+        values = [runs.asked.get(name) for runs in study.rated]
+        one_value = len({value for value in values if value is not None}) == 1
+        found[tuple(value is None for value in values) if one_value else name].append(name)
+    return [*found.values()]
 
 
 def _pairs(
     study: Gathered, asked: str, name: str, without: Sequence[str], also: Callable[[Runs], Hashable] = lambda runs: None
 ) -> Iterator[Pair]:
-    """Pairs that are equal in everything but `without` and differ in `name`."""
+    """Pairs of one benchmark that are equal in everything but `without` and differ in `name`."""
     alike: dict[Hashable, dict[str | None, Runs]] = defaultdict(dict)
-    for runs in study.timed:
+    for runs in study.rated:
+        if not runs.headline.may_differ(name):
+            continue
         key = (runs.gpus, also(runs), *study.condition(runs, without))
         alike[key].setdefault(runs.asked.get(name), runs)
     for values in alike.values():
@@ -147,17 +160,26 @@ def _pairs(
         yield from ((asked, first, second) for first, second in among)
 
 
-def noise(study: Gathered) -> Noise:
-    """How far runs of equal cells differ: their standard deviation over all cells of the study, and the drift."""
-    deviation, freedom = between_runs(study.timed, RATE)
+def noises(study: Gathered) -> tuple[Noise, ...]:
+    """The noise of every rate that the study has."""
+    present = {runs.headline for runs in study.rated}
+    return tuple(_noise(study, headline) for headline in HEADLINES.values() if headline in present)
+
+
+def _noise(study: Gathered, headline: Headline) -> Noise:
+    """How far runs of equal cells differ: their standard deviation over all cells with this rate, and the drift."""
+    members = [runs for runs in study.rated if runs.headline == headline]
+    deviation, freedom = between_runs(members, headline.metric)
     drift = [
-        record.metrics[RATE] / first - 1
+        headline.change(first, last)
         for record, runs in study.drift
-        if record.metrics.get(RATE, 0) > 0 and (first := runs.records[0].metrics.get(RATE))
+        if runs.headline == headline
+        and (first := runs.records[0].metrics.get(headline.metric, 0)) > 0
+        and (last := record.metrics.get(headline.metric, 0)) > 0
     ]
     change = drift[0] if drift else None
     if not freedom:
-        return Noise(None, 0, change)
+        return Noise(None, 0, change, rate=headline.rate)
     floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
-    pairs_of_runs = sum(math.comb(_runs(runs), 2) for runs in study.timed)
-    return Noise(floor, pairs_of_runs, change, deviation, freedom)
+    pairs_of_runs = sum(math.comb(len(runs.rates), 2) for runs in members)
+    return Noise(floor, pairs_of_runs, change, deviation, freedom, headline.rate)

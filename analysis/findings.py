@@ -107,6 +107,7 @@ class Comparison:
     asked: str = ""  # the one thing that differs: strategy, optimize, NCCL_P2P_LEVEL, …
     gpus: tuple[int, ...] = ()
     runs: tuple[int, int] = (1, 1)
+    rate: str = "images/s"  # what is compared; more is faster
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Noise:
     drift: float | None  # the first cell once more at the end, as a share of its first rate
     deviation: float | None = None  # standard deviation between runs of equal cells, as a share
     freedom: int = 0  # degrees of freedom of that
+    rate: str = "images/s"  # of which
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Findings:
     scaling: Scaling = Scaling()
     waterfalls: tuple[Waterfall, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
-    noise: Noise = Noise(None, 0, None)
+    noises: tuple[Noise, ...] = ()  # of every rate that cells of the study have
     wires: tuple[Wire, ...] = ()
     worth: tuple[Worth, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part

@@ -15,19 +15,20 @@ from pathlib import Path
 
 from analysis.collector import uncollected
 from analysis.findings import Findings
+from analysis.report_comparisons import comparisons
 from analysis.report_conditions import cells, commands, environment, machine, validity
 from analysis.report_finding import sentences
 from analysis.report_links import measured
 from analysis.report_numbers import count, listed
 from analysis.report_page import Report, markdown_page, page
-from analysis.report_sections import Section, comparisons, few, scaling, sentence, strategies, waterfall, wires
+from analysis.report_sections import Section, few, scaling, sentence, strategies, waterfall, wires
 from analysis.report_study import Study, hardware, named, open_study
 from analysis.report_style import style
 from analysis.report_tables import plain, to_csv, to_latex
 from analysis.report_trace import traces
 from analysis.study_findings import study_findings
 
-OF_TRAINING = (scaling, waterfall, wires, strategies, traces, comparisons)
+OF_TRAINING = (scaling, waterfall, wires, strategies, traces)
 SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
     scaling, waterfall, wires, machine, measured, strategies, traces, comparisons, validity, environment, commands, cells,
 )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from analysis.findings import Curve, Estimate, Findings, Noise, Point, Waterfall
+from analysis.findings import Curve, Estimate, Findings, Point, Waterfall
+from analysis.report_comparisons import differences
 from analysis.report_curves import unit_of
-from analysis.report_links import nothing
+from analysis.report_links import SENTENCES, nothing
 from analysis.report_links import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
 from analysis.report_sections import RATE, gpu_list
-from analysis.report_study import BETWEEN, Study, hardware, middle, named, short_names
+from analysis.report_study import BETWEEN, Study, hardware, middle, named
 from analysis.report_tables import plain
 from benchmarks.record import Record
 
@@ -18,9 +19,10 @@ def sentences(study: Study, found: Findings) -> list[str]:
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
     if not study.trains or (study.usable and middle(study.usable, RATE) is None):
-        return links(study)
+        said, judged = links(study), any(one.verdict for one in found.comparisons)
+        return [*said[: SENTENCES - 1], differences(found)] if judged else said
     headline = main_point(study, found.scaling.curves)
-    return [_scale(study, headline), _why(study, found, headline), _differences(found)]
+    return [_scale(study, headline), _why(study, found, headline), differences(found)]
 
 
 def main_point(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
@@ -134,43 +136,3 @@ def _exposed(study: Study, point: Point) -> str:
         return ""
     low, high = (middle(records, f"comm/exposed_ms_ci_{end}") for end in ("low", "high"))
     return f"; the exchange exposes {estimate(Estimate(exposed, low, high))} ms of a step of {number(step)} ms"
-
-
-def _differences(found: Findings) -> str:
-    judged = [one for one in found.comparisons if one.verdict]
-    real = [one for one in judged if one.verdict in ("faster", "slower")]
-    floor = _floor(found.noise)
-    if not judged and found.comparisons:
-        pairs = count(len(found.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but without repeats none has a verdict (repeats=5 gives them one)."
-    if not judged:
-        return f"No two sets of runs of this study can be compared; {floor}."
-    if not real:
-        least = [one.smallest for one in judged if one.smallest is not None]
-        could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
-        return f"{count(len(judged), 'comparison')} of runs show no difference{could}; {floor}."
-    one = max(real, key=lambda item: (abs(item.difference.value), item.first, item.second))
-    pair = short_names(dict.fromkeys((one.first, one.second)))
-    first, second = (plain(pair[name], 80) for name in (one.first, one.second))
-    every = short_names(dict.fromkeys(name for each in found.comparisons for name in (each.first, each.second)))
-    shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
-    where = plain(f" ({', '.join(shared)})", 120) if shared else ""
-    size = Estimate(abs(one.difference.value), *_ends(one.difference))
-    return (
-        f"{len(real):,} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
-        f"largest: {second} is {estimate(size, 'share')} {one.verdict} than {first}{where}; {floor}."
-    )
-
-
-def _ends(difference: Estimate) -> tuple[float | None, float | None]:
-    if difference.low is None or difference.high is None:
-        return None, None
-    return (difference.low, difference.high) if difference.value >= 0 else (-difference.high, -difference.low)
-
-
-def _floor(noise: Noise) -> str:
-    if noise.floor is None:
-        return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
-    return (
-        f"single runs of equal cells differ by up to {number(noise.floor, 'share')} here ({count(noise.pairs, 'pair')})"
-    )

@@ -222,26 +222,32 @@ def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
     axes.plot(value.value, y + 0.08, form, color=colour, zorder=3)
 
 
-def comparison_figure(comparisons: Sequence[Comparison], noise: Noise, names: Mapping[str, str]) -> Iterator[Picture]:
+def comparison_figure(
+    comparisons: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
+) -> Iterator[Picture]:
     """Differences with intervals, largest first, over the band in which equal cells of the study differ."""
     judged = [one for one in comparisons if one.verdict]
     shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[:ROWS]
     if not shown:
         return
+    rates = {one.rate for one in shown}
+    floors = {one.rate: one.floor for one in noises if one.floor and one.rate in rates}
     figure, axes = _rows(len(shown))
     for y, one in enumerate(shown):
-        if noise.floor:
-            axes.barh(y + 0.08, 2 * noise.floor, left=-noise.floor, height=0.34, color=RULE, zorder=1)
+        if floor := floors.get(one.rate):
+            axes.barh(y + 0.08, 2 * floor, left=-floor, height=0.34, color=RULE, zorder=1)
         axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
         _dot(axes, y, one.difference, colour, "o")
         size = f"{number(one.difference.value, 'change')}, {one.verdict}"
         _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
-    _fit(axes, [one.difference for one in shown], [0.0, *([-noise.floor, noise.floor] if noise.floor else [])])
-    axes.set_xlabel("difference in images/s")
+    _fit(axes, [one.difference for one in shown], [0.0, *(end for floor in floors.values() for end in (-floor, floor))])
+    axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")
-    band = "; band: how far equal cells of this study differ" if noise.floor else ""
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−") if value else "0"
+    )
+    band = "; band: how far equal cells of this study differ" if floors else ""
     yield rendered(
         figure, "comparisons",
         f"Differences with 95 % intervals{band}." + _more(judged, ROWS, "more comparison", "comparisons.csv"),
@@ -253,7 +259,7 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
     shared = [part for part in second if part in first]
     mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
-    text = f"{plain(mine or one.second, length)} against {plain(other or one.first, length)}"
+    text = f"{plain(mine or 'the default', length)} against {plain(other or 'the default', length)}"
     return BETWEEN.join([text, *shared])
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from analysis.findings import Curve, Estimate, Findings, Part, Point
 from analysis.report_curves import scaling_figures, unit_of
-from analysis.report_numbers import count, number
+from analysis.report_numbers import number
 from analysis.report_rows import (
     Level,
-    comparison_figure,
     strategy_figure,
     waterfall_figures,
     waterfall_rows,
@@ -17,7 +16,7 @@ from analysis.report_rows import (
 )
 from analysis.report_study import Study, middle, named, short_names
 from analysis.report_style import Picture
-from analysis.report_tables import Column, Table, plain
+from analysis.report_tables import Column, Table
 from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
@@ -258,42 +257,3 @@ def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
     prefix = "throughput/ci_" if metric == RATE else f"{metric}_ci_"
     low, high = (group[0].metrics.get(f"{prefix}{end}") if len(group) == 1 else None for end in ("low", "high"))
     return Estimate(value, low, high)
-
-
-def comparisons(study: Study, found: Findings) -> Section:
-    """Verdicts, and the noise that they stand on."""
-    names = short_names(dict.fromkeys(name for one in found.comparisons for name in (one.first, one.second)))
-    rows = tuple(
-        (
-            names[one.first], names[one.second], one.asked, *one.runs, one.difference, one.smallest,
-            one.verdict or "none", one.why,
-        )
-        for one in found.comparisons
-    )  # fmt: skip
-    table = Table(
-        "comparisons",
-        "The second against the first, 95 % intervals; the smallest difference is what these runs could have shown.",
-        (
-            Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
-            Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"),
-            Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"),
-            Column("verdict", "verdict"), Column("why", "note"),
-        ),
-        rows,
-    )  # fmt: skip
-    noise, lines = found.noise, []
-    if noise.floor is not None:
-        floor = number(noise.floor, "share")
-        pairs = count(noise.pairs, "pair")
-        lines.append(
-            f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor} ({pairs} of runs)."
-        )
-    if noise.drift is not None:
-        drift = number(noise.drift, "change")
-        lines.append(f"The first cell, run once more at the end, changed by {drift}.")
-    if not rows:
-        lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
-    pictures = tuple(comparison_figure(found.comparisons, noise, names))
-    return Section(
-        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,)
-    )

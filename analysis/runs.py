@@ -13,8 +13,12 @@ from typing import Any
 
 from analysis.baselines import RATE, flat
 from analysis.estimates import Sample, sample
+from analysis.headlines import Headline, headline
 from analysis.surroundings import SURROUNDINGS, Machines, part, surroundings
 from benchmarks.record import Record
+
+# What says nothing of a cell without a model.
+OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,11 @@ class Runs:
     def strategy(self) -> str:
         """Name of the strategy."""
         return str(part(self.cell, "strategy").get("name", ""))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a model and a strategy; else it measures links alone."""
+        return part(self.cell, "model").get("name") != "none"
 
     @property
     def batch_size(self) -> int:
@@ -77,6 +86,17 @@ class Runs:
         low, high = (math.log(low), math.log(high)) if known else (math.nan, math.nan)
         return sample(rates, low, high, self.records[0].record_id)
 
+    @functools.cached_property
+    def headline(self) -> Headline:
+        """What its benchmark is compared in."""
+        return headline(self.cell)
+
+    @functools.cached_property
+    def rates(self) -> list[float]:
+        """Logarithm of the headline's rate in every run that has it."""
+        found = self.logarithms(self.headline.metric)
+        return [-value for value in found] if self.headline.is_time else found
+
     def metric(self, name: str) -> Sample | None:
         """A metric itself, with its own interval (`NAME_ci_low`) where there is one run."""
         values = self.values(name)
@@ -105,25 +125,40 @@ class Gathered:
         """Those with images per second."""
         return tuple(runs for runs in self.runs if runs.rate is not None)
 
+    @functools.cached_property
+    def rated(self) -> tuple[Runs, ...]:
+        """Those with a rate to compare, of whatever benchmark."""
+        return tuple(runs for runs in self.runs if runs.rates)
+
     def label(self, runs: Runs, without: Sequence[str] = ()) -> str:
-        """What tells runs from the others of the study, for people; model and strategy where nothing does."""
+        """What tells runs from the others of the study, for people; where nothing does, model and strategy or the benchmark."""
         told = [
             shown(name, runs.asked[name])
             for name in self.telling
-            if name in runs.asked and name not in without and not (name in self._options and plain(runs, name))
+            if name in runs.asked
+            and name not in without
+            and not (name in self._options and plain(runs, name))
+            and (runs.trains or name not in OF_TRAINING)
         ]
         told += [f"{name} {runs.around[name] or 'not known'}" for name in self.around]
+        if not told and not runs.trains:
+            return str(part(runs.cell, "benchmark").get("name", "benchmark"))
         return " · ".join(told) or f"{part(runs.cell, 'model').get('name', 'model')} · {runs.strategy or 'no strategy'}"
 
     @functools.cached_property
     def telling(self) -> tuple[str, ...]:
-        """The varied names without those that follow from the model's name, the model and the strategy first."""
-        by_model: dict[str | None, Runs] = {}
-        following = {name for name in self.varied if name.startswith("model.") and name != "model.name"}
-        for runs in self.runs:
-            like = by_model.setdefault(runs.asked.get("model.name"), runs)
-            following -= {name for name in following if runs.asked.get(name) != like.asked.get(name)}
-        names = [name for name in self.varied if name not in following]
+        """The varied names without those that follow from the model, or from there being one, or from the benchmark."""
+        names = [*self.varied]
+        for group in ("model", "benchmark"):
+            named: dict[str | None, Runs] = {}
+            following = {name for name in self.varied if name.startswith(f"{group}.") and name != f"{group}.name"}
+            for runs in self.runs:
+                like = named.setdefault(runs.asked.get(f"{group}.name"), runs)
+                following -= {name for name in following if runs.asked.get(name) != like.asked.get(name)}
+            names = [name for name in names if name not in following]
+        trained = [runs for runs in self.runs if runs.trains]
+        alike = {name for name in OF_TRAINING if len({runs.asked.get(name) for runs in trained}) == 1}
+        names = [name for name in names if name not in alike]
         return tuple(sorted(names, key=lambda name: not name.startswith(("model.name", "strategy.name"))))
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.comparisons import compared, noise
+from analysis.comparisons import compared, noises
 from analysis.findings import Findings
 from analysis.runs import gather
 from analysis.scaling import curves
@@ -22,15 +22,16 @@ def study_findings(records: Sequence[Record], topology: Topology | None = None) 
     study = gather(records)
     waterfalls, unexplained = explained(study)
     scaling, known = curves(study), machines(study, topology)
-    comparisons, floor, worth = compared(study), noise(study), lost(study, known)
+    comparisons, noise, worth = compared(study), noises(study), lost(study, known)
     unsaid = [*unexplained]
     if not records:
         unsaid.append("nothing: the study has no record")
     elif not study.runs:
         unsaid.append(f"nothing but why: none of {len(records)} records is valid and finished")
     elif not study.timed:
-        unsaid.append("no scaling and no comparison: no cell counts images per second")
-    if study.timed and floor.floor is None:
+        nothing = "no scaling" if study.rated else "no scaling and no comparison"
+        unsaid.append(f"{nothing}: no cell counts images per second")
+    if study.rated and all(one.floor is None for one in noise):
         unsaid.append("no noise floor and no significance: no cell was run twice (repeats=5 does)")
     beside = wired(study, known, scaling)
     if not worth and any(wire.link_class for wire in beside):
@@ -39,7 +40,7 @@ def study_findings(records: Sequence[Record], topology: Topology | None = None) 
         scaling=scaling,
         waterfalls=waterfalls,
         comparisons=comparisons,
-        noise=floor,
+        noises=noise,
         wires=beside,
         worth=worth,
         excluded=tuple((record.name, why) for record, why in study.excluded),

@@ -417,7 +417,7 @@ def test_the_noise_floor_is_that_of_equal_cells_and_the_drift_that_of_the_first(
     made.append(
         changed(simulator.record((0,), repeat=10, drift=True), metrics={k: v * 0.98 for k, v in first.metrics.items()})
     )
-    found = study_findings(made).noise
+    (found,) = study_findings(made).noises
     assert found.deviation == pytest.approx(0.01, rel=0.3)
     assert found.floor == pytest.approx(0.01 * 2.03 * math.sqrt(2), rel=0.3)
     assert (found.pairs, found.freedom) == (4 * 45, 36)

@@ -404,7 +404,7 @@ def test_the_finding_names_the_largest_part_and_the_residual():
 
     one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
     one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0})
-    found = Findings(waterfalls=(FALL,), noise=Noise(0.002, 3, None))
+    found = Findings(waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
     second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
     assert second == (
         "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "

@@ -1,0 +1,197 @@
+"""Verdicts of every benchmark that has a headline: on its own rate, within equal work, one family in a study."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from simulated import STRATEGY, Simulator, Truth, changed
+from test_report import record, study
+
+from analysis.comparisons import comparisons, noises
+from analysis.headlines import HEADLINES
+from analysis.report import examine
+from analysis.runs import gather
+
+EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
+COLLECTIVES = {
+    "name": "collectives",
+    "collective": "all_reduce",
+    "max_bytes": "1G",
+    "dtype": "float32",
+    "calls": "nccl",
+}
+JACOBI = {"name": "jacobi", "nx": 16384, "exchange": "peer"}
+UNTRAINED = {"model": {"name": "none"}, "labels": []}
+VALUES = {"exchange": 0.45, "collectives": 330.0, "jacobi": 0.26}  # of each headline's metric
+
+
+class Laboratory:
+    """Makes runs of benchmarks that count no images; equal seeds make equal records."""
+
+    def __init__(self, seed=0, noise=0.005):
+        self.noise, self.draw, self.simulator = noise, np.random.default_rng(seed), Simulator(Truth(noise=0.002), seed)
+
+    def run(self, benchmark, repeat=0, *, factor=1.0, strategy=STRATEGY, **cell):
+        """One run on GPUs 0 and 1; its metric is multiplied by `factor`."""
+        name = benchmark["name"]
+        value = VALUES[name] * factor * math.exp(self.draw.normal(0, self.noise))
+        asked = cell if name == "exchange" else UNTRAINED | cell
+        made = self.simulator.record((0, 1), strategy, repeat, benchmark=benchmark, **asked)
+        made.cell["strategy"] = {"name": strategy if name == "exchange" else "none"}
+        return changed(made, metrics={HEADLINES[name].metric: value})
+
+    def runs(self, *cells, repeats=5):
+        """Repeats of several cells, interleaved; each is what `run` takes."""
+        return [self.run(repeat=repeat, **cell) for repeat in range(repeats) for cell in cells]
+
+
+def exchanges(factor):
+    return {"benchmark": EXCHANGE}, {"benchmark": EXCHANGE, "strategy": "kvstore_device", "factor": factor}
+
+
+@pytest.mark.parametrize("factor", [1.05, 1 / 1.05])
+def test_a_planted_difference_of_exchange_times_is_found_and_less_time_is_faster(factor):
+    for seed in range(20):
+        (found,) = comparisons(Laboratory(seed).runs(*exchanges(factor)))
+        assert found.verdict == ("slower" if factor > 1 else "faster"), seed
+        assert found.difference.value == pytest.approx(1 / factor - 1, abs=0.02)
+        assert (found.asked, found.rate, found.gpus, found.runs) == ("strategy", "exchanges/s", (0, 1), (5, 5))
+
+
+def test_equal_exchanges_show_no_difference():
+    found = [comparisons(Laboratory(seed).runs(*exchanges(1.0)))[0].verdict for seed in range(60)]
+    assert found.count("no difference seen") >= 54  # 95 % each
+
+
+LOC = {"nccl": {"NCCL_P2P_LEVEL": "LOC"}}
+
+
+@pytest.mark.parametrize(
+    ("other", "asked", "verdict", "rate"),
+    [
+        ({"benchmark": EXCHANGE | {"per_key": True}}, "per_key", "slower", "exchanges/s"),
+        ({"benchmark": EXCHANGE} | LOC, "NCCL_P2P_LEVEL", "slower", "exchanges/s"),
+        ({"benchmark": COLLECTIVES} | LOC, "NCCL_P2P_LEVEL", "faster", "busbw of the largest message"),
+        ({"benchmark": COLLECTIVES | {"calls": "torch"}}, "calls", "faster", "busbw of the largest message"),
+        ({"benchmark": JACOBI | {"exchange": "host"}}, "exchange", "slower", "solves/s"),
+        ({"benchmark": JACOBI} | LOC, "NCCL_P2P_LEVEL", "slower", "solves/s"),
+    ],
+)
+def test_what_may_differ_and_whether_more_of_the_metric_is_faster(other, asked, verdict, rate):
+    benchmark = next(one for one in (EXCHANGE, COLLECTIVES, JACOBI) if one["name"] == other["benchmark"]["name"])
+    (found,) = comparisons(Laboratory().runs({"benchmark": benchmark}, other | {"factor": 1.1}))
+    assert (found.asked, found.verdict, found.rate) == (asked, verdict, rate)
+    assert "none" not in found.second, "a cell without a model has no strategy to name"
+
+
+def test_another_amount_of_work_or_another_benchmark_is_never_compared():
+    cells = [{"benchmark": EXCHANGE}, {"benchmark": EXCHANGE, "precision": "bf16_weights"}, {"benchmark": JACOBI}]
+    cells += [{"benchmark": EXCHANGE | {"keys": "weights"}}, {"benchmark": JACOBI | {"nx": 512}}]
+    for option in ({}, {"collective": "all_gather"}, {"max_bytes": "64K"}, {"dtype": "bfloat16"}):
+        cells.append({"benchmark": COLLECTIVES | option})
+    assert comparisons(Laboratory().runs(*cells)) == ()
+    # What differs in two things is not compared either.
+    both = {"benchmark": COLLECTIVES | {"calls": "torch"}} | LOC
+    assert comparisons(Laboratory().runs({"benchmark": COLLECTIVES}, both)) == ()
+
+
+def test_settings_of_a_preset_are_one_thing():
+    """What nccl=sharp asks against nothing; beside a cell with one of its settings alone that one is a thing of its own."""
+    sharp = {"NCCL_COLLNET_ENABLE": "1", "NCCL_SHARP_MAX_COMMS": "1", "SHARP_COLL_ENABLE_SAT": "1"}
+    cells = [{"benchmark": COLLECTIVES}, {"benchmark": COLLECTIVES, "nccl": sharp, "factor": 0.9}]
+    (found,) = comparisons(Laboratory().runs(*cells))
+    assert (found.asked, found.verdict) == ("NCCL_COLLNET_ENABLE and 2 more", "slower")
+    assert found.first.endswith("COLLNET_ENABLE and 2 more untouched") and "untouched" not in found.second
+    cells.append({"benchmark": COLLECTIVES, "nccl": {"NCCL_COLLNET_ENABLE": "1"}})
+    found = [one.asked for one in comparisons(Laboratory().runs(*cells))]
+    assert found == ["NCCL_COLLNET_ENABLE", "NCCL_SHARP_MAX_COMMS and 1 more"]
+
+
+def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_rate():
+    laboratory = Laboratory(noise=0.01)
+    trained = [
+        laboratory.simulator.record((0, 1), optimize=optimize, repeat=repeat)
+        for repeat in range(5)
+        for optimize in ("eager", "compile")
+    ]
+    alone, others = comparisons(trained), laboratory.runs(*exchanges(1.0), {"benchmark": JACOBI})
+    together = comparisons(trained + others)
+    assert [one.rate for one in together] == ["exchanges/s", "images/s"]
+    assert together[1].smallest > alone[0].smallest, "two tests share the 5 %"
+    floors = {one.rate: (one.deviation, one.freedom) for one in noises(gather(trained + others))}
+    assert list(floors) == ["images/s", "exchanges/s", "solves/s"]
+    assert floors["images/s"] == pytest.approx((0.002, 8), rel=0.6)
+    assert floors["exchanges/s"] == pytest.approx((0.01, 8), rel=0.6)
+
+
+def test_cells_without_a_model_are_named_by_what_they_measure():
+    found = comparisons(Laboratory().runs({"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC))
+    assert [(one.first, one.second) for one in found] == [
+        ("gpus 0,1 · jacobi · P2P_LEVEL untouched", "gpus 0,1 · jacobi · P2P_LEVEL=LOC")
+    ], "neither the model that others have, nor their batch, nor an option that follows from the benchmark"
+
+
+def test_the_drift_of_a_time_is_that_of_its_rate():
+    laboratory = Laboratory(noise=0.0)
+    made = laboratory.runs({"benchmark": JACOBI})
+    last = dataclasses.replace(laboratory.run(JACOBI, repeat=5, factor=1.25), drift=True)
+    (found,) = noises(gather([*made, last]))
+    assert found.drift == pytest.approx(-0.2) and found.pairs == 10
+
+
+def written(number, benchmark, metrics, repeat=0, strategy="none"):
+    cell = {"benchmark": benchmark, "repeat": repeat, "nccl": {}} | (
+        UNTRAINED if benchmark["name"] != "exchange" else {}
+    )
+    return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {"metrics": metrics, "schema_version": 2}
+
+
+def shown(folder, records):
+    """The finding, the lines of the section on differences, and the rows of its table for people."""
+    told, _ = examine(study(folder, records))
+    (section,) = [one for one in told.sections if one.anchor == "comparisons"]
+    (table,) = [one.for_people for one in section.tables]
+    headings = [column.heading for column in table.columns]
+    finding, lines = ([line.replace("\u00a0", " ") for line in found] for found in (told.finding, section.lines))
+    return finding, lines, [dict(zip(headings, row, strict=True)) for row in table.rows]
+
+
+def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
+    made = [
+        written(2 * repeat + slow, EXCHANGE, {"comm/exchange_ms": ms * (1 + 0.001 * repeat)}, repeat, strategy)
+        for repeat in range(3)
+        for slow, (strategy, ms) in enumerate((("nccl_allreduce", 0.87), ("kvstore_device", 1.0)))
+    ]
+    finding, lines, rows = shown(tmp_path / "study", made)
+    assert finding[1:] == [
+        "1 of 1 comparison shows a difference, the largest: kvstore_device is 13.0 % (12.8 to 13.2) slower than "
+        "nccl_allreduce; single runs of equal cells differ here by up to 0.39 % (6 pairs)."
+    ]
+    assert lines[0] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
+    assert "rate" not in rows[0], "one rate needs no column"
+
+
+def test_a_difference_of_twice_and_more_is_told_as_times(tmp_path):
+    made = [
+        written(
+            2 * repeat + slow, JACOBI | {"exchange": exchange}, {"jacobi/seconds": s * (1 + 0.001 * repeat)}, repeat
+        )
+        for repeat in range(3)
+        for slow, (exchange, s) in enumerate((("host", 2.5), ("peer", 1.0)))
+    ]
+    finding, _, _ = shown(tmp_path / "study", made)
+    assert "exchange=peer is 2.50 (2.49 to 2.51) times as fast as exchange=host" in finding[-1]
+
+
+def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_column(tmp_path):
+    cells = [
+        (JACOBI, {"jacobi/efficiency": 0.9, "jacobi/seconds": 0.2}),
+        (JACOBI | {"exchange": "host"}, {"jacobi/efficiency": 0.8, "jacobi/seconds": 0.3}),
+        (COLLECTIVES, {"collectives/busbw_gb_per_s": 300.0}),
+        (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
+    ]
+    finding, _, rows = shown(tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)])
+    assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
+    assert all(row["verdict"] == "none" and "single run" in row["note"] for row in rows)
+    assert len(finding) == 2 and not any("comparison" in line for line in finding), "single runs give no verdict"
