@@ -24,7 +24,8 @@ def differences(found: Findings) -> str:
     if not real:
         least = [one.smallest for one in judged if one.smallest is not None]
         could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
-        return f"{count(len(judged), 'comparison')} of runs show no difference{could}; {floor}."
+        seen = count(len(judged), "comparison of runs shows", "comparisons of runs show")
+        return f"{seen} no difference{could}; {floor}."
     one = max(real, key=lambda item: (abs(item.difference.value), item.first, item.second))
     pair = short_names(dict.fromkeys((one.first, one.second)))
     first, second = (plain(pair[name], 80) for name in (one.first, one.second))
