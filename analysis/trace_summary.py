@@ -25,9 +25,8 @@ from analysis.trace_intervals import Flags, Spans, intersect, subtract, total, u
 from analysis.trace_ranks import Meeting, Meetings, Straggler, match
 from analysis.trace_steps import step_of, step_ranges
 
-GAP_NS = (
-    10_000  # between kernels that were enqueued in time; H200: 1.4 µs is usual under nsys, 2.5 under torch.profiler
-)
+# Between kernels that were enqueued in time: on an H200 1.4 µs at the median under nsys, 2.5 under torch.profiler.
+GAP_NS = 10_000
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Check:
     """One way in which a number can be wrong."""
 
     code: str
-    severity: str  # invalid or suspect
+    severity: str  # invalid, suspect or finding (numbers stay valid)
     sentence: str  # with {} for the detail
     judge: Callable[[Record, Limits], Found | None]
 
@@ -203,6 +203,11 @@ def _above_one(record: Record, _: Limits) -> Found | None:
     return Found(f"{share:.1%}") if least > MOST_EFFICIENCY else None
 
 
+def _limit_exceeded(record: Record, _: Limits) -> Found | None:
+    share = record.metrics.get("comm/ideal_ratio")
+    return Found(f"{record.checks.get('limit')}, {share:.0%}") if share is not None and share > MOST_OF_LIMIT else None
+
+
 def _warmup(record: Record, _: Limits) -> Found | None:
     if "warmup_flat" not in record.checks:
         return unchecked("no warm-up was measured")
@@ -211,6 +216,7 @@ def _warmup(record: Record, _: Limits) -> Found | None:
 
 # Above this a baseline was slower than it should be: cherry-picked, disturbed, or of another kind.
 MOST_EFFICIENCY = 1.02
+MOST_OF_LIMIT = 1.05  # an exchange may find in a cache what the probe of its limit does not
 
 CHECKS = (
     Check("missing_rank", "invalid", "rank {} left no complete samples", _missing_rank),
@@ -241,6 +247,12 @@ CHECKS = (
     Check("too_few_iterations", "suspect", "few iterations were measured: {}", _too_few),
     Check("efficiency_above_one", "suspect", "scaling efficiency is above what a fair baseline allows: {}", _above_one),
     Check("warmup_not_flat", "suspect", "the step time was still falling when the warm-up ran out of time", _warmup),
+    Check(
+        "limit_exceeded",
+        "finding",
+        "the exchange was faster than its limit, which was measured too low: {}",
+        _limit_exceeded,
+    ),
 )
 # Codes of findings, which bring their sentence: of analysis.effective, which compares what was asked of NCCL with its
 # log, and of launch.profiling.
@@ -270,14 +282,22 @@ def judge(record: Record, limits: Limits) -> Validity:
             skipped[check.code] = found.detail
             continue
         codes[check.code] = check.sentence.format(found.detail)
-        verdict = "invalid" if "invalid" in (verdict, check.severity) else "suspect"
+        verdict = worse(verdict, check.severity)
     for finding in record.effective.get("findings", []):
         said = skipped if finding["severity"] == "unchecked" else codes
         known = said.get(finding["code"])
         said[finding["code"]] = f"{known}; {finding['sentence']}" if known else finding["sentence"]
-        if finding["severity"] in ("suspect", "invalid"):
-            verdict = "invalid" if "invalid" in (verdict, finding["severity"]) else "suspect"
+        verdict = worse(verdict, finding["severity"])
     return Validity(verdict, codes, skipped)
+
+
+def worse(verdict: str, severity: str) -> str:
+    """The verdict with one more code; findings and checks that could not run leave it as it is."""
+    return (
+        max(verdict, severity, key=("valid", "suspect", "invalid").index)
+        if severity in ("suspect", "invalid")
+        else verdict
+    )
 
 
 def judged(record: Record, limits: Limits) -> Record:

@@ -158,13 +158,14 @@ class Measurement:
             return seconds * 1e6 / (launches * self._iterations * int(self._asked["coalesced"]))
         finally:
             gc.enable()
-            self._reporter.beat(self._iterations)
+            self._reporter.beat(launches * self._iterations)
 
     def _finished(self, call: Call) -> None:
         """Make a call and wait for its end."""
         call()
         if self._stream is not None:
             self._stream.synchronize()
+        self._reporter.beat(0)
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
         """The same as a CUDA graph, not launched yet."""

@@ -1,6 +1,7 @@
 """Calls of C functions, one after the other, in a loop of C: from Python each would take longer than NCCL needs to enqueue it.
 
-The loop is compiled when it is first needed. Where there is no C compiler, Python makes the calls; `made_by` tells which.
+The loop is compiled when it is first needed. Where that fails, for want of a compiler, Python makes the calls; `made_by` tells
+which.
 """
 
 import ctypes
@@ -74,7 +75,7 @@ class InOrder:
 
 
 def made_by() -> str:
-    """C, or Python where there is no C compiler."""
+    """C, or Python where the loop cannot be compiled."""
     return "C" if compiled_loop() is not None else "Python"
 
 
@@ -93,7 +94,7 @@ def compiled_loop() -> Any:
             make = ctypes.CDLL(str(library)).make
         except (OSError, subprocess.SubprocessError):
             return None
-    make.restype = ctypes.c_long
+    make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p), ctypes.c_long
     return make
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import statistics
+from benchmarks.enqueue import made_by
 from benchmarks.jacobi_grid import Slab, TorchStencil, TritonStencil, split
 from benchmarks.jacobi_halo import Alone, Gloo, Halo, HostOnCpu, HostOnGpu, NcclRows, Peer
 from benchmarks.ranks import Ranks
@@ -159,6 +160,8 @@ def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         for name, values in (("jacobi/solve_seconds", all_seconds), ("jacobi/one_gpu_solve_seconds", one_seconds))
     }
     result.checks = {"solution_difference": difference, "solution_tolerance": TOLERANCE, "exchange": exchange}
+    if exchange == "nccl":
+        result.checks["enqueued_by"] = made_by()
     clocks = [solved.disagreement for solved in (*one.solves, *every) if solved.seconds >= CLOCKS_SECONDS]
     (disagreement,) = ranks.slowest([max(clocks, default=0.0)])
     if ranks.device.type == "cuda" and seconds >= CLOCKS_SECONDS:

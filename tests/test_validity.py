@@ -34,7 +34,9 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
     assert len(finished) >= 15
     for record in finished:
         found = judge(dataclasses.replace(record, effective={}), LIMITS)
-        assert (found.verdict, found.codes) == ("valid", {}), record.name
+        # An early version took for the limit of CPU staging what is now its stage all_at_once.
+        beaten = record.metrics.get("comm/ideal_ratio", 0) > 1.05 and record.checks["limit"] == "host_memory"
+        assert (found.verdict, set(found.codes)) == ("valid", {"limit_exceeded"} if beaten else set()), record.name
         alone = len(record.cell["gpus"]) == 1
         no_baseline = not alone and "scaling/efficiency" not in record.metrics
         apart = alone or record.cell["strategy"]["name"] == "none" or "async" in record.cell["strategy"]["name"]
@@ -101,8 +103,9 @@ PLANTED = {
     "cpu_bound": [lambda r: r.metrics.update({"gpu/idle_share": 0.3})],
     "too_few_iterations": [lambda r: r.checks.update(iterations=1)],
     "warmup_not_flat": [lambda r: r.checks.update(warmup_flat=False)],
+    "limit_exceeded": [lambda r: r.metrics.update({"comm/ideal_ratio": 1.06})],
 }
-SEVERITY = {check.code: check.severity for check in CHECKS}
+SEVERITY = {check.code: "valid" if check.severity == "finding" else check.severity for check in CHECKS}
 
 
 def test_an_efficiency_that_noise_explains_is_no_finding():
