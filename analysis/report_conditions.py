@@ -19,7 +19,7 @@ from analysis.report_tables import Column, Table, Value, plain
 from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
-MAPS = 6  # heat maps on the page
+MAPS = 8  # heat maps on the page
 DIFFERENT = 4  # values of one variable that are named
 
 
@@ -63,24 +63,28 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
 
 
 def _maps(study: Study, found: Findings) -> Iterator[Picture]:
-    """Matrices of benchmark=p2p, newest of each name; then the exchange of every pair where pairs were swept."""
-    matrices: dict[str, tuple[list[int], list[list[float | None]]]] = {}
+    """Matrices of benchmark=p2p, newest of each name and way to copy; then the exchange of every pair where pairs were swept."""
+    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]]]] = {}
     for record in study.usable:
         tables = mapping(record.tables)
-        told = mapping(tables.get("p2p")).get("matrices")
-        for name, rows in mapping(told).items():
+        p2p = mapping(tables.get("p2p"))
+        for name, rows in mapping(p2p.get("matrices")).items():
             if (cells := _square(rows)) is not None:
                 ids = record.cell["gpus"] if len(record.cell["gpus"]) == len(cells) else list(range(len(cells)))
-                matrices[str(name)] = ids, cells
+                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
     pairs: dict[str, dict[tuple[int, ...], float]] = defaultdict(dict)
     for wire in found.wires:
         if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
             pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
     drawn: list[tuple[list[int], list[list[float | None]], str, bool]] = []
-    for name, (ids, cells) in matrices.items():
+    # What the host takes to enqueue a copy comes last, before it what a kernel copied.
+    for (name, kernel), (ids, cells) in sorted(
+        matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
+    ):
         latency = "latency" in name
         unit = "µs" if latency else "GB/s"
-        words = f"{plain(name.replace('_', ' '))}, {unit}, row to column; dark is better (benchmark=p2p)."
+        copied = ", copied by a kernel" if kernel else ""
+        words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
         drawn.append((ids, cells, words, latency))
     for label, rates in pairs.items():
         if len(rates) > 2:

@@ -11,12 +11,13 @@ from analysis.findings import Findings
 from analysis.report_curves import unit_of
 from analysis.report_numbers import count, finite, listed, number
 from analysis.report_sections import Section, bounded, gpu_list
-from analysis.report_study import Study, mapping, middle, named, run_name, short_names
+from analysis.report_study import BETWEEN, Study, mapping, middle, named, run_name, short_names
 from analysis.report_style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report_tables import Column, Table, plain
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
+SIZES = 4  # steps of the axis of messages
 SENTENCES = 3  # of the first screen
 HOST = {
     "to_device": "host to device",
@@ -159,7 +160,7 @@ def _collectives(study: Study) -> Table:
     return Table(
         "collectives", "Collectives: the smallest and the largest message, and the line time = α + bytes ÷ β through them.",
         (
-            Column("cell", "cell"), Column("collective", "collective", shown=False), Column("gpus", "GPUs", shown=False),
+            Column("cell", "cell"), Column("collective", "collective"), Column("gpus", "GPUs", shown=False),
             Column("smallest_bytes", "smallest, bytes", "count"), Column("smallest_us", "µs", "number"),
             Column("largest_bytes", "largest, bytes", "count"), Column("largest_busbw", "busbw GB/s", "number"),
             Column("avg_busbw", "average busbw", "number"), Column("alpha_us", "α µs", "number"),
@@ -176,7 +177,7 @@ def _busbw(study: Study) -> Iterator[Picture]:
         found = [(finite(row.get("bytes")), finite(_placed(row).get("busbw"))) for row in _rows(run.get("rows"))]
         known = [(size, rate) for size, rate in found if size and rate and size > 0 and rate > 0]
         if len(known) > 1:
-            curves.append((plain(run_name(record)), known))
+            curves.append((_curve(record, str(run.get("collective"))), known))
     if not curves:
         return
     figure, axes = new_figure(4.6, 2.9)
@@ -189,6 +190,9 @@ def _busbw(study: Study) -> Iterator[Picture]:
         ends.append((math.log10(rates[-1]), palette[place]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    low, high = (math.log2(end(size for _, points in shown for size, _ in points)) for end in (min, max))
+    apart = max(1, math.ceil((high - low) / SIZES))
+    axes.set_xticks([2.0**power for power in range(math.ceil(low), math.floor(high) + 1, apart)])
     axes.xaxis.set_major_formatter(lambda value, _: _size(value))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
@@ -205,6 +209,12 @@ def _busbw(study: Study) -> Iterator[Picture]:
         axes.annotate(label, at, xycoords="axes fraction", va="center", fontsize=8, color=colour)
     more = f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv." if len(curves) > CURVES else ""
     yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}")
+
+
+def _curve(record: Record, collective: str) -> str:
+    """The run's name with its collective first, also where that is the usual one."""
+    _, *others = run_name(record).split(BETWEEN)
+    return plain(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
 
 
 def _size(value: float) -> str:
