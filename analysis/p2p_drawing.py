@@ -6,7 +6,7 @@ bytes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,18 @@ def _of(names: list[str], kind: str) -> list[str]:
 
 
 def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None) -> None:
+    squares(axes, matrices.ids[name], matrices.entries[name], "µs" if name.startswith("latency") else "GB/s", topology)
+    axes.set_title(_title(name), fontsize=10, color=_INK, loc="left", pad=18)
+
+
+def squares(
+    axes: Any, ids: Sequence[int], entries: Mapping[tuple[int, int], float], unit: str, topology: Topology | None = None
+) -> None:
+    """A square for every ordered pair, row to column: dark is better, of µs less and of GB/s more, by ratio; within one grey."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
-    ids, entries = matrices.ids[name], matrices.entries[name]
-    latency = name.startswith("latency")
+    latency = unit == "µs"
     between = [value for (a, b), value in entries.items() if a != b and value > 0]
     low, high = (min(between), max(between)) if between else (1.0, 1.0)
     axes.set(xlim=(0, len(ids)), ylim=(len(ids), 0), aspect="equal")
@@ -114,9 +121,8 @@ def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None) 
     axes.tick_params(length=0, labelsize=8, labelcolor=_INK, labeltop=True, labelbottom=False)
     for edge in axes.spines.values():
         edge.set_visible(False)
-    axes.set_title(_title(name), fontsize=10, color=_INK, loc="left", pad=18)
     if between:
-        axes.set_xlabel(f"{_number(low)} to {_number(high)} {'µs' if latency else 'GB/s'}", fontsize=8, color=_SOFT)
+        axes.set_xlabel(f"{_number(low)} to {_number(high)} {unit}", fontsize=8, color=_SOFT)
 
 
 def _title(name: str) -> str:

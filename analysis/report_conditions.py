@@ -12,10 +12,11 @@ from analysis.errors import UnreadableInput
 from analysis.findings import Estimate, Findings
 from analysis.report_numbers import count, finite, listed
 from analysis.report_rows import heat_map
-from analysis.report_sections import RATE, Section, bounded, gpu_list
+from analysis.report_sections import RATE, Section, bounded
 from analysis.report_study import Study, hardware, mapping, middle, named, run_name
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table, Value, plain
+from analysis.runs import gpu_ids
 from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
@@ -76,23 +77,22 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     for wire in found.wires:
         if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
             pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
-    drawn: list[tuple[list[int], list[list[float | None]], str, bool]] = []
+    drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
     # What the host takes to enqueue a copy comes last, before it what a kernel copied.
     for (name, kernel), (ids, cells) in sorted(
         matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
     ):
-        latency = "latency" in name
-        unit = "µs" if latency else "GB/s"
+        unit = "µs" if "latency" in name else "GB/s"
         copied = ", copied by a kernel" if kernel else ""
         words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
-        drawn.append((ids, cells, words, latency))
+        drawn.append((ids, cells, words, unit))
     for label, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", False))
-    for place, (ids, cells, caption, latency) in enumerate(drawn[:MAPS], 1):
-        yield heat_map(ids, cells, f"pairs-{place}", caption, latency)
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", "GB/s"))
+    for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
+        yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
 
 
 def _square(rows: object) -> list[list[float | None]] | None:
@@ -223,7 +223,7 @@ def cells(study: Study, found: Findings) -> Section:
     for record in study.records:
         rate: Estimate | None = bounded([record], RATE)
         rows.append((
-            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_list(record.cell["gpus"]), rate,
+            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell["gpus"]), rate,
             middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
             middle([record], EXPOSED), middle([record], DISAGREEMENT),

@@ -8,9 +8,10 @@ from analysis.report_curves import unit_of
 from analysis.report_links import SENTENCES, nothing
 from analysis.report_links import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
-from analysis.report_sections import RATE, gpu_list
+from analysis.report_sections import RATE
 from analysis.report_study import BETWEEN, Study, hardware, middle, named
 from analysis.report_tables import plain
+from analysis.runs import gpu_ids
 from benchmarks.record import Record
 
 
@@ -62,7 +63,7 @@ def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
     if point.without_baseline:
         were = "was" if len(point.without_baseline) == 1 else "were"
         alone = f"{unit} {point.slowest}"
-        others = f"{gpu_list(point.without_baseline)} {were} not measured alone; "
+        others = f"{gpu_ids(point.without_baseline)} {were} not measured alone; "
     return (
         f"{said}: {estimate(point.efficiency, 'share')} of {point.world_size} × {alone} alone "
         f"({others}{curve.kind} scaling, {point.batch_size:,} images {batch} a step){doubt}."

@@ -10,10 +10,11 @@ from typing import Any
 from analysis.findings import Findings
 from analysis.report_curves import unit_of
 from analysis.report_numbers import count, finite, listed, number
-from analysis.report_sections import Section, bounded, gpu_list
+from analysis.report_sections import Section, bounded
 from analysis.report_study import BETWEEN, Study, mapping, middle, named, run_name, short_names
 from analysis.report_style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report_tables import Column, Table, plain
+from analysis.runs import gpu_ids
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
@@ -119,7 +120,7 @@ def _host(study: Study) -> Table:
             if rates:
                 what = str(row.get("operation"))
                 rows.append((
-                    gpu_list(record.cell["gpus"]), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
+                    gpu_ids(record.cell["gpus"]), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
                     finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(
@@ -152,7 +153,7 @@ def _collectives(study: Study) -> Table:
         if not sizes:
             continue
         rows.append((
-            plain(run_name(record)), plain(str(run.get("collective"))), gpu_list(record.cell["gpus"]),
+            plain(run_name(record)), plain(str(run.get("collective"))), gpu_ids(record.cell["gpus"]),
             sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
             record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
             record.metrics.get("collectives/fit_rms_error"),
@@ -236,7 +237,7 @@ def _together(study: Study) -> Table:
             if copies:
                 pattern = str(row.get("pattern"))
                 rows.append((
-                    gpu_list(record.cell["gpus"]), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
+                    gpu_ids(record.cell["gpus"]), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(
@@ -255,7 +256,7 @@ def _halo(study: Study) -> Table:
     def row(record: Record) -> tuple[Any, ...]:
         told = record.metrics.get
         return (
-            plain(run_name(record)), gpu_list(record.cell["gpus"]), told("jacobi/one_gpu_seconds"),
+            plain(run_name(record)), gpu_ids(record.cell["gpus"]), told("jacobi/one_gpu_seconds"),
             told("jacobi/seconds"), told("jacobi/speedup"), bounded([record], "jacobi/efficiency"),
             told("jacobi/stencil_gb_per_s"), told("jacobi/copy_share"),
         )  # fmt: skip

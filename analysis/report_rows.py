@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.findings import Comparison, Estimate, Noise, Part, Waterfall, Wire
 from analysis.links import best_first
+from analysis.p2p_drawing import squares
 from analysis.report_numbers import ABSENT, count, estimate, number
 from analysis.report_study import BETWEEN
 from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered, within
@@ -264,33 +265,15 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
 
 
 def heat_map(
-    ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str, less_is_better: bool = False
+    ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str, unit: str
 ) -> Picture:
     """A square of numbers between devices: row sends to column. Dark is better; the number is in every field."""
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize, to_hex
-
-    ids, cells = ids[:LARGEST_MAP], [row[:LARGEST_MAP] for row in cells[:LARGEST_MAP]]
-    figure, axes = new_figure(min(WIDTH, 1.2 + 0.48 * len(ids)), min(WIDTH, 1.0 + 0.4 * len(ids)))
-    values = [v for y, row in enumerate(cells) for x, v in enumerate(row) if v is not None and x != y]
-    scale = Normalize(min(values, default=0.0) * 0.98, max(values, default=1.0) * 1.02 + 1e-9)
-    for y, row in enumerate(cells):
-        for x, value in enumerate(row):
-            if value is None:
-                continue
-            share = float(min(1.0, max(0.0, scale(value))))
-            share = 0.08 + 0.8 * (1 - share if less_is_better else share)
-            fill = to_hex(colormaps["Blues"](share)) if x != y else "#e4e7eb"
-            axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=fill, lw=0)
-            ink = "#fefefe" if share > 0.55 and x != y else "#101418"
-            axes.text(x + 0.5, y + 0.5, number(value), ha="center", va="center", fontsize=7.5, color=ink)
-    axes.set_xlim(0, len(ids))
-    axes.set_ylim(len(ids), 0)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([place + 0.5 for place in range(len(ids))], [str(one) for one in ids])
+    ids = ids[:LARGEST_MAP]
+    pairs = {(a, b): value for a, row in zip(ids, cells, strict=False) for b, value in zip(ids, row, strict=False)}
+    figure, axes = new_figure(min(WIDTH, 1.2 + 0.5 * len(ids)), min(WIDTH, 1.0 + 0.5 * len(ids)))
+    squares(axes, ids, {pair: value for pair, value in pairs.items() if value is not None}, unit)
     axes.xaxis.tick_top()
+    axes.tick_params(labelcolor=MUTED)  # which the page changes with its own colours
+    axes.xaxis.label.set_color(MUTED)
     axes.grid(visible=False)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     return rendered(figure, name, caption)

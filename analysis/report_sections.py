@@ -17,6 +17,7 @@ from analysis.report_rows import (
 from analysis.report_study import Study, middle, named, short_names
 from analysis.report_style import Picture
 from analysis.report_tables import Column, Table
+from analysis.runs import gpu_ids
 from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
@@ -49,19 +50,14 @@ def few(lines: Iterable[str], most: int = 8) -> list[str]:
     return each[:most] + ([f"… and {len(each) - most:,} more of this kind."] if len(each) > most else [])
 
 
-def gpu_list(gpus: Sequence[int]) -> str:
-    """`0,3`, in rank order."""
-    return ",".join(map(str, gpus))
-
-
 def scaling(study: Study, found: Findings) -> Section:
     """Curves, their points, the fits, and what was not compared."""
     curves, one = found.scaling.curves, unit_of(study).removesuffix("s")
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     rows = tuple(
         (
-            names[curve.label], curve.kind, gpu_list(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
-            p.slowest, p.speedup, p.efficiency, gpu_list(p.without_baseline), "suspect" if p.suspect else "",
+            names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
+            p.slowest, p.speedup, p.efficiency, gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
         )
         for curve in curves for p in curve.points
     )  # fmt: skip
@@ -109,7 +105,7 @@ def waterfall(study: Study, found: Findings) -> Section:
             value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
             rows.append(
-                (names[one.label], gpu_list(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
+                (names[one.label], gpu_ids(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
             )
     table = Table(
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
@@ -145,7 +141,7 @@ def wires(study: Study, found: Findings) -> Section:
     names = short_names(dict.fromkeys(w.label or w.strategy for w in found.wires))
     rows = tuple(
         (
-            names[w.label or w.strategy], w.strategy, gpu_list(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
+            names[w.label or w.strategy], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
             w.p2p_gb_per_s, w.efficiency, w.stands_out,
         )
         for w in found.wires
@@ -241,7 +237,7 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
         per_gpu = size * 2 * (len(gpus) - 1) / len(gpus) / (exchange.value / 1000) / 1e9
     limits = sorted({str(record.checks["limit"]) for record in group if record.checks.get("limit")})
     return (
-        label, named(first, "model"), named(first, "strategy"), gpu_list(gpus), len(group),
+        label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
         ", ".join(limits), bounded(group, "comm/exposed_ms"),
         middle(group, EXPOSED), middle(group, DISAGREEMENT),

@@ -257,9 +257,14 @@ def shown(name: str, value: str) -> str:
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 
+def gpu_ids(gpus: Sequence[int]) -> str:
+    """`0,3`, in rank order."""
+    return ",".join(map(str, gpus))
+
+
 def gpu_list(gpus: Sequence[int]) -> str:
     """`gpus 0,3`."""
-    return "gpus " + ",".join(map(str, gpus))
+    return f"gpus {gpu_ids(gpus)}"
 
 
 def several(names: Sequence[str]) -> str:
