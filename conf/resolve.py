@@ -134,9 +134,8 @@ def resolve(
         Refused: `global_batch_size` does not divide, the precision needs a GPU, the strategy's servers do not fit, or ranks
             on GPUs shall be forked.
     """
-    if (
-        device == "cuda" and config.engine.start == "fork"
-    ):  # torch's agent counts GPUs, and CUDA does not survive a fork
+    # torch's agent counts GPUs, and CUDA does not survive a fork.
+    if device == "cuda" and config.engine.start == "fork":
         raise Refused("engine.start=fork: needs CPU workers; accepted on GPUs are auto and exec")
     if not trains(config.benchmark["name"]):
         return _without_training(config, gpus, device, repeat)
