@@ -74,9 +74,8 @@ def parse_p2p(text: str) -> list[Matrices]:
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1], 1):
         reader.read(number, line.rstrip("\r"))
-    if _ROW.fullmatch(
-        lines[-1]
-    ):  # a last line without its end may be cut: only two decimals show that an entry is whole
+    # A last line without its end may be cut: only two decimals show that an entry is whole.
+    if _ROW.fullmatch(lines[-1]):
         reader.read(len(lines), lines[-1])
     reader.close()
     runs = [run for run in reader.runs if any(run.entries.values())]

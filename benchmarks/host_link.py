@@ -57,9 +57,8 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     result = Result(tables={"host_link": {"bytes": size, "gpus": list(cell.gpus), "rows": rows}})
     result.metrics |= _metrics(rows)
     disagreements = [found for row in rows if (found := row.pop("clock_disagreement")) is not None]
-    if (
-        ranks.device.type == "cuda" and disagreements
-    ):  # a CPU worker has one clock, and short copies between signs of life
+    # A CPU worker has one clock, and short copies between signs of life.
+    if ranks.device.type == "cuda" and disagreements:
         result.checks["clock_disagreement"] = max(disagreements)
     if ranks.rank == 0:
         reporter.output(text(result.tables["host_link"], cell.device))

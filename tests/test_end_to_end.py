@@ -220,9 +220,8 @@ def readme_commands() -> list[str]:
 @pytest.mark.parametrize("text", readme_commands())
 def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
     arguments = text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather").split()[1:]
-    if (
-        "--help" in arguments or "gpus=classes" in arguments or "peer" in text
-    ):  # these need links, which CPU workers do not have
+    # Some need links, which CPU workers do not have.
+    if "--help" in arguments or "gpus=classes" in arguments or "peer" in text:
         arguments += [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]
     precision = ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
     extra = [] if "--help" in arguments else ["dry_run=true", f"output_dir={tmp_path}", *precision]
