@@ -29,6 +29,7 @@ KINDS = {
     "change": Kind(100.0, "%", 1, sign=True),
     "ratio": Kind(decimals=2),
 }
+MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all measure
 
 
 def number(value: float | None, kind: str = "number", width: float | None = None) -> str:
@@ -37,6 +38,8 @@ def number(value: float | None, kind: str = "number", width: float | None = None
         return ABSENT
     how = KINDS[kind]
     value *= how.factor
+    if kind == "share" and abs(value) > MOST_SHARE:
+        return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
     decimals = _decimals(value, None if width is None else width * how.factor, how)
     text = f"{abs(value):,.{decimals}f}"
     if float(text.replace(",", "")):

@@ -439,7 +439,7 @@ def test_tables_escape_in_every_form():
         (None, "rate", "–"), (float("nan"), "share", "–"), (0.9953, "share", "99.5 %"), (-0.0254, "change", "−2.5 %"),
         (0.02, "change", "+2.0 %"), (Estimate(0.99532, 0.9951, 0.9955), "share", "99.53 % (99.51 to 99.55)"),
         (Estimate(0.9953), "share", "99.5 %"), (-0.00001, "share", "0.00 %"), (0.004, "share", "0.40 %"),
-        (1e-9, "number", "0.000000"),
+        (1e-9, "number", "0.000000"), (10.0, "share", "1,000.0 %"), (5e12, "share", "over 1,000 %"),
     ],
 )  # fmt: skip
 def test_numbers_are_rounded_to_what_is_known(value, kind, text):
