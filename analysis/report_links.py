@@ -69,15 +69,15 @@ def _exchanges(study: Study) -> list[str]:
     timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
     most = max((len(group[0].cell["gpus"]) for _, group in timed), default=0)
     timed = [(ms, group) for ms, group in timed if len(group[0].cell["gpus"]) == most]
-    names = short_names(group[0].name for _, group in timed)
     said = []
     for model in sorted({named(group[0], "model") for _, group in timed}):
         parts = []
-        for ms, group in sorted(timed, key=lambda pair: pair[0]):
-            if named(group[0], "model") == model:
-                name = plain(names[group[0].name] if len(timed) > 1 else named(group[0], "strategy"), 80)
-                busbw = middle(group, "comm/busbw_gb_per_s")
-                parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
+        its = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
+        names = short_names(group[0].name for _, group in its)
+        for ms, group in its:
+            name = plain(names[group[0].name] if len(its) > 1 else named(group[0], "strategy"), 80)
+            busbw = middle(group, "comm/busbw_gb_per_s")
+            parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
         on = f"{most} {unit_of(study)}" if most > 1 else unit_of(study).removesuffix("s")
         (name, time), *others = parts
         if others:

@@ -152,6 +152,7 @@ class Gathered:
         for group in ("model", "benchmark"):
             named: dict[str | None, Runs] = {}
             following = {name for name in self.varied if name.startswith(f"{group}.") and name != f"{group}.name"}
+            following |= {"batch_size"} & set(self.varied) if group == "model" else set()
             for runs in self.runs:
                 like = named.setdefault(runs.asked.get(f"{group}.name"), runs)
                 following -= {name for name in following if runs.asked.get(name) != like.asked.get(name)}
