@@ -8,7 +8,7 @@ from typing import Any
 from analysis.findings import Curve, Estimate, Point
 from analysis.report_numbers import count, number
 from analysis.report_study import BETWEEN, Study, named, short_names
-from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, within
+from analysis.report_style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, window
 from analysis.report_tables import plain
 
 PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
@@ -93,7 +93,7 @@ def _rates(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Pi
         _ideal(axes, curve)
         ends.append(_draw(axes, [(p, p.rate) for p in curve.points], colour, marker))
     ideal = [point.baseline.value * point.world_size for curve in curves for point in curve.points if point.baseline]
-    axes.set_ylim(0, _window([point.rate for curve in curves for point in curve.points], ideal)[1])
+    axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
     axes.set_ylabel("images/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     _finish(axes, sorted({point.world_size for curve in curves for point in curve.points}), curves, ends, study)
@@ -118,7 +118,7 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
         for curve, (colour, marker) in shown
     ]
     every = [point.efficiency for curve, _ in shown for point in _efficiencies(curve) if point.efficiency is not None]
-    low, high = _window(every, [1.0])
+    low, high = window(every, [1.0])
     margin = max(0.005, 0.1 * (high - low))
     axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.set_ylabel("efficiency")
@@ -128,11 +128,6 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
     _finish(axes, sizes, [curve for curve, _ in shown], ends, study)
     begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
     return rendered(figure, name, caption + begins)
-
-
-def _window(estimates: Sequence[Estimate], others: Sequence[float]) -> tuple[float, float]:
-    ends = [end for one in estimates for end in (one.low, one.high) if end is not None]
-    return within([*(one.value for one in estimates), *others], ends)
 
 
 def _draw(axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str) -> tuple[float, float, str]:

@@ -108,7 +108,7 @@ def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) ->
     )
     if closing is not None:
         same = closing.gpus == gpus and closing.label == label
-        return ("" if same else f"{plain(closing.label)} on {','.join(map(str, closing.gpus))}: ") + _lost(closing)
+        return ("" if same else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: ") + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
     return f"Where the rest goes is not told, for want of control cells (waterfall=true plans them){exposed}."
 

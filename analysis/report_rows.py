@@ -9,8 +9,21 @@ from analysis.links import best_first
 from analysis.p2p_drawing import squares
 from analysis.report_numbers import ABSENT, count, estimate, number
 from analysis.report_study import BETWEEN
-from analysis.report_style import COLOURS, INK, MUTED, RULE, Picture, colours, marker, new_figure, rendered, within
+from analysis.report_style import (
+    COLOURS,
+    INK,
+    MUTED,
+    RULE,
+    Picture,
+    colours,
+    marker,
+    new_figure,
+    rendered,
+    window,
+    within,
+)
 from analysis.report_tables import plain
+from analysis.runs import gpu_ids
 
 WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
@@ -46,10 +59,9 @@ def waterfall_rows(one: Waterfall) -> list[Level | Part]:
 def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str) -> Iterator[Picture]:
     """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
-        gpus = ",".join(map(str, one.gpus))
         more = _more(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
-        caption = f"{plain(names[one.label])}, {unit} {gpus}: from {slowest} to the measured rate."
+        caption = f"{plain(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
         yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
 
 
@@ -204,17 +216,12 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     for y, (label, strategy, rate) in enumerate(shown):
         _dot(axes, y, rate, palette[strategy], marker(strategy))
         _label(axes, y, label, estimate(rate, "rate"))
-    _fit(axes, [rate for _, _, rate in shown])
+    axes.set_xlim(*window([rate for _, _, rate in shown]))
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
     caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
     return rendered(figure, name, caption + _more(rows, ROWS, "more row", "strategies.csv"))
-
-
-def _fit(axes: Any, estimates: Sequence[Estimate], others: Sequence[float] = ()) -> None:
-    ends = [end for one in estimates for end in (one.low, one.high) if end is not None]
-    axes.set_xlim(*within([*(one.value for one in estimates), *others], ends))
 
 
 def _dot(axes: Any, y: float, value: Estimate, colour: str, form: str) -> None:
@@ -242,7 +249,8 @@ def comparison_figure(
         _dot(axes, y, one.difference, colour, "o")
         size = f"{number(one.difference.value, 'change')}, {one.verdict}"
         _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
-    _fit(axes, [one.difference for one in shown], [0.0, *(end for floor in floors.values() for end in (-floor, floor))])
+    bands = [0.0, *(end for floor in floors.values() for end in (-floor, floor))]
+    axes.set_xlim(*window([one.difference for one in shown], bands))
     axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(
@@ -272,7 +280,6 @@ def heat_map(
     pairs = {(a, b): value for a, row in zip(ids, cells, strict=False) for b, value in zip(ids, row, strict=False)}
     figure, axes = new_figure(min(WIDTH, 1.2 + 0.5 * len(ids)), min(WIDTH, 1.0 + 0.5 * len(ids)))
     squares(axes, ids, {pair: value for pair, value in pairs.items() if value is not None}, unit)
-    axes.xaxis.tick_top()
     axes.tick_params(labelcolor=MUTED)  # which the page changes with its own colours
     axes.xaxis.label.set_color(MUTED)
     axes.grid(visible=False)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from analysis.findings import Estimate
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -132,6 +134,12 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
         figure.savefig(out, format=form, metadata=metadata)
         files[form] = out.getvalue()
     return Picture(name, caption, files["svg"].decode(), files["pdf"])
+
+
+def window(estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:
+    """The ends of an axis that shows estimates, and other values, as `within` says."""
+    ends = [end for one in estimates for end in (one.low, one.high) if end is not None]
+    return within([*(one.value for one in estimates), *others], ends)
 
 
 def within(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:

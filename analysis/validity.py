@@ -282,16 +282,16 @@ def judge(record: Record, limits: Limits) -> Validity:
             skipped[check.code] = found.detail
             continue
         codes[check.code] = check.sentence.format(found.detail)
-        verdict = worse(verdict, check.severity)
+        verdict = _worse(verdict, check.severity)
     for finding in record.effective.get("findings", []):
         said = skipped if finding["severity"] == "unchecked" else codes
         known = said.get(finding["code"])
         said[finding["code"]] = f"{known}; {finding['sentence']}" if known else finding["sentence"]
-        verdict = worse(verdict, finding["severity"])
+        verdict = _worse(verdict, finding["severity"])
     return Validity(verdict, codes, skipped)
 
 
-def worse(verdict: str, severity: str) -> str:
+def _worse(verdict: str, severity: str) -> str:
     """The verdict with one more code; findings and checks that could not run leave it as it is."""
     return (
         max(verdict, severity, key=("valid", "suspect", "invalid").index)

@@ -14,6 +14,8 @@ import torch
 
 from benchmarks.ranks import Ranks
 
+COMPARABLE_MS = 100.0  # from which the two clocks of a window can be compared
+
 
 @dataclass(frozen=True)
 class Block:

@@ -18,7 +18,7 @@ from benchmarks.enqueue import CCall, InOrder
 from benchmarks.ranks import Ranks
 
 Call = Callable[[], object]
-Message = tuple[str, Tensor, int]  # ncclSend or ncclRecv, what, the peer
+PointToPoint = tuple[str, Tensor, int]  # ncclSend or ncclRecv, what, the peer
 
 
 class Calls(Protocol):
@@ -150,7 +150,7 @@ class Nccl:
             return self._made(self._one(function, *arguments, self._communicator, self._stream))
         return self.exchange(self._messages(name, send, receive))
 
-    def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[Message]:
+    def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[PointToPoint]:
         """The sends and receives of this rank."""
         rank, size, root = self._ranks.rank, self._ranks.world_size, self._root
         everyone = range(size)
@@ -168,7 +168,7 @@ class Nccl:
             messages += [(at_root, part, peer) for peer, part in zip(everyone, whole.chunk(size), strict=True)]
         return messages
 
-    def exchange(self, messages: Sequence[Message]) -> InOrder:
+    def exchange(self, messages: Sequence[PointToPoint]) -> InOrder:
         """Sends and receives at once. To one peer they match in their order."""
         return self._group([
             self._one(name, tensor.data_ptr(), tensor.numel(), NCCL_TYPES[tensor.dtype], peer, self._communicator, self._stream)

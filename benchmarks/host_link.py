@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import statistics
-from benchmarks.clock import Clock
+from benchmarks.clock import COMPARABLE_MS, Clock
 from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
@@ -21,7 +21,6 @@ from trainers.kvstore.sums import usable_cores
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {"bytes": (256 << 20, 64 << 20), "iterations": (20, 5)}
-CLOCKS_MS = 100.0  # from which the two clocks of a window can be compared
 LABELS = {
     "to_device": "host to device",
     "to_host": "device to host",
@@ -156,7 +155,7 @@ def _row(
 
 def _disagreement(clocks: Sequence[Sequence[float]]) -> float | None:
     """The largest of (ms of a window, disagreement of its clocks) by rank; None where every window is too short to tell."""
-    return max((disagreement for host_ms, disagreement in clocks if host_ms >= CLOCKS_MS), default=None)
+    return max((disagreement for host_ms, disagreement in clocks if host_ms >= COMPARABLE_MS), default=None)
 
 
 def _wait() -> None:

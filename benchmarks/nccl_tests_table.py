@@ -18,8 +18,7 @@ NAMES, UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)"
 def lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
     """The whole output of one run (a run of tables["nccl-tests"]); `devices` are pid, host, device, bus_id and name by rank."""
     asked, collective = cell.benchmark, COLLECTIVES[run["collective"]]
-    step = f"{asked['step'] or asked['factor']}" if asked["factor"] != "auto" or asked["step"] else "2"
-    by = "bytes" if asked["step"] else "factor"
+    step, by = (asked["step"], "bytes") if asked["step"] else (option(cell, "factor"), "factor")
     found = [
         "# Ringside's benchmark=collectives, in the layout of nccl-tests 2.19: one process for each rank, "
         f"calls={option(cell, 'calls')}",

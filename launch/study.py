@@ -43,8 +43,8 @@ PARTS = (
     records.FILE_NAME,
 )
 # Where they are gathered before the folder gets its number: a launcher may die between two of them.
-PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
 ASIDE = ".aside"
+PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
 
 
 @dataclass(frozen=True)

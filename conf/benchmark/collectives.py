@@ -53,7 +53,9 @@ ELEMENT_BYTES = {
 # What torch.distributed can join into one call.
 COALESCED = ("all_reduce", "all_gather", "reduce_scatter")
 # What `auto` means on (GPU, CPU worker).
-AUTO = {"iterations": (20, 10), "warmup": (5, 2), "calls": ("nccl", "torch"), "max_bytes": (1 << 30, 1 << 20)}
+AUTO = {
+    "factor": (2, 2), "iterations": (20, 10), "warmup": (5, 2), "calls": ("nccl", "torch"), "max_bytes": (1 << 30, 1 << 20),
+}  # fmt: skip
 # nccl-tests starts every rank's share on a multiple of these.
 SHARE_BYTES = 16
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s?(?:([KMGkmg])(?:i?B)?|B)?")
@@ -128,7 +130,7 @@ def sizes(cell: Cell) -> list[int]:
             raise Refused(
                 f"benchmark.{field}={asked[field]}: accepted is a multiple of {element}, the bytes of a {asked['dtype']}"
             )
-    factor = 2 if asked["factor"] == "auto" else int(asked["factor"])
+    factor = int(option(cell, "factor"))
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
             f"benchmark.step={asked['step']}: gives {(most - least) // step + 1} sizes; accepted are at most {MOST_SIZES}"
