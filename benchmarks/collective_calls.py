@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.enqueue import CCall, InOrder
+from benchmarks.enqueue import CCall, InOrder, address
 from benchmarks.ranks import Ranks
 
 Call = Callable[[], object]
@@ -187,9 +187,7 @@ class Nccl:
         return self._made(self._one("ncclGroupStart"), *calls, self._one("ncclGroupEnd"))
 
     def _one(self, name: str, *arguments: int) -> CCall:
-        address = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
-        assert address is not None
-        return CCall(name, address, arguments)
+        return CCall(name, address(self._library, name), arguments)
 
     def _made(self, *calls: CCall) -> InOrder:
         return InOrder(calls, lambda status: str(self._library.ncclGetErrorString(status).decode()))

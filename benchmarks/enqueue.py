@@ -74,6 +74,13 @@ class InOrder:
         return len(calls)
 
 
+def address(library: Any, name: str) -> int:
+    """Of a function of a library that ctypes has."""
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
 def made_by() -> str:
     """C, or Python where the loop cannot be compiled."""
     return "C" if compiled_loop() is not None else "Python"

@@ -6,6 +6,7 @@ this process, as in the tool. Peer access is as it was when a measurement ends. 
 
 import contextlib
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 from cuda.bindings import driver, runtime
 from torch import Tensor
 
+from benchmarks.enqueue import CCall, InOrder, address
 from benchmarks.p2p_kernel import checked, loaded
 from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 
@@ -22,6 +24,21 @@ HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
 LONGEST_HOLD_CYCLES = 16 * HOLD_CYCLES
 WARM_BYTES = 16  # of a copy before the timed ones: the first between two GPUs after others takes 0.1 ms longer
 THREADS = 1024  # of a block of the copy kernel
+
+
+def copy_function() -> int | None:
+    """The address of cudaMemcpyPeerAsync in the CUDA runtime of torch; None where that is in no library of its own."""
+    try:
+        library = ctypes.CDLL(
+            f"libcudart.so.{str(torch.version.cuda).split('.')[0]}", mode=os.RTLD_NOW | os.RTLD_NOLOAD
+        )
+    except OSError:
+        return None
+    return address(library, "cudaMemcpyPeerAsync")
+
+
+def _words(status: int) -> str:
+    return bytes(runtime.cudaGetErrorString(runtime.cudaError_t(status))[1]).decode()
 
 
 class Memory:
@@ -72,6 +89,7 @@ class Gpus:
         self._buffers: list[tuple[Memory, Memory]] = []
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._kernels: list[Any] = []
+        self._copy = copy_function()
         self.devices: list[dict[str, str]] = []
         self._access = {
             (a, b): bool(
@@ -209,6 +227,13 @@ class Gpus:
             call, name = runtime.cudaMemcpyPeerAsync, f"cudaMemcpyPeerAsync {what}"
             given = (target, copy.target, source, copy.source, how.size_bytes, lane.handle)
 
+        def in_c(iterations: int) -> float:
+            assert self._copy is not None
+            calls = InOrder([CCall(name, self._copy, tuple(map(int, given)))] * iterations, _words)
+            opened = time.perf_counter()
+            calls()
+            return time.perf_counter() - opened
+
         def enqueue(iterations: int) -> float:
             opened = time.perf_counter()
             for _ in range(iterations):
@@ -217,7 +242,7 @@ class Gpus:
                     checked(name, answer)
             return time.perf_counter() - opened
 
-        return enqueue
+        return in_c if call is runtime.cudaMemcpyPeerAsync and self._copy else enqueue
 
     def _launch(self, lane: Lane, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
         """Arguments of cuLaunchKernel: as many threads as the GPU holds at once."""
