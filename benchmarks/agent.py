@@ -3,13 +3,15 @@
     python -m benchmarks.agent CELL_DIR RANKS fork|exec
 
 Forked ranks have what the agent imported, torch above all, and begin in milliseconds instead of seconds. Before that the
-agent uses no device and computes nothing; its only other thread is that of torch's store, which no rank touches.
+agent uses no device and computes nothing; its only other thread is that of torch's store, which no rank touches. CUDA does
+not survive a fork: should anything have initialised it here, the ranks start anew after all.
 
 torchrun's own rendezvous listens on every interface; this one binds a free port of the loopback interface itself and
 hands the socket to torch's store, so that nothing outside reaches it and two cells never want the same port.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import gc
 import importlib
@@ -18,6 +20,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
@@ -39,6 +42,10 @@ from trainers.strategies import load
 LOOPBACK = "127.0.0.1"
 TIMEOUT_SECONDS = 600
 BACKEND = "loopback"
+NAMES = {field.name for field in dataclasses.fields(LaunchConfig)}
+# Where nothing is given, torch from 2.9 on asks CUDA for the number of GPUs, to bind ranks to their NUMA nodes: a rank does
+# that itself (benchmarks.processes).
+NOT_BOUND: Any = object()
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
@@ -81,12 +88,8 @@ def main(folder: Path, ranks: int, start: str) -> int:
     os.environ[processes.STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
-        if start == "fork":
-            _preload(folder)
-            config = LaunchConfig(
-                1, 1, ranks, run_id=folder.name, rdzv_backend=BACKEND, max_restarts=0, monitor_interval=0.1,
-                start_method="fork",
-            )  # fmt: skip
+        config = _preloaded(folder, ranks) if start == "fork" else None
+        if config is not None and not processes.cuda_initialised():
             elastic_launch(config, worker.main)(folder)
         else:
             run.main([
@@ -100,7 +103,7 @@ def main(folder: Path, ranks: int, start: str) -> int:
     return 0
 
 
-def _preload(folder: Path) -> None:
+def _preloaded(folder: Path, ranks: int) -> LaunchConfig:
     """Import what the ranks will need. What fails here fails in a rank too, which says so."""
     with contextlib.suppress(Exception):
         cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
@@ -110,6 +113,14 @@ def _preload(folder: Path) -> None:
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # torch's first optimizer imports a second's worth
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what is imported
+    bound: dict[str, Any] = {"numa_options": NOT_BOUND} if "numa_options" in NAMES else {}
+    config = LaunchConfig(
+        1, 1, ranks, run_id=folder.name, rdzv_backend=BACKEND, max_restarts=0, monitor_interval=0.1, start_method="fork",
+        **bound,
+    )  # fmt: skip
+    if bound:
+        config.numa_options = None
+    return config
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ STARTER = "RINGSIDE_STARTER"
 # … of the launching process, where a profiler stands between it and the agent, and may outlive it.
 LAUNCHER = "RINGSIDE_LAUNCHER"
 POLL_SECONDS = 1.0
+NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
 
 
 def die_with_parent() -> None:
@@ -20,6 +21,15 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.environ.get(STARTER, str(os.getppid())) != str(os.getppid()):
         os.kill(os.getpid(), signal.SIGKILL)  # it ended while this process was still being loaded
+
+
+def cuda_initialised() -> bool:
+    """Whether this process has initialised CUDA's driver, as the driver says; a process forked from it could not use it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False  # not even loaded
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALISED
 
 
 def die_with_launcher(launcher: int) -> None:

@@ -54,12 +54,14 @@ def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ig
     import torch
 
     from conf.cell import Cell
+    from trainers.kvstore.process import stay_near
 
     cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
     place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
     device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        stay_near(device)
     else:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     reporter.line("start", rank=rank, host=socket.gethostname(), pid=os.getpid(), **_identity(device))

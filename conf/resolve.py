@@ -131,12 +131,8 @@ def resolve(
     """Resolve every `auto` for a subset on a kind of device ('cpu' or 'cuda'); `everyone` are the machine's GPUs.
 
     Raises:
-        Refused: `global_batch_size` does not divide, the precision needs a GPU, the strategy's servers do not fit, or ranks
-            on GPUs shall be forked.
+        Refused: `global_batch_size` does not divide, the precision needs a GPU, or the strategy's servers do not fit.
     """
-    # torch's agent counts GPUs, and CUDA does not survive a fork.
-    if device == "cuda" and config.engine.start == "fork":
-        raise Refused("engine.start=fork: needs CPU workers; accepted on GPUs are auto and exec")
     if not trains(config.benchmark["name"]):
         return _without_training(config, gpus, device, repeat)
     model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu

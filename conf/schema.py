@@ -68,7 +68,7 @@ class Engine:
     name: str = knob("local", "where ranks run", words=("local",))
     start: str = knob(
         "auto",
-        "how ranks start; fork: with what their agent has imported (CPU workers); exec: each anew; auto: fork where it can",
+        "how ranks start; fork: with what their agent has imported; exec: each anew; auto: fork",
         words=("auto", "fork", "exec"),
     )
     start_timeout_s: float = knob(300.0, "seconds until every rank has reported", least=1)

@@ -391,13 +391,6 @@ def test_every_experiment_plans_cells(launch, name):
     assert (code, err) == (0, "") and " · gpus " in out
 
 
-def test_ranks_on_gpus_are_not_forked(launch):
-    asked = ("gpus=0,1", f"topology={ROOT}/tests/data/topo_dgx1_v100.txt", "dry_run=true")
-    code, _, err = launch(*asked, "engine.start=fork")
-    assert (code, err) == (2, "launch.py: engine.start=fork: needs CPU workers; accepted on GPUs are auto and exec\n")
-    assert launch(*asked, "engine.start=exec")[0] == 0
-
-
 def test_the_same_request_has_the_same_key_and_another_one_another(hydra):
     def key(*arguments):
         config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(arguments))))

@@ -35,6 +35,11 @@ def dismiss() -> None:
     _store().set(KEY, json.dumps(None))
 
 
+def stay_near(device: torch.device) -> None:
+    """Keep this process to the cores near its GPU, where the kernel knows them: as torchrun does with ranks that start anew."""
+    os.sched_setaffinity(0, sums.usable_cores(bus_id(device)))
+
+
 def bus_id(device: torch.device) -> str | None:
     """The PCI bus id of a GPU as Linux writes it; None for a CPU."""
     if device.type != "cuda":
