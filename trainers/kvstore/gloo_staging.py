@@ -66,4 +66,4 @@ class GlooStaging(Bucketed):
     def probes(self) -> list[Probe]:
         """Limit: gloo between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        return [ring.probe(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))]
+        return ring.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))

@@ -93,7 +93,7 @@ class ShardedStaging(Bucketed):
         worker = self.worker
         assert worker is not None
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        found = [ring.probe(worker.device, collectives.ring_bytes(sent, dist.get_world_size()))]
+        found = ring.probes(worker.device, collectives.ring_bytes(sent, dist.get_world_size()))
         if worker.on_gpu:
             found.append(Probe("host_link", lambda: worker.all_at_once(True, True), 1.0))
         return found

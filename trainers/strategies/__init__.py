@@ -85,7 +85,7 @@ class Strategy(ABC):
         return None
 
     def probes(self) -> list[Probe]:
-        """What an exchange is compared with. Called after `exchange_alone`."""
+        """What an exchange is compared with; of probes with the same name the fastest. Called after `exchange_alone`."""
         return []
 
     def exchange(self) -> None:

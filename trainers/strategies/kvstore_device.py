@@ -71,7 +71,7 @@ class _OnDevices(Bucketed):
     def probes(self) -> list[Probe]:
         """Limit: the links between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        return [ring.probe(self.parameters[0].device, collectives.ring_bytes(sent, dist.get_world_size()))]
+        return ring.probes(self.parameters[0].device, collectives.ring_bytes(sent, dist.get_world_size()))
 
 
 class Sharded(_OnDevices):

@@ -125,7 +125,7 @@ class NcclAllreduce(Strategy):
     def probes(self) -> list[Probe]:
         """Limit: the links between neighbours."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
-        return [ring.probe(self._device, moved)] if moved == moved else []
+        return ring.probes(self._device, moved) if moved == moved else []
 
 
 class _Alone(Alone):
