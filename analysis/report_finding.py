@@ -27,24 +27,34 @@ def sentences(study: Study, found: Findings) -> list[str]:
 
 
 def main_point(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
-    """The point that a study is about: one that exchanges, with an efficiency over every member, of most GPUs, the fastest."""
+    """The point that a study is about: one that exchanges, with an efficiency over every member, of most GPUs, the fastest.
 
-    def exchanges(point: Point) -> bool:
-        return any(named(study.by_id[one], "strategy") != "none" for one in point.record_ids if one in study.by_id)
+    A point that leaves NCCL alone stands for all whose settings show no gain over it.
+    """
+
+    def recorded(point: Point) -> list[Record]:
+        return [study.by_id[one] for one in point.record_ids if one in study.by_id]
+
+    def merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
+        return (
+            any(named(one, "strategy") != "none" for one in recorded(point)),
+            point.efficiency is not None and point.world_size > 1,
+            not point.without_baseline,
+            not point.suspect,
+            point.world_size,
+        )
 
     every = [(curve, point) for curve in curves for point in curve.points]
-    return max(
-        every,
-        key=lambda pair: (
-            exchanges(pair[1]),
-            pair[1].efficiency is not None and pair[1].world_size > 1,
-            not pair[1].without_baseline,
-            not pair[1].suspect,
-            pair[1].world_size,
-            pair[1].rate.value,
-        ),
-        default=None,
-    )
+    if not every:
+        return None
+    best = max(merit(point) for _, point in every)
+    equals = [(curve, point) for curve, point in every if merit(point) == best]
+    fastest = max(point.rate.value for _, point in equals)
+    untouched = [
+        (curve, point) for curve, point in equals
+        if (point.rate.high or point.rate.value) >= fastest and not any(one.cell.get("nccl") for one in recorded(point))
+    ]  # fmt: skip
+    return max(untouched or equals, key=lambda pair: pair[1].rate.value)
 
 
 def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:

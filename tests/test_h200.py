@@ -33,7 +33,7 @@ def of(study, **asked):
 
 
 def test_every_cell_that_ended_is_valid():
-    for study in ("links", "exchange", "scaling", "traces"):
+    for study in ("links", "exchange", "scaling", "strategies", "bootcamp_resnet50", "hook", "traces"):
         for record in records(study):
             assert record.validity.verdict == "valid" or record.state == "interrupted", record.name
 
@@ -43,11 +43,43 @@ def test_the_waterfall_closes_on_the_measured_rate():
     (waterfall,) = found.waterfalls
     lost = sum(part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal)
     assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(waterfall.measured.value)
-    assert abs(waterfall.residual) < 0.001 * waterfall.ideal.value
+    assert abs(waterfall.residual) < 0.002 * waterfall.ideal.value
+    assert waterfall.residual_low < 0 < waterfall.residual_high
+    largest = max((part for part in waterfall.parts if part.lost is not None), key=lambda part: part.lost.value)
+    assert largest.name == "strategy overhead on one GPU" and largest.lost.low > 0
     (point,) = [
-        point for curve in found.scaling.curves for point in curve.points if point.world_size == 2 and point.runs == 2
-    ]
-    assert point.efficiency.value == pytest.approx(0.997, abs=0.001)
+        point for curve in found.scaling.curves for point in curve.points
+        if point.world_size == 2 and curve.label == "nccl_allreduce"
+    ]  # fmt: skip
+    assert point.runs == 3 and point.efficiency.value == pytest.approx(0.995, abs=0.001)
+
+
+def verdicts(study, asked, part=-1):
+    """(first, second): verdict; each named by one part of its label."""
+    return {
+        (one.first.split(" · ")[part], one.second.split(" · ")[part]): one.verdict
+        for one in study_findings(records(study)).comparisons if one.asked == asked and one.rate == "images/s"
+    }  # fmt: skip
+
+
+def test_pix_changes_nothing_and_loc_costs():
+    found = verdicts("bootcamp_resnet50", "NCCL_P2P_LEVEL")
+    assert found[("P2P_LEVEL untouched", "P2P_LEVEL=PIX")] == "no difference seen"
+    assert found[("P2P_LEVEL untouched", "P2P_LEVEL=LOC")] == "slower"
+    for record in records("bootcamp_resnet50"):
+        assert ("setting_no_effect" in record.validity.codes) == (record.cell["nccl"].get("NCCL_P2P_LEVEL") == "PIX")
+
+
+def test_the_bootcamps_network_waits_for_the_cpu_and_answers_nothing():
+    assert all("cpu_bound" in record.validity.codes for record in records("bootcamp_pairs"))
+    assert set(verdicts("bootcamp_pairs", "NCCL_P2P_LEVEL").values()) == {"no difference seen"}
+
+
+def test_strategies_differ_where_readme_says():
+    found = verdicts("strategies", "strategy", 1)
+    assert len(found) == 28 and sum(verdict != "no difference seen" for verdict in found.values()) == 24
+    assert found[("kvstore_device", "nccl_allreduce")] == "no difference seen"
+    assert {found[("none", other)] for _, other in found if ("none", other) in found} == {"slower"}
 
 
 @pytest.mark.parametrize("placement", ["out_of_place", "in_place"])
@@ -84,8 +116,8 @@ def test_copies_between_gpus_are_as_fast_as_the_tool_has_them():
             mine, theirs = (median(one.entries[name][pair] for one in samples) for samples in (ours, tool.samples))
             if name.startswith(("unidirectional", "bidirectional")):
                 assert mine == pytest.approx(theirs, rel=0.02), (name, pair)
-            elif name.startswith("latency_gpu"):
-                assert mine == pytest.approx(theirs, rel=0.1), (name, pair)
+            else:
+                assert mine == pytest.approx(theirs, rel=0.1 if name.startswith("latency_gpu") else 0.2), (name, pair)
 
 
 def test_the_stencil_is_bound_by_memory_and_two_gpus_share_it():

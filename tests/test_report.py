@@ -288,6 +288,16 @@ def test_a_suspect_point_says_so_in_the_first_sentence(tmp_path):
     assert said.endswith(" a step) (suspect: throttled).")
 
 
+@pytest.mark.parametrize(("gain", "named"), [(0.0005, False), (0.1, True)])
+def test_a_setting_is_the_finding_only_where_it_gains(gain, named, tmp_path):
+    made = [
+        small(2 * repeat + bool(nccl), [0, 1], 200.0 * (1.001 - 0.001 * repeat) * (1 + gain * bool(nccl)),
+              cell={"nccl": nccl, "repeat": repeat})
+        for repeat in range(3) for nccl in ({}, {"NCCL_P2P_LEVEL": "PIX"})
+    ]  # fmt: skip
+    assert ("P2P_LEVEL=PIX" in first_sentence(tmp_path, made)) == named
+
+
 def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
     made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
     told, _ = examine(study(tmp_path / "study", made))
