@@ -15,6 +15,7 @@ PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
 WIDTH, HEIGHT = 4.6, 2.9  # inches
 LABEL_LENGTH = 24  # characters
+ASIDE = 5.0  # points between the intervals of curves that would cover each other
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
@@ -96,7 +97,8 @@ def _rates(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Pi
     axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
     axes.set_ylabel("images/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
-    _finish(axes, sorted({point.world_size for curve in curves for point in curve.points}), curves, ends, study)
+    sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
+    _finish(axes, sorted(sizes), curves, ends, study)
     return rendered(figure, name, caption)
 
 
@@ -114,9 +116,12 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
     shown = [(curve, look) for curve, look in zip(curves, _looks(study, curves), strict=True) if _efficiencies(curve)]
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
     ends = [
-        _draw(axes, [(p, p.efficiency) for p in _efficiencies(curve) if p.efficiency is not None], colour, marker)
-        for curve, (colour, marker) in shown
-    ]
+        _draw(
+            axes, [(p, p.efficiency) for p in _efficiencies(curve) if p.efficiency is not None], colour, marker,
+            ASIDE * (place - (len(shown) - 1) / 2),
+        )
+        for place, (curve, (colour, marker)) in enumerate(shown)
+    ]  # fmt: skip
     every = [point.efficiency for curve, _ in shown for point in _efficiencies(curve) if point.efficiency is not None]
     low, high = window(every, [1.0])
     margin = max(0.005, 0.1 * (high - low))
@@ -130,19 +135,27 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
     return rendered(figure, name, caption + begins)
 
 
-def _draw(axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str) -> tuple[float, float, str]:
-    """Every subset, and a line through the medians of the sizes; where its label belongs: (x, y, colour)."""
+def _draw(
+    axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str, aside: float = 0.0
+) -> tuple[float, float, str]:
+    """Every subset, and a line through the medians of the sizes; where its label belongs: (x, y, colour).
+
+    `aside` is how many points of the drawing all of it is moved to the right.
+    """
+    from matplotlib.transforms import offset_copy
+
+    moved = offset_copy(axes.transData, axes.figure, x=aside, units="points")
     xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
-    axes.plot(xs, ys, color=colour, zorder=2)
+    axes.plot(xs, ys, color=colour, zorder=2, transform=moved)
     known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
     if known:
-        axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2)
+        axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2, transform=moved)
     for suspect in (False, True):
         marked = [(point.world_size, estimate.value) for point, estimate in points if point.suspect == suspect]
         if marked:
             face = PAPER if suspect else colour
             look = {"marker": marker, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.2}
-            axes.plot(*zip(*marked, strict=True), linestyle="none", zorder=3, **look)
+            axes.plot(*zip(*marked, strict=True), linestyle="none", zorder=3, transform=moved, **look)
     return xs[-1], ys[-1], colour
 
 
@@ -150,8 +163,11 @@ def _finish(
     axes: Any, sizes: Sequence[int], curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study
 ) -> None:
     """The axis of sizes, and a label at the end of each curve."""
+    beyond = 0.05 * (sizes[-1] - sizes[0]) or 1
+    axes.set_xlim(sizes[0] - beyond, sizes[-1] + beyond)
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
+        axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
         axes.minorticks_off()
         sizes = [size for size in sizes if size & (size - 1) == 0 or size == sizes[-1]]
     axes.set_xticks(sizes, [str(size) for size in sizes])

@@ -27,7 +27,10 @@ from analysis.runs import gpu_ids
 
 WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
+ROW_LENGTH = 68  # characters of that label
 WATERFALLS, ROWS, LARGEST_MAP = 3, 20, 16
+AGAINST, CUT = " against ", " …"
+LEAST_LEFT = 8  # characters, for what two names share; less would tell nothing
 LOSS, GAIN, REST = COLOURS["vermillion"][0], COLOURS["green"][0], COLOURS["grey"][0]
 
 
@@ -88,7 +91,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
     axes.set_yticks(range(len(rows)), [plain(row.name, 34) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("images/s")
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
     _bare(axes)
     return rendered(figure, name, caption)
@@ -169,7 +172,7 @@ def _rows(count: int) -> tuple[Any, Any]:
 def _label(axes: Any, y: float, text: str, right: str = "") -> None:
     """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
     at = axes.get_yaxis_transform()
-    axes.text(0.0, y - 0.3, plain(text, max(20, 64 - len(right))), transform=at, va="center", fontsize=8)
+    axes.text(0.0, y - 0.3, plain(text, max(20, ROW_LENGTH - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
 
 
@@ -248,7 +251,7 @@ def comparison_figure(
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
         _dot(axes, y, one.difference, colour, "o")
         size = f"{number(one.difference.value, 'change')}, {one.verdict}"
-        _label(axes, y, _pair(one, names, (60 - len(size)) // 2), size)
+        _label(axes, y, _pair(one, names, ROW_LENGTH - len(size)), size)
     bands = [0.0, *(end for floor in floors.values() for end in (-floor, floor))]
     axes.set_xlim(*window([one.difference for one in shown], bands))
     axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
@@ -264,12 +267,30 @@ def comparison_figure(
 
 
 def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
-    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not."""
+    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
+
+    Of two long names the shorter keeps what it needs; the first part of each tells them apart.
+    """
     first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
     shared = [part for part in second if part in first]
     mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
-    text = f"{plain(mine or 'the default', length)} against {plain(other or 'the default', length)}"
-    return BETWEEN.join([text, *shared])
+    mine, other, room = mine or "the default", other or "the default", length - len(AGAINST)
+    text = AGAINST.join(
+        _cut(name, max(room // 2, room - len(beside))) for name, beside in ((mine, other), (other, mine))
+    )
+    whole = BETWEEN.join([text, *shared])
+    return plain(whole, length) if len(text) < length - LEAST_LEFT else text
+
+
+def _cut(name: str, length: int) -> str:
+    """Its first parts, as many as fit."""
+    if len(name) <= length or BETWEEN not in name:
+        return plain(name, length)
+    parts = name.split(BETWEEN)
+    while len(parts) > 1 and len(BETWEEN.join(parts)) > length - len(CUT):
+        parts.pop()
+    left = BETWEEN.join(parts)
+    return left + CUT if len(left + CUT) <= length else plain(left, length)
 
 
 def heat_map(

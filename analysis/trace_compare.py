@@ -17,6 +17,7 @@ _OF_RANK: dict[str, Callable[[RankSummary], float | None]] = {
     "wait_ms": lambda one: one.wait_ms,
     "compute_ms": lambda one: one.compute_ms,
     "gpu_idle_share": lambda one: one.gpu_idle_share,
+    "gap_us": lambda one: one.gap_us,
     "step_median_ms": lambda one: one.steps.median_ms if one.steps else None,
     "step_comm_ms": lambda one: one.steps.comm_ms if one.steps else None,
     "step_exposed_ms": lambda one: one.steps.exposed_ms if one.steps else None,

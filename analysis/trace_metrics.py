@@ -28,6 +28,7 @@ def trace_metrics(summary: Summary) -> dict[str, float]:
     for backend in ("nccl", "gloo"):
         found[f"trace/{backend}_avg_us"] = _average_us([one for one in summary.ranks if one.backend == backend])
     found["trace/gpu_idle_share"] = _mean(one.gpu_idle_share for one in summary.ranks)
+    found["trace/gap_us"] = _mean(one.gap_us for one in summary.ranks)
     return {name: value for name, value in found.items() if value is not None}
 
 

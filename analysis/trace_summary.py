@@ -9,6 +9,7 @@
 - **Overlapped** = communication ∩ compute; **exposed** = the rest of communication. Simultaneous events count once, so
   `comm_ms` can be less than the sum of the calls. Part of the exposed time lies **in gaps**: between two kernels that compute
   and are at most 10 µs apart, as they are without communication too; a profiler makes these gaps wider.
+- **Gap**: the median pause between two kernels that compute and are at most 10 µs apart.
 - **Idle**: the share of the traced window (first to last activity of the rank's GPU) at which nothing ran. NCCL's
   kernel that waits for a peer is not idle: see wait.
 What is not known is None, never 0.
@@ -73,7 +74,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank. `wait_ms`: how long it waited in its collectives until the last rank had come."""
+    """One rank. `wait_ms`: how long it waited in its collectives until the last rank had come. `gap_us`: the median pause
+    between two kernels that compute and follow each other, on a GPU."""
 
     rank: int
     device: int | None
@@ -85,6 +87,7 @@ class RankSummary:
     wait_ms: float | None
     compute_ms: float | None
     gpu_idle_share: float | None
+    gap_us: float | None
     window_ms: float | None
     steps: Steps | None
     backend: str | None
@@ -146,6 +149,7 @@ def _rank(rank: Rank, trace: Trace, meetings: Meetings) -> RankSummary:
     overlapped = intersect(communication, work)
     waits = meetings.waits(rank)
     window = int(activity[-1, 1] - activity[0, 0]) if len(activity) and not rank.on_host else None
+    gaps = _gaps(work)
     return RankSummary(
         rank=rank.rank,
         device=rank.device,
@@ -157,6 +161,7 @@ def _rank(rank: Rank, trace: Trace, meetings: Meetings) -> RankSummary:
         wait_ms=_ms(float(np.nansum(waits))) if waits is not None else None,
         compute_ms=_ms(total(work)) if len(rank.compute) else None,
         gpu_idle_share=1 - total(activity) / window if window else None,
+        gap_us=float(np.median(gaps[:, 1] - gaps[:, 0])) / 1e3 if len(gaps) and not rank.on_host else None,
         window_ms=_ms(window) if window else None,
         steps=_steps(rank, trace, waits),
         backend=_backend(rank, trace),

@@ -147,6 +147,15 @@ def test_two_profilers_agree_on_what_moves_bytes():
         assert transfers["torch"] == pytest.approx(transfers["nsys"], rel=0.02)
 
 
+def test_with_ddps_hook_every_kernel_starts_later():
+    """nsys saw both: two steps without a hook, and the record of ten with one (its trace is 1.4 MB)."""
+    plain = trace_metrics(summarize(within_steps(load_trace(str(DATA / "nsys_h200_x2.sqlite.gz")))))
+    (hook,) = [record.metrics for record in records("hook") if record.cell["profiler"] == "nsys"]
+    assert hook["trace/gap_us"] > 1.8 * plain["trace/gap_us"]
+    assert hook["trace/gpu_idle_share"] > 1.5 * plain["trace/gpu_idle_share"]
+    assert hook["comm/exposed_ms"] > 2 > 10 * hook["trace/exposed_ms_per_step"]
+
+
 def test_two_profilers_agree_on_what_is_exposed_beyond_gaps():
     """Two steps of each of two traces of equal cells: torch.profiler's gaps are wider."""
     found = {}

@@ -243,8 +243,9 @@ def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_p
         kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 26), (3, 47))
     ]  # 6 and 11 µs apart
     write(tmp_path / "a.json", [step, *launches, *kernels, nccl(15, 55, correlation=4)], 0, 1)
-    steps = summarize(load_trace(str(tmp_path / "a.json"))).ranks[0].steps
-    assert (steps.exposed_ms, steps.exposed_in_gaps_ms) == (pytest.approx(0.030), pytest.approx(0.006))
+    (rank,) = summarize(load_trace(str(tmp_path / "a.json"))).ranks
+    exposed = rank.steps.exposed_ms, rank.steps.exposed_in_gaps_ms
+    assert exposed == (pytest.approx(0.030), pytest.approx(0.006)) and rank.gap_us == pytest.approx(6)
 
 
 def test_the_times_of_two_gpus_are_those_of_their_kernels():
