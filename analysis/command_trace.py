@@ -107,9 +107,7 @@ def _print(summary: Summary, trace: Trace, out: Console) -> None:
         per_step = (steps.median_ms, steps.exposed_ms, steps.exposed_in_gaps_ms) if steps else (None, None, None)
         times = _numbers(3, one.comm_ms, one.exposed_ms, one.overlapped_ms, one.wait_ms, one.compute_ms)
         device = "host" if one.device is None else str(one.device)
-        ranks.add_row(
-            str(one.rank), device, *times, _number(idle, 1), _number(one.gap_us, 2), *_numbers(3, *per_step)
-        )
+        ranks.add_row(str(one.rank), device, *times, _number(idle, 1), _number(one.gap_us, 2), *_numbers(3, *per_step))
         for call in one.nccl:
             typical = _numbers(1, call.avg_us, call.median_us)
             calls.add_row(str(one.rank), call.name, str(call.calls), *typical, _number(call.total_ms, 3))
