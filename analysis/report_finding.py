@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from analysis.findings import Curve, Estimate, Findings, Point, Waterfall
+from analysis.findings import Comparison, Curve, Estimate, Findings, Point, Waterfall
+from analysis.headlines import IMAGES
 from analysis.report_comparisons import differences
 from analysis.report_curves import unit_of
 from analysis.report_links import SENTENCES, nothing
@@ -120,7 +121,39 @@ def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) ->
         same = closing.gpus == gpus and closing.label == label
         return ("" if same else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: ") + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
+    if headline and (beside := _beside_none(found, *headline)):
+        return f"{beside}{exposed}; where that goes is not told, for want of control cells (waterfall=true plans them)."
     return f"Where the rest goes is not told, for want of control cells (waterfall=true plans them){exposed}."
+
+
+def _beside_none(found: Findings, curve: Curve, point: Point) -> str:
+    """What the strategy loses of the rate of the same GPUs without any; empty where that was not compared."""
+    mine = set(curve.label.split(BETWEEN))
+    alike: list[tuple[int, float, Comparison]] = []
+    for one in found.comparisons:
+        if not one.verdict or one.asked != "strategy" or one.gpus != point.gpus or one.rate != IMAGES.rate:
+            continue
+        first, second = (set(name.split(BETWEEN)) for name in (one.first, one.second))
+        if "none" in first and mine <= second:
+            alike.append((len(first | second), 1.0, one))
+        elif "none" in second and mine <= first:
+            alike.append((len(first | second), -1.0, one))
+    if not alike:
+        return ""
+    _, order, one = min(alike, key=lambda each: each[0])  # what differs in nothing else has the fewest words
+    if one.verdict == "no difference seen":
+        could = "" if one.smallest is None else f", where {number(one.smallest, 'share')} could have been"
+        return f"Against the same devices without any exchange (none) no loss is seen{could}"
+    ends = [None if end is None else _lost_share(end, order) for end in (one.difference.low, one.difference.high)]
+    lost = Estimate(_lost_share(one.difference.value, order), *sorted(end for end in ends if end is not None))
+    if lost.value < 0:
+        return ""
+    return f"It loses {estimate(lost, 'share')} of what the same devices train without any exchange (none)"
+
+
+def _lost_share(difference: float, order: float) -> float:
+    """Of the rate without an exchange: of a difference to it (order 1), or of it to a rate (−1)."""
+    return -difference if order > 0 else difference / (1 + difference)
 
 
 def _lost(one: Waterfall) -> str:

@@ -298,6 +298,25 @@ def test_a_setting_is_the_finding_only_where_it_gains(gain, named, tmp_path):
     assert ("P2P_LEVEL=PIX" in first_sentence(tmp_path, made)) == named
 
 
+@pytest.mark.parametrize(
+    ("ratio", "first", "expected"),
+    [
+        (0.9, "none", "It loses 10.0 % (9.4 to 10.6) of what the same devices train without any exchange (none); "),
+        (0.9, "nccl_allreduce", "It loses 10.0 % (9.4 to 10.6) of what the same devices train without any exchange (none); "),
+        (1.0, "none", "Against the same devices without any exchange (none) no loss is seen, where 0.91 % could have been; "),
+        (1.1, "none", "Where the rest goes is not told, for want of control cells"),
+    ],
+)  # fmt: skip
+def test_without_controls_the_loss_is_told_beside_none(ratio, first, expected, tmp_path):
+    made = []
+    for repeat in range(3):
+        for strategy in sorted(("none", "nccl_allreduce"), reverse=first == "none"):
+            rate = 200.0 * (1 + 0.003 * (repeat - 1)) * (ratio if strategy != "none" else 1.0)
+            made.append(small(len(made), [0, 1], rate, strategy=strategy, cell={"repeat": repeat}))
+    told, _ = examine(study(tmp_path / "study", made))
+    assert told.finding[1].replace("\u00a0", " ").startswith(expected)
+
+
 def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
     made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
     told, _ = examine(study(tmp_path / "study", made))
