@@ -28,6 +28,7 @@ from benchmarks.reporter import Reporter
 from benchmarks.result import Result
 from conf.benchmark.collectives import COLLECTIVES, ELEMENT_BYTES, largest_bytes, option, placements, sizes
 from conf.cell import Cell
+from trainers.devices import bus_id
 
 SETTLING = 20  # calls at most, just before the window: a host that comes from a barrier is slow at first
 GRAPH_LAUNCHES = 10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
@@ -260,7 +261,7 @@ def _devices(ranks: Ranks) -> list[dict[str, Any]]:
     }  # fmt: skip
     if ranks.device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(ranks.device)
-        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
+        bus = str(bus_id(ranks.device)).removesuffix(".0")  # without the function, as nccl-tests prints it
         mine |= {"device": ranks.device.index, "bus_id": bus, "name": properties.name}
     everyone: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(everyone, mine)

@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.enqueue import CCall, InOrder, address
 from benchmarks.p2p_kernel import checked, loaded
 from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from trainers.devices import bus_id
 
 HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
 LONGEST_HOLD_CYCLES = 16 * HOLD_CYCLES
@@ -106,7 +107,7 @@ class Gpus:
             self._select(number)
             self._buffers.append((Memory(size_bytes, number, name), Memory(size_bytes, number, name)))
             found: Any = torch.cuda.get_device_properties(number)
-            bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
+            bus = str(bus_id(torch.device("cuda", number))).removesuffix(".0")
             self.devices.append({"name": found.name, "bus_id": bus})
             if copy == "sm":
                 self._kernels.append(loaded(name, f"sm_{found.major}{found.minor}"))

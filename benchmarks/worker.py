@@ -54,7 +54,7 @@ def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ig
     import torch
 
     from conf.cell import Cell
-    from trainers.kvstore.process import stay_near
+    from trainers.devices import stay_near
 
     cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
     place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
@@ -109,16 +109,17 @@ def _identity(device: "torch.device") -> dict[str, object]:  # type: ignore[name
     versions["torchvision"] = importlib.metadata.version("torchvision")
     facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
     if device.type == "cuda":
+        from trainers.devices import bus_id
+
         properties: Any = torch.cuda.get_device_properties(device)
         versions |= {
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         facts |= {
             "uuid": f"GPU-{properties.uuid}",
-            "bus_id": bus,
+            "bus_id": f"0000{bus_id(device)}",  # as NVML writes it
             "name": properties.name,
             "memory_bytes": properties.total_memory,
         }

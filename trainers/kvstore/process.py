@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -33,19 +32,6 @@ def announce(path: Path, terms: Terms) -> None:
 def dismiss() -> None:
     """Tell the servers that there will be no work."""
     _store().set(KEY, json.dumps(None))
-
-
-def stay_near(device: torch.device) -> None:
-    """Keep this process to the cores near its GPU, where the kernel knows them: as torchrun does with ranks that start anew."""
-    os.sched_setaffinity(0, sums.usable_cores(bus_id(device)))
-
-
-def bus_id(device: torch.device) -> str | None:
-    """The PCI bus id of a GPU as Linux writes it; None for a CPU."""
-    if device.type != "cuda":
-        return None
-    properties: Any = torch.cuda.get_device_properties(device)
-    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 def serve(

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainers import devices
 from trainers.kvstore import process, sums
 from trainers.kvstore.memory import REDUCE, UPDATE, Regions, Shared, Terms, views
 from trainers.kvstore.serving import PAUSE_SECONDS, OnCpu, Server, short_naps
@@ -170,7 +171,7 @@ class Worker:
     def _serve(self) -> None:
         assert self._server is not None
         try:
-            sums.use_threads(self.threads, process.bus_id(self.device))
+            sums.use_threads(self.threads, devices.bus_id(self.device))
             self._server.run(lambda: bool(self._control.stop[0]), lambda served: None, PAUSE_SECONDS["cuda"])
         except BaseException:
             traceback.print_exc()  # to the rank's log

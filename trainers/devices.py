@@ -1,0 +1,21 @@
+"""Where a GPU is in the machine, and how a process stays near it."""
+
+import os
+from typing import Any
+
+import torch
+
+from trainers.kvstore import sums
+
+
+def bus_id(device: torch.device) -> str | None:
+    """The PCI bus id of a GPU as Linux writes it, 0000:65:00.0; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+
+
+def stay_near(device: torch.device) -> None:
+    """Keep this process to the cores near its GPU, where the kernel knows them: as torchrun does with ranks that start anew."""
+    os.sched_setaffinity(0, sums.usable_cores(bus_id(device)))
