@@ -273,8 +273,12 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     """
     first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
     shared = [part for part in second if part in first]
-    mine, other = (BETWEEN.join(part for part in parts if part not in shared) for parts in (second, first))
-    mine, other, room = mine or "the default", other or "the default", length - len(AGAINST)
+    sides = [[part for part in parts if part not in shared] for parts in (second, first)]
+    setting = one.asked.removeprefix("NCCL_").partition(" ")[0]
+    if all(any(setting in part for part in parts) for parts in sides):  # LOC against untouched: no more is needed
+        sides = [[part for part in parts if setting in part] for parts in sides]
+    mine, other = (BETWEEN.join(parts) or "the default" for parts in sides)
+    room = length - len(AGAINST)
     text = AGAINST.join(
         _cut(name, max(room // 2, room - len(beside))) for name, beside in ((mine, other), (other, mine))
     )

@@ -1,12 +1,13 @@
 """The sections of a report: sentences, figures and tables on each question that a study answers."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings import Curve, Estimate, Findings, Part, Point
 from analysis.report_curves import scaling_figures, unit_of
-from analysis.report_numbers import number
+from analysis.report_numbers import count, number
 from analysis.report_rows import (
     Level,
     strategy_figure,
@@ -16,12 +17,13 @@ from analysis.report_rows import (
 )
 from analysis.report_study import Study, middle, named, short_names
 from analysis.report_style import Picture
-from analysis.report_tables import Column, Table
+from analysis.report_tables import Column, Table, plain
 from analysis.runs import gpu_ids
 from analysis.trace_metrics import DISAGREEMENT, EXPOSED
 from benchmarks.record import Record
 
 STRATEGY_FIGURES = 2
+WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity
 RATE = "throughput/images_per_second"
 
 
@@ -204,8 +206,16 @@ def strategies(study: Study, found: Findings) -> Section:
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = () if rows else (f"No usable cell ran on several {unit}.",)
+    lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
     return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
+
+
+def _without_effect(study: Study) -> tuple[str, ...]:
+    """The settings that changed nothing, as NCCL's log shows, and in how many cells."""
+    told = Counter(
+        str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
+    )
+    return tuple(few(f"Changed nothing: {plain(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()))
 
 
 def _measured(group: Sequence[Record]) -> bool:

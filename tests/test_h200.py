@@ -7,6 +7,7 @@ import pytest
 
 from analysis.nccl_tests import parse_nccl_tests
 from analysis.p2p_source import read_p2p
+from analysis.report import examine
 from analysis.study_findings import study_findings
 from analysis.trace_metrics import trace_metrics
 from analysis.trace_source import load_trace
@@ -68,6 +69,11 @@ def test_pix_changes_nothing_and_loc_costs():
     assert found[("P2P_LEVEL untouched", "P2P_LEVEL=LOC")] == "slower"
     for record in records("bootcamp_resnet50"):
         assert ("setting_no_effect" in record.validity.codes) == (record.cell["nccl"].get("NCCL_P2P_LEVEL") == "PIX")
+    told, _ = examine(DATA / "h200_x2" / "bootcamp_resnet50")
+    (section,) = [section for section in told.sections if section.anchor == "strategies"]
+    (line,) = section.lines
+    assert line.startswith("Changed nothing: NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports")
+    assert line.endswith(" (3 cells).")
 
 
 def test_the_bootcamps_network_waits_for_the_cpu_and_answers_nothing():
