@@ -67,6 +67,7 @@ def _comparison(
 ) -> Comparison:
     asked, first, second = pair
     one, two = (f"{gpu_list(runs.gpus)} · {study.label(runs)}{_absent(asked, runs)}" for runs in (first, second))
+    difference = min(max(difference, -WIDEST), WIDEST)
     runs, share = (len(first.rates), len(second.rates)), math.expm1(difference)
     rate = first.headline.rate
     if not tested:

@@ -15,7 +15,10 @@ PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
 WIDTH, HEIGHT = 4.6, 2.9  # inches
 LABEL_LENGTH = 24  # characters
-ASIDE = 5.0  # points between the intervals of curves that would cover each other
+ASIDE, MOST_ASIDE = (
+    5.0,
+    12.0,
+)  # points between the intervals of curves that would cover each other; between the outermost
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
@@ -115,10 +118,11 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
     figure, axes = new_figure(WIDTH, HEIGHT)
     shown = [(curve, look) for curve, look in zip(curves, _looks(study, curves), strict=True) if _efficiencies(curve)]
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+    apart = min(ASIDE, MOST_ASIDE / max(1, len(shown) - 1))
     ends = [
         _draw(
             axes, [(p, p.efficiency) for p in _efficiencies(curve) if p.efficiency is not None], colour, marker,
-            ASIDE * (place - (len(shown) - 1) / 2),
+            apart * (place - (len(shown) - 1) / 2),
         )
         for place, (curve, (colour, marker)) in enumerate(shown)
     ]  # fmt: skip

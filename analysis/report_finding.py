@@ -1,11 +1,9 @@
 """The finding of a study in three sentences: how far it scales, where the rest goes, which differences are real."""
 
-from collections.abc import Sequence
-
-from analysis.findings import Comparison, Curve, Estimate, Findings, Point, Waterfall
-from analysis.headlines import IMAGES
+from analysis.findings import Curve, Estimate, Findings, Point, Waterfall
 from analysis.report_comparisons import differences
 from analysis.report_curves import unit_of
+from analysis.report_headline import Headline, compared_with, main_point
 from analysis.report_links import SENTENCES, nothing
 from analysis.report_links import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
@@ -23,42 +21,11 @@ def sentences(study: Study, found: Findings) -> list[str]:
     if not study.trains or (study.usable and middle(study.usable, RATE) is None):
         said, judged = links(study), any(one.verdict for one in found.comparisons)
         return [*said[: SENTENCES - 1], differences(found)] if judged else said
-    headline = main_point(study, found.scaling.curves)
+    headline = main_point(study, found)
     return [_scale(study, headline), _why(study, found, headline), differences(found)]
 
 
-def main_point(study: Study, curves: Sequence[Curve]) -> tuple[Curve, Point] | None:
-    """The point that a study is about: one that exchanges, with an efficiency over every member, of most GPUs, the fastest.
-
-    A point that leaves NCCL alone stands for all whose settings show no gain over it.
-    """
-
-    def recorded(point: Point) -> list[Record]:
-        return [study.by_id[one] for one in point.record_ids if one in study.by_id]
-
-    def merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
-        return (
-            any(named(one, "strategy") != "none" for one in recorded(point)),
-            point.efficiency is not None and point.world_size > 1,
-            not point.without_baseline,
-            not point.suspect,
-            point.world_size,
-        )
-
-    every = [(curve, point) for curve in curves for point in curve.points]
-    if not every:
-        return None
-    best = max(merit(point) for _, point in every)
-    equals = [(curve, point) for curve, point in every if merit(point) == best]
-    fastest = max(point.rate.value for _, point in equals)
-    untouched = [
-        (curve, point) for curve, point in equals
-        if (point.rate.high or point.rate.value) >= fastest and not any(one.cell.get("nccl") for one in recorded(point))
-    ]  # fmt: skip
-    return max(untouched or equals, key=lambda pair: pair[1].rate.value)
-
-
-def _scale(study: Study, headline: tuple[Curve, Point] | None) -> str:
+def _scale(study: Study, headline: Headline | None) -> str:
     if headline is None:
         return nothing(study)
     curve, point = headline
@@ -110,7 +77,7 @@ def _where(study: Study, point: Point, first: Record) -> str:
     return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
 
 
-def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) -> str:
+def _why(study: Study, found: Findings, headline: Headline | None) -> str:
     label, gpus = (headline[0].label, headline[1].gpus) if headline else ("", ())
     closing = max(
         found.waterfalls,
@@ -121,39 +88,32 @@ def _why(study: Study, found: Findings, headline: tuple[Curve, Point] | None) ->
         same = closing.gpus == gpus and closing.label == label
         return ("" if same else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: ") + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
-    if headline and (beside := _beside_none(found, *headline)):
-        return f"{beside}{exposed}; where that goes is not told, for want of control cells (waterfall=true plans them)."
-    return f"Where the rest goes is not told, for want of control cells (waterfall=true plans them){exposed}."
+    controls = "for want of control cells (waterfall=true plans them)"
+    beside, lost = _beside_none(found, headline) if headline else ("", False)
+    if not beside:
+        return f"Where the rest goes is not told, {controls}{exposed}."
+    return f"{beside}{exposed}; where the loss goes is not told, {controls}." if lost else f"{beside}{exposed}."
 
 
-def _beside_none(found: Findings, curve: Curve, point: Point) -> str:
-    """What the strategy loses of the rate of the same GPUs without any; empty where that was not compared."""
-    mine = set(curve.label.split(BETWEEN))
-    alike: list[tuple[int, float, Comparison]] = []
-    for one in found.comparisons:
-        if not one.verdict or one.asked != "strategy" or one.gpus != point.gpus or one.rate != IMAGES.rate:
-            continue
-        first, second = (set(name.split(BETWEEN)) for name in (one.first, one.second))
-        if "none" in first and mine <= second:
-            alike.append((len(first | second), 1.0, one))
-        elif "none" in second and mine <= first:
-            alike.append((len(first | second), -1.0, one))
-    if not alike:
-        return ""
-    _, order, one = min(alike, key=lambda each: each[0])  # what differs in nothing else has the fewest words
+def _beside_none(found: Findings, headline: Headline) -> tuple[str, bool]:
+    """What is lost of the rate of the same devices without any exchange, and whether a loss is seen.
+
+    Empty where that was not compared, or where they are slower.
+    """
+    judged = compared_with(found, headline, lambda asked, parts: asked == "strategy" and "none" in parts)
+    if judged is None:
+        return "", False
+    one, is_second = judged
     if one.verdict == "no difference seen":
         could = "" if one.smallest is None else f", where {number(one.smallest, 'share')} could have been"
-        return f"Against the same devices without any exchange (none) no loss is seen{could}"
-    ends = [None if end is None else _lost_share(end, order) for end in (one.difference.low, one.difference.high)]
-    lost = Estimate(_lost_share(one.difference.value, order), *sorted(end for end in ends if end is not None))
-    if lost.value < 0:
-        return ""
-    return f"It loses {estimate(lost, 'share')} of what the same devices train without any exchange (none)"
-
-
-def _lost_share(difference: float, order: float) -> float:
-    """Of the rate without an exchange: of a difference to it (order 1), or of it to a rate (−1)."""
-    return -difference if order > 0 else difference / (1 + difference)
+        return f"Against the same devices without any exchange (none) no loss is seen{could}", False
+    if one.verdict == ("faster" if is_second else "slower"):
+        return "", False
+    # The difference is that of the second to the first: what is kept of the rate without an exchange, or how much that is more.
+    ends = (one.difference.value, one.difference.low, one.difference.high)
+    value, *bounds = (-end if is_second else 1 - 1 / (1 + end) for end in ends if end is not None)
+    lost = estimate(Estimate(value, *sorted(bounds)), "share")
+    return f"It loses {lost} of what the same devices train without any exchange (none)", True
 
 
 def _lost(one: Waterfall) -> str:

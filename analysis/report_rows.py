@@ -269,7 +269,7 @@ def comparison_figure(
 def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
 
-    Of two long names the shorter keeps what it needs; the first part of each tells them apart.
+    Of two long names the shorter keeps what it needs.
     """
     first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
     shared = [part for part in second if part in first]

@@ -116,9 +116,10 @@ def _from(folder: Path, error: RecordError) -> str:
     return str(error).replace(f"{folder}/", "")
 
 
-def cell_without_repeat(record: Record) -> str:
-    """Equal for equal cells."""
-    return json.dumps({name: value for name, value in record.cell.items() if name not in INCIDENTAL}, sort_keys=True)
+def cell_without_repeat(record: Record, *without: str) -> str:
+    """Equal for equal cells; also for those that differ in fields that are left out."""
+    left_out = (*INCIDENTAL, *without)
+    return json.dumps({name: value for name, value in record.cell.items() if name not in left_out}, sort_keys=True)
 
 
 def asked(record: Record, group: str) -> Mapping[str, Any]:

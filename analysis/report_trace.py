@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.findings import Findings
-from analysis.report_finding import main_point
+from analysis.report_headline import main_point
 from analysis.report_sections import Section
 from analysis.report_study import Study, run_name
 from analysis.report_style import Picture
@@ -31,7 +31,7 @@ _RULE = re.compile(r"(\.?[a-z]+)\{([a-z0-9#:;. -]*)\}")
 
 def traces(study: Study, found: Findings) -> Section:
     """The timeline of the cell that the finding is about, else of the first traced one; nothing without a trace."""
-    headline = main_point(study, found.scaling.curves)
+    headline = main_point(study, found)
     wanted = headline[1].record_ids if headline else ()
     traced = sorted(_timelines(study), key=lambda pair: pair[0].record_id not in wanted)
     for record, path in traced:

@@ -1,10 +1,11 @@
 """The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which failed first.
 
-    python -m benchmarks.agent CELL_DIR RANKS fork|exec
+    python -m benchmarks.agent CELL_DIR RANKS auto|exec
 
 Forked ranks have what the agent imported, torch above all, and begin in milliseconds instead of seconds. Before that the
-agent uses no device and computes nothing; its only other thread is that of torch's store, which no rank touches. CUDA does
-not survive a fork: should anything have initialised it here, the ranks start anew after all.
+agent uses no device and computes nothing; its only other threads are that of torch's store, which no rank touches, and
+OpenBLAS's, which makes new ones after a fork. CUDA does not survive a fork: should anything have initialised it here, or
+torch not take what keeps it from that, the ranks start anew (exec), and the agent's log says why.
 
 torchrun's own rendezvous listens on every interface; this one binds a free port of the loopback interface itself and
 hands the socket to torch's store, so that nothing outside reaches it and two cells never want the same port.
@@ -44,7 +45,7 @@ TIMEOUT_SECONDS = 600
 BACKEND = "loopback"
 NAMES = {field.name for field in dataclasses.fields(LaunchConfig)}
 # Where nothing is given, torch from 2.9 on asks CUDA for the number of GPUs, to bind ranks to their NUMA nodes: a rank does
-# that itself (benchmarks.processes).
+# that itself (trainers.devices).
 NOT_BOUND: Any = object()
 
 
@@ -88,9 +89,9 @@ def main(folder: Path, ranks: int, start: str) -> int:
     os.environ[processes.STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
-        config = _preloaded(folder, ranks) if start == "fork" else None
-        if config is not None and not processes.cuda_initialised():
-            elastic_launch(config, worker.main)(folder)
+        config = _preloaded(folder, ranks) if start == "auto" else None
+        if config is not None:
+            elastic_launch(config, worker.main)(folder, "fork")
         else:
             run.main([
                 "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=0.1",
@@ -103,8 +104,11 @@ def main(folder: Path, ranks: int, start: str) -> int:
     return 0
 
 
-def _preloaded(folder: Path, ranks: int) -> LaunchConfig:
-    """Import what the ranks will need. What fails here fails in a rank too, which says so."""
+def _preloaded(folder: Path, ranks: int) -> LaunchConfig | None:
+    """Import what the ranks will need, so that they can be forked; None where they cannot.
+
+    An import that fails here fails in a rank too, which says so.
+    """
     with contextlib.suppress(Exception):
         cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
         importlib.import_module(f"benchmarks.{cell.benchmark['name']}")
@@ -114,12 +118,19 @@ def _preloaded(folder: Path, ranks: int) -> LaunchConfig:
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what is imported
     bound: dict[str, Any] = {"numa_options": NOT_BOUND} if "numa_options" in NAMES else {}
-    config = LaunchConfig(
-        1, 1, ranks, run_id=folder.name, rdzv_backend=BACKEND, max_restarts=0, monitor_interval=0.1, start_method="fork",
-        **bound,
-    )  # fmt: skip
+    try:
+        config = LaunchConfig(
+            1, 1, ranks, run_id=folder.name, rdzv_backend=BACKEND, max_restarts=0, monitor_interval=0.1,
+            start_method="fork", **bound,
+        )  # fmt: skip
+    except Exception as error:  # torch does not promise to leave the field alone
+        print(f"ranks start anew: torch's launcher says {error!r}", file=sys.stderr, flush=True)
+        return None
     if bound:
         config.numa_options = None
+    if processes.cuda_initialised():
+        print("ranks start anew: something here has initialised CUDA", file=sys.stderr, flush=True)
+        return None
     return config
 
 

@@ -86,9 +86,9 @@ def limits(
             continue
         probe.run()  # connects, allocates
         block = clock.block(probe.run, iterations, reporter.beat)
-        reporter.block(probe.name, block, 0)
-        kind = "limit" if probe.limit else "stage"
-        name, ms = f"{kind}/{probe.name}_ms", statistics.median(_slowest(strategy, ranks, block.ms)) * probe.share
+        reporter.block(f"{probe.name} {probe.way}".strip(), block, 0)
+        name = f"{'limit' if probe.limit else 'stage'}/{probe.name}_ms"
+        ms = statistics.median(_slowest(strategy, ranks, block.ms)) * probe.share
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
     found = {name: value for name, value in metrics.items() if name.startswith("limit/")}
     if not found:

@@ -17,7 +17,7 @@ from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
 from conf.cell import Cell
-from trainers.kvstore.sums import usable_cores
+from trainers.kvstore.sums import CORES, usable_cores
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {"bytes": (256 << 20, 64 << 20), "iterations": (20, 5)}
@@ -44,7 +44,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective."""
     asked = cell.asked(AUTO)
     size, iterations, given = int(asked["bytes"]), int(asked["iterations"]), asked["threads"]
-    share = max(1, len(usable_cores()) // ranks.world_size)
+    share = max(1, len(CORES) // ranks.world_size)
     clock, rows = Clock(ranks), []
     for operation in _operations(ranks.device, size, bool(asked["pageable"])):
         for together in (False, True) if ranks.world_size > 1 else (False,):

@@ -97,6 +97,8 @@ def measure(ids: Sequence[int], wires: Wires, asked: dict[str, Any], result: Res
     }
     result.metrics |= metrics(medians, samples)
     result.checks |= {"measured_late": wires.late}
+    if wires.enqueued_by:
+        result.checks["enqueued_by"] = wires.enqueued_by
     if asked["concurrent"] and len(ids) > 1:
         reporter.phase("concurrent")
         rows = at_once(ids, wires, asked, reporter)

@@ -6,6 +6,7 @@ this process, as in the tool. Peer access is as it was when a measurement ends. 
 
 import contextlib
 import ctypes
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 from cuda.bindings import driver, runtime
 from torch import Tensor
 
-from benchmarks.enqueue import CCall, InOrder, address
+from benchmarks.enqueue import CCall, InOrder, address, made_by
 from benchmarks.p2p_kernel import checked, loaded
 from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 from trainers.devices import bus_id
@@ -39,7 +40,17 @@ def copy_function() -> int | None:
 
 
 def _words(status: int) -> str:
-    return bytes(runtime.cudaGetErrorString(runtime.cudaError_t(status))[1]).decode()
+    try:
+        return bytes(runtime.cudaGetErrorString(runtime.cudaError_t(status))[1]).decode()
+    except ValueError:  # of a newer CUDA than the bindings know
+        return f"CUDA error {status}"
+
+
+def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[Any, ...], iterations: int) -> None:
+    for _ in range(iterations):
+        answer = call(*given)
+        if answer[0]:
+            checked(name, answer)
 
 
 class Memory:
@@ -91,6 +102,7 @@ class Gpus:
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._kernels: list[Any] = []
         self._copy = copy_function()
+        self.enqueued_by: str | None = "Python" if copy == "sm" or self._copy is None else made_by()
         self.devices: list[dict[str, str]] = []
         self._access = {
             (a, b): bool(
@@ -142,7 +154,7 @@ class Gpus:
         with self._peers([copy], how.enabled):
             lane = self._lane(how.runner(copy), 0)
             self._select(lane.device)
-            self._enqueuer(lane, copy, how)(1)
+            self._enqueuer(lane, copy, replace(how, iterations=1))()
             lane.stream.synchronize()
         self._select(copy.target)
         found = differing(target, number)
@@ -185,21 +197,22 @@ class Gpus:
         first, others = lanes[0], lanes[1:]
         for lane, copy in zip(lanes, copies, strict=True):
             self._select(lane.device)
-            self._enqueuer(lane, copy, replace(how, size_bytes=WARM_BYTES))(1)
+            self._enqueuer(lane, copy, replace(how, size_bytes=WARM_BYTES, iterations=1))()
             lane.stream.synchronize()
         self._select(first.device)
-        enqueue = self._enqueuer(first, copies[0], how)
+        # Ready before the hold: making a list of calls takes longer than they do.
+        enqueue, *enqueue_others = (self._enqueuer(lane, copy, how) for lane, copy in zip(lanes, copies, strict=True))
         with torch.cuda.stream(first.stream):
             torch.cuda._sleep(hold_cycles)
         first.start.record(first.stream)
-        for lane, copy in zip(others, copies[1:], strict=True):
+        for lane, enqueue_other in zip(others, enqueue_others, strict=True):
             self._select(lane.device)
             lane.stream.wait_event(first.start)
             lane.start.record(lane.stream)
-            self._enqueuer(lane, copy, how)(how.iterations)
+            enqueue_other()
             lane.stop.record(lane.stream)
         self._select(first.device)
-        seconds = enqueue(how.iterations)
+        seconds = enqueue()
         first.stop.record(first.stream)
         for lane in others:
             first.stream.wait_event(lane.stop)
@@ -213,37 +226,34 @@ class Gpus:
         all_ms = float(first.start.elapsed_time(first.all_done)) if others else each_ms[0]
         return Timed(each_ms, all_ms), seconds, held
 
-    def _enqueuer(self, lane: Lane, copy: Copy, how: How) -> Callable[[int], float]:
-        """Enqueues a copy so many times on the selected GPU's lane; returns the seconds that the host took."""
+    def _enqueuer(self, lane: Lane, copy: Copy, how: How) -> Callable[[], float]:
+        """Enqueues a copy `how.iterations` times on the selected GPU's lane; returns the seconds that the host took."""
         what = f"of {self._names[copy.source]} to {self._names[copy.target]}"
         source, target = (self._buffers[copy.source][0].address, self._buffers[copy.target][1].address)
         if copy.backwards:
             source, target = (memory.address for memory in reversed(self._buffers[copy.source]))
         target += copy.target_offset
         kernel = bool(self._kernels) and how.enabled and copy.source != copy.target
+        make: Callable[[], None]
         if kernel and self._access[copy.source, copy.target]:
-            call: Callable[..., tuple[Any, ...]] = driver.cuLaunchKernel
-            name, given = f"cuLaunchKernel {what}", self._launch(lane, target, source, how.size_bytes)
+            launch = self._launch(lane, target, source, how.size_bytes)
+            make = functools.partial(
+                _one_by_one, driver.cuLaunchKernel, f"cuLaunchKernel {what}", launch, how.iterations
+            )
         else:
-            call, name = runtime.cudaMemcpyPeerAsync, f"cudaMemcpyPeerAsync {what}"
+            name = f"cudaMemcpyPeerAsync {what}"
             given = (target, copy.target, source, copy.source, how.size_bytes, lane.handle)
+            if self._copy is None:
+                make = functools.partial(_one_by_one, runtime.cudaMemcpyPeerAsync, name, given, how.iterations)
+            else:
+                make = InOrder([CCall(name, self._copy, tuple(map(int, given)))] * how.iterations, _words)
 
-        def in_c(iterations: int) -> float:
-            assert self._copy is not None
-            calls = InOrder([CCall(name, self._copy, tuple(map(int, given)))] * iterations, _words)
+        def timed() -> float:
             opened = time.perf_counter()
-            calls()
+            make()
             return time.perf_counter() - opened
 
-        def enqueue(iterations: int) -> float:
-            opened = time.perf_counter()
-            for _ in range(iterations):
-                answer = call(*given)
-                if answer[0]:
-                    checked(name, answer)
-            return time.perf_counter() - opened
-
-        return in_c if call is runtime.cudaMemcpyPeerAsync and self._copy else enqueue
+        return timed
 
     def _launch(self, lane: Lane, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
         """Arguments of cuLaunchKernel: as many threads as the GPU holds at once."""

@@ -62,6 +62,7 @@ class Wires(Protocol):
     words: dict[str, str]  # what enabled and disabled mean here
     devices: list[dict[str, str]]  # name and bus_id of each member, where it has any
     late: int  # measurements that began before all of their copies were enqueued
+    enqueued_by: str | None  # C or Python; None where nothing is enqueued
 
     def can_access(self, a: int, b: int) -> bool:
         """Whether a member can address another's memory."""

@@ -27,6 +27,7 @@ class Workers:
 
     words = {"enabled": "shared memory", "disabled": "gloo messages"}  # noqa: RUF012
     late = 0  # nothing is enqueued here
+    enqueued_by: str | None = None
 
     def __init__(self, ranks: Ranks, size_bytes: int) -> None:
         """A buffer of its own for each worker, and a second one that all can address.

@@ -20,8 +20,11 @@ from typing import Any
 from benchmarks import processes
 
 
-def main(folder: Path) -> int:
-    """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1."""
+def main(folder: Path, started: str = "exec") -> int:
+    """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1.
+
+    `started` says how this process began, fork or exec, for the record.
+    """
     processes.die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
         signal.signal(number, signal.SIG_DFL)
@@ -35,7 +38,7 @@ def main(folder: Path) -> int:
 
     reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
     try:
-        _measure(folder, rank, reporter)
+        _measure(folder, rank, started, reporter)
     except BaseException as error:
         try:
             traceback.print_exc()
@@ -48,7 +51,7 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
     import json
 
     import torch
@@ -64,7 +67,8 @@ def _measure(folder: Path, rank: int, reporter: "Reporter") -> None:  # type: ig
         stay_near(device)
     else:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    reporter.line("start", rank=rank, host=socket.gethostname(), pid=os.getpid(), **_identity(device))
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    reporter.line("start", rank=rank, **here, **_identity(device))
     if rank < cell.world_size:
         _rank(cell, rank, device, reporter)
     else:

@@ -68,8 +68,8 @@ class Engine:
     name: str = knob("local", "where ranks run", words=("local",))
     start: str = knob(
         "auto",
-        "how ranks start; fork: with what their agent has imported; exec: each anew; auto: fork",
-        words=("auto", "fork", "exec"),
+        "how ranks start; auto: forked, with what their agent has imported, where that can be; exec: each anew",
+        words=("auto", "exec"),
     )
     start_timeout_s: float = knob(300.0, "seconds until every rank has reported", least=1)
     silence_timeout_s: float = knob(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)

@@ -58,8 +58,7 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
 
 def arguments(folder: Path, cell: Cell, start: str = "auto") -> list[str]:
     """The agent of this machine, which starts the ranks and the servers as `engine.start` says."""
-    how = "exec" if start == "exec" else "fork"
-    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size + cell.servers), how]
+    return [sys.executable, "-m", "benchmarks.agent", str(folder), str(cell.world_size + cell.servers), start]
 
 
 def environment(

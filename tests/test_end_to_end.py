@@ -97,7 +97,7 @@ def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
     assert record.model["parameters"] == 1_199_882
     assert record.checks["replicas_equal"] and record.checks["gradient_error"] < 1e-3
-    assert [rank["rank"] for rank in record.ranks] == [0, 1]
+    assert [(rank["rank"], rank["started"]) for rank in record.ranks] == [(0, "fork"), (1, "fork")]
 
 
 def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, capsys):
@@ -169,6 +169,16 @@ def test_the_same_command_measures_nothing_twice(swept):
     assert again.returncode == 0 and "done before" in again.stdout
     assert (folder / "default" / "journal.jsonl").read_text().count('"begin"') == before
     assert len(runs(folder / "m.db")[1]) == 1
+
+
+def test_ranks_can_start_anew(tmp_path):
+    done = command(
+        "gpus=0", "strategy=none", "engine.start=exec", "tracking=none", "report=false", f"output_dir={tmp_path}",
+        "validity.noise_limit=10", *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,), _ = read_study(tmp_path / "default")
+    assert (record.validity.verdict, record.ranks[0]["started"]) == ("valid", "exec")
 
 
 @pytest.fixture(scope="module")

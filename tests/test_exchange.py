@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from hydra import compose
 from kvstore_ranks import exchange_cell
 from omegaconf import OmegaConf
 
-from benchmarks.exchange import gradients_like, mxnet_lines
+from benchmarks.exchange import gradients_like, limits, mxnet_lines
 from benchmarks.result import Result
 from conf.resolve import checked, resolve
+from trainers import ring
 from trainers.models import sizes
 from trainers.needs import shared_bytes
+from trainers.strategies import Probe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
 FORMS = (
@@ -183,6 +186,32 @@ def test_the_exchange_with_servers(forked, name):
         assert found["checks"]["exchange_error"] < 1e-6
         assert found["metrics"]["comm/bytes_moved"] == found["model"]["gradient_bytes"]
         assert "output" not in found
+
+
+def test_of_several_ways_the_fastest_is_the_limit():
+    lines = []
+    times = {"ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0]}
+    probes = [Probe("ring", lambda: None, 1.0), Probe("ring", lambda: None, 0.5, way="gather"),
+              Probe("ring", lambda: None, 0.4, way="reduce"), Probe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
+    spans = iter(times.values())
+    clock = SimpleNamespace(block=lambda run, iterations, beat: SimpleNamespace(ms=next(spans)))
+    reporter = SimpleNamespace(phase=lambda name: None, beat=None, block=lambda name, block, at: lines.append(name))
+    ranks = SimpleNamespace(slowest=lambda ms: ms)
+    strategy = SimpleNamespace(synchronous=True, probes=lambda: probes)
+    metrics, binding = limits(strategy, {"comm/exchange_ms": 8.0}, 2, clock, ranks, reporter)
+    assert metrics == {"limit/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
+    assert binding == "ring" and lines == list(times)
+
+
+def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):
+    """Four ranks on GPUs that are not there: 4,000 bytes, of which each rank has a quarter."""
+    monkeypatch.setattr(ring, "MESSAGE_BYTES", {"cuda": 4000})
+    monkeypatch.setattr(ring.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(ring.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(ring.torch, "ones", lambda size, device: torch.zeros(size))
+    found = {probe.way: probe.share for probe in ring.probes(torch.device("cuda"), 12_000.0)}
+    # A message is 4,000 bytes; a gather passes on 3 shares of 1,000, an all-reduce 3 twice.
+    assert found == {"": 3.0, "gather": 4.0, "all-reduce": 2.0}
 
 
 def test_one_rank_alone_has_no_limit_between_ranks(forked):

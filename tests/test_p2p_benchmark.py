@@ -4,11 +4,13 @@ The tests of GPUs at the end need some: `pytest -m multi_gpu tests/test_p2p_benc
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,7 +121,7 @@ class Known:
     """A copy within a member takes 1 ms, one to another 2 ms, and each further copy at once 1 ms more for all."""
 
     words = {"enabled": "known", "disabled": "known"}  # noqa: RUF012
-    late = 0
+    late, enqueued_by = 0, None
 
     def __init__(self, count, without=(), wrong=()):
         self.devices = [{"name": "NVIDIA H200", "bus_id": f"0000:0{one}:1a"} for one in range(count)]
@@ -519,6 +521,22 @@ def test_a_hold_that_ends_early_is_made_longer_but_not_for_ever(gpus, monkeypatc
     assert found._timed([Copy(0, 1)], large)[1] == 0.01  # the first try: longer holds are waited for
     found._timed([Copy(0, 1)], large)  # the driver waits: one hold is enough to know
     assert holds[2:] == [10_000_000, 40_000_000, 160_000_000, 10_000_000] and found.late == 2
+
+
+def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
+    found, _ = gpus
+    made = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * 8)
+    def function(*given):
+        made.append(given[:6])
+        return 0
+
+    found._copy, found._kernels = ctypes.cast(function, ctypes.c_void_p).value, []
+    found._buffers = [tuple(SimpleNamespace(address=100 * gpu + side) for side in (10, 50)) for gpu in range(3)]
+    lane = SimpleNamespace(handle=7)
+    seconds = found._enqueuer(lane, Copy(0, 2, target_offset=4), How(False, 16, 3))()
+    assert made == [(254, 2, 10, 0, 16, 7)] * 3 and 0 < seconds < 1
 
 
 @pytest.mark.multi_gpu

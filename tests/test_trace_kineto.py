@@ -14,6 +14,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
+from analysis.trace_metrics import trace_metrics
 from analysis.trace_source import load_trace
 from analysis.trace_summary import summarize
 
@@ -246,6 +247,11 @@ def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_p
     (rank,) = summarize(load_trace(str(tmp_path / "a.json"))).ranks
     exposed = rank.steps.exposed_ms, rank.steps.exposed_in_gaps_ms
     assert exposed == (pytest.approx(0.030), pytest.approx(0.006)) and rank.gap_us == pytest.approx(6)
+    kernels = [kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 22), (3, 36))]  # 2 and 4 µs apart
+    write(tmp_path / "b.json", [step, *launches, *kernels], 1, 2)
+    write(tmp_path / "a.json", [step, *launches, *kernels[:1], kernel("gemm", 26, 10, correlation=2)], 0, 2)
+    both = load_trace(f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}")
+    assert trace_metrics(summarize(both))["trace/gap_us"] == pytest.approx((6 + 3) / 2)
 
 
 def test_the_times_of_two_gpus_are_those_of_their_kernels():

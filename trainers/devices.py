@@ -17,5 +17,8 @@ def bus_id(device: torch.device) -> str | None:
 
 
 def stay_near(device: torch.device) -> None:
-    """Keep this process to the cores near its GPU, where the kernel knows them: as torchrun does with ranks that start anew."""
+    """Keep this thread, and what it starts from now on, to the cores near its GPU, where the kernel knows them.
+
+    torchrun does the same from torch 2.9 on, before a rank starts, where ranks and GPUs are as many.
+    """
     os.sched_setaffinity(0, sums.usable_cores(bus_id(device)))

@@ -1,11 +1,11 @@
-"""What the wires between neighbours allow: every rank sends to the next and receives from the one before, all at once."""
+"""What the wires between neighbours allow, with all ranks sending and receiving at once."""
 
 import torch
 import torch.distributed as dist
 
 from trainers.strategies import Probe
 
-# One message, larger than a GPU's L2 cache; small enough for gloo.
+# Of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
 MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
 
 
@@ -25,9 +25,9 @@ def probes(device: torch.device, bytes_each: float) -> list[Probe]:
         for work in dist.batch_isend_irecv([to_next, from_last]):
             work.wait()
 
-    found = [Probe("ring", message, bytes_each / size, limit=on_gpu)]
+    one_message = Probe("ring", message, bytes_each / size, limit=on_gpu)
     if not on_gpu or world_size == 1:
-        return found
+        return [one_message]
     share = into.numel() // world_size
 
     def gather() -> None:
@@ -36,7 +36,9 @@ def probes(device: torch.device, bytes_each: float) -> list[Probe]:
     def reduce() -> None:
         dist.all_reduce(into)
 
-    passed_on = share * 4 * (world_size - 1)  # bytes
-    for way, sent in ((gather, passed_on), (reduce, 2 * passed_on)):
-        found.append(Probe("ring", way, bytes_each / sent))
-    return found
+    passed_on = share * 4 * (world_size - 1)  # bytes that a rank sends in a gather, and in each half of an all-reduce
+    return [
+        one_message,
+        Probe("ring", gather, bytes_each / passed_on, way="gather"),
+        Probe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
+    ]

@@ -19,6 +19,10 @@ SPARE_CORES = 2
 MOST_THREADS = 10
 
 
+# Before a rank on a GPU keeps to the cores near it (trainers.devices).
+CORES = frozenset(os.sched_getaffinity(0))
+
+
 def usable_cores(bus_id: str | None = None) -> set[int]:
     """The cores near a GPU (its PCI bus id), else all that this process may use."""
     mine = os.sched_getaffinity(0)
@@ -35,7 +39,7 @@ def usable_cores(bus_id: str | None = None) -> set[int]:
 
 def thread_count(asked: int | str, sharers: int, spare: int = 0) -> int:
     """Threads of one of `sharers` who sum on this machine; 'auto': its share of the cores, less the spare ones, at most 10."""
-    return int(asked) if asked != "auto" else max(1, min(MOST_THREADS, len(usable_cores()) // sharers - spare))
+    return int(asked) if asked != "auto" else max(1, min(MOST_THREADS, len(CORES) // sharers - spare))
 
 
 def use_threads(count: int, near: str | None) -> None:

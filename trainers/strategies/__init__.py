@@ -46,6 +46,7 @@ class Probe:
     run: Callable[[], None]  # enqueued on the current stream
     share: float  # of this operation's traffic, what one exchange moves
     limit: bool = True  # whether no exchange of this strategy can be faster; otherwise a stage of it
+    way: str = ""  # which of several with the same name: its samples are told apart
 
 
 class Strategy(ABC):
