@@ -72,7 +72,9 @@ def curves(study: Gathered) -> Scaling:
         partly += [f"{label} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
     refusals = [f"no efficiency of {several(cells)}: {why}" for why, cells in without.items()]
     if partly:
-        refusals.append(f"efficiency of {several(partly)}: some of the GPUs were not measured alone and may be slower")
+        refusals.append(
+            f"efficiency of {several(partly)}: some of the members were not measured alone and may be slower"
+        )
     if len({curve.kind for curve in found}) > 1:
         refusals.append("weak scaling (batch_size) and strong scaling (global_batch_size) are not compared")
     return Scaling(tuple(found), (*refusals, *incomparable(study)))

@@ -54,6 +54,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
             group, _, choice = argument.lstrip("+").partition("=")
             if group in GROUPS and choice not in _choices(group):
                 return f"{argument}: accepted are {', '.join(_choices(group))}"
+    if composed := re.search(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)", text):
+        return _in_file(*composed.groups())
     if group_missing := re.search(r"Could not find '([^']+)'|In '[^']*': (.*)", text):
         return next(part for part in group_missing.groups() if part).split("\n")[0] + ": no such group or choice"
     return " ".join(line.strip() for line in text.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line)
@@ -63,6 +65,13 @@ def _typed(key: str, arguments: Sequence[str]) -> str:
     """The argument that gave a key its value, or the key."""
     found = next((a for a in reversed(arguments) if a.lstrip("+~").partition("=")[0] == key), key)
     return found.lstrip("+")
+
+
+def _in_file(name: str, said: str, key: str) -> str:
+    """What is wrong in a YAML file that Hydra composes, and with which key, where OmegaConf knows one."""
+    accepts = _accepts(key) if key else ""
+    what = said.strip().rstrip(".") + (f"; accepted is {accepts}" if accepts else "")
+    return f"{key + ' in ' if key else ''}{name}.yaml: {what}"
 
 
 def _choices(group: str) -> list[str]:

@@ -62,8 +62,8 @@ def _read(text: str) -> list[list[str]]:
     parts = [match[0] for match in PART.finditer(inner)]
     bare = [part for part in parts if re.fullmatch(TOKEN, part)]
     if len(bare) == len(parts) > 1 and not choice and all(map(_is_device, bare)):
-        return [_subset(bare, text)]
-    subsets = [_subset(re.findall(TOKEN, part), text) for part in parts]
+        return [one_subset(bare, text)]
+    subsets = [one_subset(re.findall(TOKEN, part), text) for part in parts]
     devices = [part for part in bare if _is_device(part)]
     if not choice and devices and (len(devices) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
         raise Refused(f"gpus={text}: can be read in more than one way; {FORMS}")
@@ -92,8 +92,8 @@ def _is_device(text: str) -> bool:
     return any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID))
 
 
-def _subset(devices: list[str], typed: str) -> list[str]:
-    """Check one subset: devices that differ, or one word."""
+def one_subset(devices: Sequence[str], typed: str) -> list[str]:
+    """Check one subset, as typed or from a YAML file: devices that differ, or one word. Raises Refused."""
     for device in devices:
         if WORD.fullmatch(device):
             if len(devices) > 1:
@@ -103,7 +103,7 @@ def _subset(devices: list[str], typed: str) -> list[str]:
     repeated = next((device for device in devices if devices.count(device) > 1), None)
     if repeated is not None:
         raise Refused(f"gpus={typed}: GPU {repeated} is named twice; each may appear once in a subset")
-    return devices
+    return [*devices]
 
 
 def expand(word: str, devices: Sequence[int]) -> list[tuple[int, ...]]:

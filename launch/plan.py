@@ -14,7 +14,7 @@ from analysis.topology import Topology
 from analysis.topology_source import load_topology
 from conf import nccl
 from conf.cell import Cell
-from conf.gpus import PLAIN_WORDS, WORD, by_link, expand
+from conf.gpus import PLAIN_WORDS, WORD, by_link, expand, one_subset
 from conf.knobs import Refused
 from conf.requests import refuse
 from conf.resolve import checked, resolve, trains, without_effect
@@ -199,8 +199,8 @@ def _topology(config: Config) -> Topology:
 
 def _subsets(config: Config, machine: Machine) -> list[tuple[int, ...]]:
     """The ordered subsets that one `gpus` list means here."""
-    tokens = config.gpus
-    typed = ",".join(tokens)
+    typed = ",".join(config.gpus)
+    tokens = one_subset(config.gpus, typed)
     if len(tokens) == 1 and WORD.fullmatch(tokens[0]):
         if tokens[0] in PLAIN_WORDS:
             return expand(tokens[0], machine.everyone)

@@ -391,6 +391,27 @@ def test_every_experiment_plans_cells(launch, name):
     assert (code, err) == (0, "") and " · gpus " in out
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("gpus: 0",
+         "gpus in experiment/mine.yaml: Invalid value assigned: AnyNode is not a ListConfig, list or tuple; accepted is"),
+        ("gpus: [each, scale]", "gpus=each,scale: the word each stands alone, not inside a subset; write"),
+        ("gpus: [first]", "gpus=first: 'first' is no GPU id, UUID, PCI bus id or word; write"),
+        ("nccl: 7", "experiment/mine.yaml: Merge error: int is not a subclass of Nccl. value: 7"),
+        ("gpu: [0]", "gpu in experiment/mine.yaml: Key 'gpu' not in 'Config'"),
+        ("engine: {start: [1]}",
+         "engine.start in experiment/mine.yaml: Cannot convert 'ListConfig' to string: '[1]'; accepted is auto"),
+        ("batch_size: many", "batch_size=many: accepted is auto or"),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n")
+    code, out, err = launch("--config-dir", str(tmp_path / "mine"), "+experiment=mine", "dry_run=true")
+    assert (code, out) == (2, "") and err.startswith(f"launch.py: {said}") and err.count("\n") == 1
+
+
 def test_the_same_request_has_the_same_key_and_another_one_another(hydra):
     def key(*arguments):
         config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(arguments))))
