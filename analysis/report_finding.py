@@ -4,8 +4,8 @@ from analysis.findings import Curve, Estimate, Findings, Point, Waterfall
 from analysis.report_comparisons import differences
 from analysis.report_curves import unit_of
 from analysis.report_headline import Headline, compared_with, main_point
-from analysis.report_links import SENTENCES, nothing
-from analysis.report_links import sentences as links
+from analysis.report_link_finding import SENTENCES, nothing
+from analysis.report_link_finding import sentences as links
 from analysis.report_numbers import central, count, estimate, interval, number
 from analysis.report_sections import RATE
 from analysis.report_study import BETWEEN, Study, hardware, middle, named

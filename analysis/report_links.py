@@ -9,9 +9,9 @@ from typing import Any
 
 from analysis.findings import Findings
 from analysis.report_curves import unit_of
-from analysis.report_numbers import count, finite, listed, number
+from analysis.report_numbers import count, finite
 from analysis.report_sections import Section, bounded
-from analysis.report_study import BETWEEN, Study, mapping, middle, named, run_name, short_names
+from analysis.report_study import BETWEEN, Study, mapping, named, run_name, short_names
 from analysis.report_style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report_tables import Column, Table, plain
 from analysis.runs import gpu_ids
@@ -19,7 +19,6 @@ from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
 SIZES = 4  # steps of the axis of messages
-SENTENCES = 3  # of the first screen
 HOST = {
     "to_device": "host to device",
     "to_host": "device to host",
@@ -34,68 +33,6 @@ def measured(study: Study, found: Findings) -> Section:
     """Nothing where a study trains only."""
     tables = tuple(table for table in (_host(study), _collectives(study), _together(study), _halo(study)) if table.rows)
     return Section("measured", "Links measured alone", (), tuple(_busbw(study)), tables)
-
-
-UNITS = {"_gb_per_s": " GB/s", "_us": " µs", "seconds": " s"}  # by the end of a metric's name
-
-
-def sentences(study: Study) -> list[str]:
-    """The first number of each benchmark, on most devices, and every strategy of the exchange alone; three at most.
-
-    For a study in which no usable cell counts images.
-    """
-    largest: dict[str, Record] = {}
-    for record in study.usable:
-        name = named(record, "benchmark")
-        if name not in largest or len(record.cell["gpus"]) > len(largest[name].cell["gpus"]):
-            largest[name] = record
-    said = _exchanges(study)
-    for name, record in largest.items():
-        first = next((metric for metric in record.metrics if metric.startswith(f"{name}/")), None)
-        if first is not None:
-            label = first.removeprefix(f"{name}/")
-            end = next((end for end in UNITS if label.endswith(end)), "")
-            kind = "share" if label.endswith(("share", "efficiency")) else "number"
-            words = label.removesuffix(end).replace("_", " ").strip() or "time"
-            said.append(
-                f"{plain(run_name(record))}: {words} {number(record.metrics[first], kind)}{UNITS.get(end, '')}."
-            )
-    return said[:SENTENCES] or [nothing(study)]
-
-
-def _exchanges(study: Study) -> list[str]:
-    """What benchmark=exchange measured on most devices: a sentence for each model, its strategies from the fastest on."""
-    groups = [group for group in study.groups if named(group[0], "benchmark") == "exchange"]
-    timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
-    most = max((len(group[0].cell["gpus"]) for _, group in timed), default=0)
-    timed = [(ms, group) for ms, group in timed if len(group[0].cell["gpus"]) == most]
-    said = []
-    for model in sorted({named(group[0], "model") for _, group in timed}):
-        parts = []
-        its = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
-        names = short_names(group[0].name for _, group in its)
-        for ms, group in its:
-            name = plain(names[group[0].name] if len(its) > 1 else named(group[0], "strategy"), 80)
-            busbw = middle(group, "comm/busbw_gb_per_s")
-            parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
-        on = f"{most} {unit_of(study)}" if most > 1 else unit_of(study).removesuffix("s")
-        (name, time), *others = parts
-        if others:
-            time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], 4)}"
-        said.append(f"The exchange of {plain(model, 80)} on {on}: {name} {time}.")
-    return said
-
-
-def nothing(study: Study) -> str:
-    """That no cell gave a number for the first screen."""
-    if study.usable:
-        cells = count(len(study.usable), "usable cell")
-        if len(study.usable) == 1:
-            return "The one usable cell of this study measured neither images per second nor a link."
-        return f"None of the {cells} of this study measured images per second or a link."
-    if len(study.records) == 1:
-        return "The one cell of this study gave no number that may be used."
-    return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
 
 
 def _of(study: Study, benchmark: str) -> list[Record]:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from test_report import EVIL, record, study
 
 from analysis.report import examine, report
-from analysis.report_links import measured, sentences
+from analysis.report_link_finding import sentences
+from analysis.report_links import measured
 from analysis.report_study import open_study
 from analysis.report_style import style, within
 
@@ -48,6 +49,7 @@ def written(tmp_path_factory):
         of(4, "p2p", [0, 1], {"p2p/unidirectional_enabled_gb_per_s": 38.0}, TOGETHER),
         of(5, "jacobi", [0, 1], {"jacobi/efficiency": 0.965, "jacobi/speedup": 1.93, "jacobi/seconds": 2.0}, {}),
     ]  # fmt: skip
+    made[2]["cell"]["nccl"] = {"NCCL_ALGO": "Ring"}
     folder = study(tmp_path_factory.mktemp("links") / "links", made)
     return folder, report(folder, folder / "report")
 
@@ -59,13 +61,38 @@ def table(written, name):
 
 def test_the_first_numbers_are_the_finding(written):
     assert sentences(open_study(written[0])) == [
-        "host_link · gpus 0,1: all both 60.0 GB/s.",
-        "collectives · gpus 0,1: busbw 4.00 GB/s.",
-        "p2p · gpus 0,1: unidirectional enabled 38.0 GB/s.",
+        "GB/s between the host and 2 GPUs: all at once 60.0 each way at once.",
+        "Busbw of the largest message on 2 GPUs: ALGO=Ring 5.00 GB/s; then as it is 4.00 GB/s.",
+        "Copies between 2 GPUs, the median of pairs: P2P enabled 38.0 GB/s one way.",
     ]
     page = written[1].read_text()
-    assert "all both 60.0 GB/s" in page
+    assert "all at once 60.0 each way at once" in page
     assert 'id="scaling"' not in page and 'id="waterfall"' not in page, "nothing was trained"
+
+
+def said(folder, records):
+    return [line.replace("\u00a0", " ") for line in sentences(open_study(study(folder, records)))]
+
+
+def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_path):
+    words = {"p2p": {"words": {"enabled": "peer access", "disabled": "copies that the driver stages"}}}
+    one_way, small = (f"p2p/{name}" for name in ("unidirectional_disabled_gb_per_s", "latency_cpu_disabled_us"))
+    made = [
+        *(of(n, "jacobi", [0, 1], {"jacobi/seconds": s, "jacobi/speedup": 1 / s, "jacobi/efficiency": 0.5 / s}, {})
+          for n, s in ((1, 0.5), (2, 0.52), (3, 0.51))),
+        of(4, "jacobi", [0], {"jacobi/seconds": 1.0, "jacobi/copy_share": 0.98}, {}),
+        of(5, "p2p", [0, 1], {one_way: 38.0, small: 17.0, "p2p/matching_gb_per_s": 70.0, "p2p/matching_share": 0.9}, words),
+    ]  # fmt: skip
+    for n in (0, 1, 2):
+        made[n]["cell"]["repeat"] = n
+    assert said(tmp_path / "links", made) == [
+        "Jacobi on 2 GPUs: 0.510 (0.500 to 0.520) s, 1.96 (1.92 to 2.00) times as fast as one, "
+        "efficiency 98.0 % (96.2 to 100.0).",
+        "Copies between 2 GPUs, the median of pairs: copies that the driver stages 38.0 GB/s one way, 17.0 µs for a small one.",
+        "Copies at the same time: pairs of a matching 70.0 GB/s in all, of which the worst-off keeps 90.0 % of its rate alone.",
+    ]
+    alone = "Jacobi on one GPU: 1.00 s, the stencil at 98.0 % of a copy's rate."
+    assert said(tmp_path / "one", made[3:4]) == [alone]
 
 
 def exchange(number, strategy, gpus, ms, busbw):
