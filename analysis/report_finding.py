@@ -105,7 +105,8 @@ def _beside_none(found: Findings, headline: Headline) -> tuple[str, bool]:
         return "", False
     one, is_second = judged
     if one.verdict == "no difference seen":
-        could = "" if one.smallest is None else f", where {number(one.smallest, 'share')} could have been"
+        least = None if one.smallest is None else 1 - 1 / (1 + one.smallest)  # of the rate of none
+        could = "" if least is None else f", where {number(least, 'share')} could have been"
         return f"Against the same devices without any exchange (none) no loss is seen{could}", False
     if one.verdict == ("faster" if is_second else "slower"):
         return "", False

@@ -32,9 +32,7 @@ def sentences(study: Study) -> list[str]:
         most = max(len(group[0].cell["gpus"]) for group in groups)
         largest = [group for group in groups if len(group[0].cell["gpus"]) == most]
         on = f"{most} {unit_of(study)}" if most > 1 else f"one {unit_of(study).removesuffix('s')}"
-        said += [*TOLD[benchmark](largest, on)] if benchmark in TOLD else []
-        if not said or benchmark not in TOLD:
-            said += _first_number(largest[0])
+        said += TOLD.get(benchmark, _first_number)(largest, on)
     return said[:SENTENCES] or [nothing(study)]
 
 
@@ -140,17 +138,18 @@ TOLD: dict[str, Callable[[Sequence[Group], str], Iterator[str]]] = {
 }  # fmt: skip
 
 
-def _first_number(group: Group) -> list[str]:
+def _first_number(groups: Sequence[Group], on: str) -> Iterator[str]:
     """Of a benchmark that is not ours."""
+    group = groups[0]
     name = named(group[0], "benchmark")
     first = next((metric for metric in group[0].metrics if metric.startswith(f"{name}/")), None)
     if first is None:
-        return []
+        return
     label = first.removeprefix(f"{name}/")
     end = next((end for end in UNITS if label.endswith(end)), "")
     kind = "share" if label.endswith(("share", "efficiency")) else "number"
     words = label.removesuffix(end).replace("_", " ").strip() or "time"
-    return [f"{plain(run_name(group[0]))}: {words} {_value(group, first, kind)}{UNITS.get(end, '')}."]
+    yield f"{plain(run_name(group[0]))}: {words} {_value(group, first, kind)}{UNITS.get(end, '')}."
 
 
 def _exchanges(study: Study) -> list[str]:
