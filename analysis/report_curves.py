@@ -15,10 +15,8 @@ PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
 WIDTH, HEIGHT = 4.6, 2.9  # inches
 LABEL_LENGTH = 24  # characters
-ASIDE, MOST_ASIDE = (
-    5.0,
-    12.0,
-)  # points between the intervals of curves that would cover each other; between the outermost
+ASIDE = 5.0  # points between the intervals of curves that would cover each other
+MOST_ASIDE = 12.0  # between the outermost of them
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
@@ -52,8 +50,7 @@ def _panels(study: Study, curves: Sequence[Curve]) -> dict[tuple[str, str], list
 
 def _of(study: Study, curve: Curve, group: str) -> str:
     """The name of the model or strategy of a curve's cells."""
-    ids = (one for point in curve.points for one in point.record_ids)
-    return next((named(study.by_id[one], group) for one in ids if one in study.by_id), "unknown")
+    return next((named(record, group) for point in curve.points for record in study.of(point)), "unknown")
 
 
 def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
@@ -167,13 +164,14 @@ def _finish(
     axes: Any, sizes: Sequence[int], curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study
 ) -> None:
     """The axis of sizes, and a label at the end of each curve."""
-    beyond = 0.05 * (sizes[-1] - sizes[0]) or 1
-    axes.set_xlim(sizes[0] - beyond, sizes[-1] + beyond)
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
         axes.minorticks_off()
         sizes = [size for size in sizes if size & (size - 1) == 0 or size == sizes[-1]]
+    else:
+        beyond = 0.05 * (sizes[-1] - sizes[0]) or 1
+        axes.set_xlim(sizes[0] - beyond, sizes[-1] + beyond)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel(unit_of(study))
     axes.grid(axis="x", visible=False)

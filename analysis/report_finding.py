@@ -29,7 +29,7 @@ def _scale(study: Study, headline: Headline | None) -> str:
     if headline is None:
         return nothing(study)
     curve, point = headline
-    first = next((study.by_id[one] for one in point.record_ids if one in study.by_id), study.records[0])
+    first = next(iter(study.of(point)), study.records[0])
     said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
     unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
     if point.world_size == 1:
@@ -50,8 +50,9 @@ def _scale(study: Study, headline: Headline | None) -> str:
 
 def _doubt(study: Study, point: Point) -> str:
     """` (suspect: clocks)` with the codes of the point's suspect records; empty where nothing casts doubt on it."""
-    records = (study.by_id[one] for one in point.record_ids if one in study.by_id)
-    codes = dict.fromkeys(code for one in records if one.validity.verdict == "suspect" for code in one.validity.codes)
+    codes = dict.fromkeys(
+        code for one in study.of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
+    )
     return f" (suspect: {plain(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
 
 
@@ -135,7 +136,7 @@ def _lost(one: Waterfall) -> str:
 
 def _exposed(study: Study, point: Point) -> str:
     """What the cells themselves tell about their communication."""
-    records = [study.by_id[one] for one in point.record_ids if one in study.by_id]
+    records = study.of(point)
     exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
     if exposed is None or not step:
         return ""

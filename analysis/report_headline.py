@@ -19,33 +19,32 @@ def main_point(study: Study, found: Findings) -> Headline | None:
     if not every:
         return None
 
-    def merit(pair: Headline) -> tuple[bool, bool, bool, bool, int, float]:
+    def merit(pair: Headline) -> tuple[bool, bool, bool, bool, int]:
         point = pair[1]
         return (
-            any(named(one, "strategy") != "none" for one in _records(study, point)),
+            any(named(one, "strategy") != "none" for one in study.of(point)),
             point.efficiency is not None and point.world_size > 1,
             not point.without_baseline,
             not point.suspect,
             point.world_size,
-            point.rate.value,
         )
 
-    fastest = max(every, key=merit)
-    rest = (pair for pair in every if merit(pair)[:-1] == merit(fastest)[:-1] and _untouched(study, fastest, pair))
-    plain = next(rest, None)
-    return fastest if plain is None or _gains(found, fastest, plain) else plain
+    fastest = max(every, key=lambda pair: (merit(pair), pair[1].rate.value))
+    first = _first(study, fastest)
+    if first is None or not first.cell.get("nccl"):
+        return fastest
+    alike = cell_without_repeat(first, "nccl")
+    for pair in every:
+        other = _first(study, pair)
+        if other is None or other.cell.get("nccl") or merit(pair) != merit(fastest):
+            continue
+        if cell_without_repeat(other, "nccl") == alike:
+            return fastest if _gains(found, fastest, pair) else pair
+    return fastest
 
 
-def _records(study: Study, point: Point) -> list[Record]:
-    return [study.by_id[one] for one in point.record_ids if one in study.by_id]
-
-
-def _untouched(study: Study, fastest: Headline, other: Headline) -> bool:
-    """Whether the other is the same cell with NCCL left alone."""
-    these, those = (_records(study, point)[:1] for _, point in (fastest, other))
-    if not these or not those or not these[0].cell.get("nccl") or those[0].cell.get("nccl"):
-        return False
-    return cell_without_repeat(these[0], "nccl") == cell_without_repeat(those[0], "nccl")
+def _first(study: Study, headline: Headline) -> Record | None:
+    return next(iter(study.of(headline[1])), None)
 
 
 def _gains(found: Findings, fastest: Headline, plain: Headline) -> bool:

@@ -22,12 +22,13 @@ UNITS = {"_gb_per_s": " GB/s", "_us": " µs", "seconds": " s"}  # by the end of 
 
 
 def sentences(study: Study) -> list[str]:
-    """Every strategy of the exchange alone, then each benchmark in the order in which they ran.
+    """Every strategy of the exchange alone, then each other benchmark in the order in which they ran.
 
     For a study in which no usable cell counts images.
     """
-    said = _exchanges(study)
-    for benchmark in dict.fromkeys(named(record, "benchmark") for record in study.usable):
+    said: list[str] = []
+    benchmarks = dict.fromkeys(named(record, "benchmark") for record in study.usable)
+    for benchmark in sorted(benchmarks, key=lambda name: name != "exchange"):
         groups = [group for group in study.groups if named(group[0], "benchmark") == benchmark]
         most = max(len(group[0].cell["gpus"]) for group in groups)
         largest = [group for group in groups if len(group[0].cell["gpus"]) == most]
@@ -74,43 +75,41 @@ def _copies(groups: Sequence[Group], on: str) -> Iterator[str]:
 
 def _collectives(groups: Sequence[Group], on: str) -> Iterator[str]:
     """benchmark=collectives: the bandwidth of the largest message, the highest first, and the time of the smallest."""
-    rate, time = "collectives/busbw_gb_per_s", "collectives/latency_us"
+    metric, rows = "collectives/busbw_gb_per_s", []
+    for group in groups:
+        busbw, small = _value(group, metric), _value(group, "collectives/latency_us")
+        if busbw:
+            also = f" and {small} µs for the smallest" if small else ""
+            rows.append((-(middle(group, metric) or 0.0), group, f"{busbw} GB/s{also}"))
     kinds = {str(asked(group[0], "benchmark").get("collective", "")) for group in groups}
     (kind,) = kinds if len(kinds) == 1 else ("",)
     what = f"{plain(kind, 80)} " if kind else ""
-    told = [
-        f"{busbw} GB/s" + (f" and {small} µs for the smallest" if (small := _value(group, time)) else "")
-        for group in groups if (busbw := _value(group, rate))
-    ]  # fmt: skip
-    rated = [group for group in groups if _value(group, rate)]
-    yield from _ordered(
-        f"busbw of the largest {what}message on {on}", rated, told, lambda group: -(middle(group, rate) or 0)
-    )
+    yield from _ordered(f"Busbw of the largest {what}message on {on}", rows)
 
 
 def _halos(groups: Sequence[Group], on: str) -> Iterator[str]:
     """benchmark=jacobi: the fastest exchange first; on one device how near the stencil is to a copy."""
-    timed = [group for group in groups if _value(group, "jacobi/seconds")]
-    told = []
-    for group in timed:
+    metric, rows = "jacobi/seconds", []
+    for group in groups:
         speedup, efficiency = _value(group, "jacobi/speedup"), _value(group, "jacobi/efficiency", "share")
         copy = _value(group, "jacobi/copy_share", "share")
-        beside = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
-        beside = beside or (f", the stencil at {copy} of a copy's rate" if copy else "")
-        told.append(f"{_value(group, 'jacobi/seconds')} s{beside}")
-    yield from _ordered(f"jacobi on {on}", timed, told, lambda group: middle(group, "jacobi/seconds") or 0)
+        also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
+        also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
+        if seconds := _value(group, metric):
+            rows.append((middle(group, metric) or 0.0, group, f"{seconds} s{also}"))
+    yield from _ordered(f"Jacobi on {on}", rows)
 
 
-def _ordered(what: str, groups: Sequence[Group], told: Sequence[str], key: Callable[[Group], float]) -> Iterator[str]:
-    """`what: A; then B and C`, each with what tells it from the others."""
-    if not groups:
+def _ordered(what: str, rows: Sequence[tuple[float, Group, str]]) -> Iterator[str]:
+    """`what: A; then B and C` of (what they are ordered by, cells, what was found), each with what tells it from the others."""
+    if not rows:
         return
-    names = short_names(dict.fromkeys(group[0].name for group in groups))
-    pairs = sorted(zip(groups, told, strict=True), key=lambda pair: key(pair[0]))
-    alone = len(pairs) == 1
-    words = [said if alone else f"{_own(names[group[0].name], group[0])} {said}" for group, said in pairs]
-    first, *others = words
-    yield f"{what[:1].upper() + what[1:]}: {first}" + (f"; then {listed(others, NAMED)}." if others else ".")
+    names = short_names(dict.fromkeys(group[0].name for _, group, _ in rows))
+    first, *others = (
+        said if len(rows) == 1 else f"{_own(names[group[0].name], group[0])} {said}"
+        for _, group, said in sorted(rows, key=lambda row: row[0])
+    )  # fmt: skip
+    yield f"{what}: {first}" + (f"; then {listed(others, NAMED)}." if others else ".")
 
 
 def _own(name: str, record: Record) -> str:
@@ -132,12 +131,6 @@ def _host(groups: Sequence[Group], on: str) -> Iterator[str]:
         yield f"GB/s between the host and {on}: {'; '.join(parts)}."
 
 
-TOLD: dict[str, Callable[[Sequence[Group], str], Iterator[str]]] = {
-    "p2p": _copies, "collectives": _collectives, "jacobi": _halos, "host_link": _host,
-    "exchange": lambda groups, on: iter(()),  # told by strategy
-}  # fmt: skip
-
-
 def _first_number(groups: Sequence[Group], on: str) -> Iterator[str]:
     """Of a benchmark that is not ours."""
     group = groups[0]
@@ -152,13 +145,9 @@ def _first_number(groups: Sequence[Group], on: str) -> Iterator[str]:
     yield f"{plain(run_name(group[0]))}: {words} {_value(group, first, kind)}{UNITS.get(end, '')}."
 
 
-def _exchanges(study: Study) -> list[str]:
-    """What benchmark=exchange measured on most devices: a sentence for each model, its strategies from the fastest on."""
-    groups = [group for group in study.groups if named(group[0], "benchmark") == "exchange"]
+def _exchanges(groups: Sequence[Group], on: str) -> Iterator[str]:
+    """benchmark=exchange: a sentence for each model, its strategies from the fastest on."""
     timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
-    most = max((len(group[0].cell["gpus"]) for _, group in timed), default=0)
-    timed = [(ms, group) for ms, group in timed if len(group[0].cell["gpus"]) == most]
-    said = []
     for model in sorted({named(group[0], "model") for _, group in timed}):
         parts = []
         its = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
@@ -167,12 +156,15 @@ def _exchanges(study: Study) -> list[str]:
             name = plain(names[group[0].name] if len(its) > 1 else named(group[0], "strategy"), 80)
             busbw = middle(group, "comm/busbw_gb_per_s")
             parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
-        on = f"{most} {unit_of(study)}" if most > 1 else f"one {unit_of(study).removesuffix('s')}"
         (name, time), *others = parts
         if others:
-            time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], 4)}"
-        said.append(f"The exchange of {plain(model, 80)} on {on}: {name} {time}.")
-    return said
+            time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], NAMED)}"
+        yield f"The exchange of {plain(model, 80)} on {on}: {name} {time}."
+
+
+TOLD: dict[str, Callable[[Sequence[Group], str], Iterator[str]]] = {
+    "exchange": _exchanges, "p2p": _copies, "collectives": _collectives, "jacobi": _halos, "host_link": _host,
+}  # fmt: skip
 
 
 def nothing(study: Study) -> str:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from analysis.baselines import INCIDENTAL
+from analysis.findings import Point
 from analysis.surroundings import Machines, surroundings
 from benchmarks.record import Record, RecordError, read_study
 
@@ -46,6 +47,10 @@ class Study:
     def by_id(self) -> dict[str, Record]:
         """{record_id: record}."""
         return {record.record_id: record for record in self.records}
+
+    def of(self, point: Point) -> list[Record]:
+        """The records of a point's runs that are here."""
+        return [self.by_id[one] for one in point.record_ids if one in self.by_id]
 
     @property
     def attempts(self) -> tuple[Record, ...]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from analysis.trace_intervals import Flags, Spans, Times, union
 
 Kind = TypeVar("Kind", bound="Events")
+# Between kernels that were enqueued in time: on an H200 1.4 µs at the median under nsys, 2.5 under torch.profiler.
+GAP_NS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +88,12 @@ class Rank:
     def work(self) -> Spans:
         """The set of times at which compute ran."""
         return union(self.compute.spans)
+
+    @cached_property
+    def gaps(self) -> Spans:
+        """The pauses of at most 10 µs between two kernels that compute."""
+        between = np.column_stack((self.work[:-1, 1], self.work[1:, 0]))
+        return between[between[:, 1] - between[:, 0] <= GAP_NS]
 
     @cached_property
     def communication(self) -> Spans:

@@ -4,6 +4,7 @@ pageable; and the host's own memory, copied and summed as STREAM does it (McCalp
 Both directions at once of all GPUs is the limit that strategies with a stage in the host's memory are judged by.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.ranks import Ranks
 from benchmarks.reporter import Reporter
 from benchmarks.result import Result
 from conf.cell import Cell
-from trainers.kvstore.sums import CORES, usable_cores
+from trainers.devices import CORES
 
 # What `auto` means on (GPU, CPU worker).
 AUTO = {"bytes": (256 << 20, 64 << 20), "iterations": (20, 5)}
@@ -50,7 +51,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         for together in (False, True) if ranks.world_size > 1 else (False,):
             reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
             # Alone in the host's memory a rank may have every core: one copy engine needs none.
-            threads = int(given) if given != "auto" else share if together else len(usable_cores())
+            threads = int(given) if given != "auto" else share if together else len(os.sched_getaffinity(0))
             torch.set_num_threads(threads)
             rows.append(_row(operation, together, threads, iterations, clock, ranks, reporter))
     result = Result(tables={"host_link": {"bytes": size, "gpus": list(cell.gpus), "rows": rows}})

@@ -1,11 +1,14 @@
 """Where a GPU is in the machine, and how a process stays near it."""
 
+import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainers.kvstore import sums
+# Of this process as it started, before it keeps to those near its GPU.
+CORES = frozenset(os.sched_getaffinity(0))
 
 
 def bus_id(device: torch.device) -> str | None:
@@ -17,8 +20,13 @@ def bus_id(device: torch.device) -> str | None:
 
 
 def stay_near(device: torch.device) -> None:
-    """Keep this thread, and what it starts from now on, to the cores near its GPU, where the kernel knows them.
+    """Keep this thread, and those that it starts from now on, to the cores near its GPU, where the kernel knows them.
 
     torchrun does the same from torch 2.9 on, before a rank starts, where ranks and GPUs are as many.
     """
-    os.sched_setaffinity(0, sums.usable_cores(bus_id(device)))
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist").read_text()
+        ranges = [part.partition("-") for part in text.strip().split(",")]
+        near = {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
+        if mine := near & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, mine)

@@ -75,7 +75,7 @@ def serve(
         inboxes = [streams.imported(control.handles[worker].tobytes()) for worker in range(terms.workers)]
         arithmetic = OnGpu(terms, shared, Regions(exported.tensor, terms, layout), inboxes, mine)
     else:
-        sums.use_threads(sums.thread_count(threads, terms.servers), None)
+        torch.set_num_threads(sums.thread_count(threads, terms.servers))
         arithmetic = OnCpu(terms, shared, mine)
         control.attached[place] = 1
     control.attached[place] = 2

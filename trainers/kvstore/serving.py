@@ -40,7 +40,7 @@ class Arithmetic(ABC):
 
 
 class OnCpu(Arithmetic):
-    """In host memory, on the threads of the thread that calls (sums.use_threads)."""
+    """In host memory, on the threads of the thread that calls (torch.set_num_threads)."""
 
     def __init__(self, terms: Terms, shared: Shared, mine: list[int]) -> None:
         assert shared.regions is not None

@@ -2,13 +2,12 @@
 the cores' caches and not in memory.
 """
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from trainers.devices import CORES
 
 # Elements of a piece for each thread: its float32 sum and one source fit a core's cache of 2 MiB.
 CHUNK = 1 << 18
@@ -19,34 +18,9 @@ SPARE_CORES = 2
 MOST_THREADS = 10
 
 
-# Before a rank on a GPU keeps to the cores near it (trainers.devices).
-CORES = frozenset(os.sched_getaffinity(0))
-
-
-def usable_cores(bus_id: str | None = None) -> set[int]:
-    """The cores near a GPU (its PCI bus id), else all that this process may use."""
-    mine = os.sched_getaffinity(0)
-    if bus_id:
-        with contextlib.suppress(OSError, ValueError):
-            text = Path(f"/sys/bus/pci/devices/{bus_id}/local_cpulist").read_text()
-            near = set()
-            for part in text.strip().split(","):
-                first, _, last = part.partition("-")
-                near |= set(range(int(first), int(last or first) + 1))
-            return near & mine or mine
-    return mine
-
-
 def thread_count(asked: int | str, sharers: int, spare: int = 0) -> int:
     """Threads of one of `sharers` who sum on this machine; 'auto': its share of the cores, less the spare ones, at most 10."""
     return int(asked) if asked != "auto" else max(1, min(MOST_THREADS, len(CORES) // sharers - spare))
-
-
-def use_threads(count: int, near: str | None) -> None:
-    """Have the calling thread's operators run on so many threads, on the cores near a GPU if one is given."""
-    if near:
-        os.sched_setaffinity(0, usable_cores(near))  # 0 is this thread; those that it starts inherit it
-    torch.set_num_threads(count)
 
 
 def pieces(elements: int) -> Iterator[slice]:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import devices
 from trainers.kvstore import process, sums
 from trainers.kvstore.memory import REDUCE, UPDATE, Regions, Shared, Terms, views
 from trainers.kvstore.serving import PAUSE_SECONDS, OnCpu, Server, short_naps
@@ -171,7 +170,7 @@ class Worker:
     def _serve(self) -> None:
         assert self._server is not None
         try:
-            sums.use_threads(self.threads, devices.bus_id(self.device))
+            torch.set_num_threads(self.threads)  # of this thread; the process is near its GPU already
             self._server.run(lambda: bool(self._control.stop[0]), lambda served: None, PAUSE_SECONDS["cuda"])
         except BaseException:
             traceback.print_exc()  # to the rank's log
