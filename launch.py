@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import schema
-from conf.explain import explain, one_line
-from conf.knobs import Refused
-from conf.overrides import normalise, only_informs
-from launch.plan import Request
+from conf.command_line import normalise, only_informs
+from conf.hydra_errors import explain, one_line
+from conf.options import Refused
+from launch.plan.plan import Request
 from launch.sweep import run
 
 composed: list[tuple[DictConfig, list[str]]] = []

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "topology": ("analysis.command_topology", "link classes between GPUs and NICs; --svg draws the machine"),
-    "subsets": ("analysis.command_subsets", "classes of GPU subsets with equal wiring"),
-    "place": ("analysis.command_place", "which GPUs to take and in which ring order"),
-    "nccl-log": ("analysis.command_nccl_log", "what NCCL did: transports, channels, settings, choices, warnings"),
-    "trace": ("analysis.command_trace", "where communication time goes in a trace of nsys or torch.profiler"),
+    "topology": ("analysis.commands.topology", "link classes between GPUs and NICs; --svg draws the machine"),
+    "subsets": ("analysis.commands.subsets", "classes of GPU subsets with equal wiring"),
+    "place": ("analysis.commands.place", "which GPUs to take and in which ring order"),
+    "nccl-log": ("analysis.commands.nccl_log", "what NCCL did: transports, channels, settings, choices, warnings"),
+    "trace": ("analysis.commands.trace", "where communication time goes in a trace of nsys or torch.profiler"),
     "nccl-tests": (
-        "analysis.command_nccl_tests",
+        "analysis.commands.nccl_tests",
         "tables of nccl-tests, text or JSON, and where they contradict themselves",
     ),
-    "p2p": ("analysis.command_p2p", "matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps"),
-    "report": ("analysis.command_report", "a study's report: one page, Markdown, tables and figures"),
-    "compare": ("analysis.command_compare", "where two matrices or two tables differ beyond noise"),
+    "p2p": ("analysis.commands.p2p", "matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps"),
+    "report": ("analysis.commands.report", "a study's report: one page, Markdown, tables and figures"),
+    "compare": ("analysis.commands.compare", "where two matrices or two tables differ beyond noise"),
 }
 
 

@@ -78,7 +78,7 @@ class Cell:
         """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form.
 
         The profiler is part of it, though the timed pass is the same with it: a cell that is asked for a trace is not
-        done before by one without. Comparisons between cells leave it out (analysis.scaling, analysis.observed).
+        done before by one without. Comparisons between cells leave it out (analysis.findings).
         """
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
         for name in ("server_gpus", "profiler_options"):

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from conf.knobs import Refused
+from conf.options import Refused
 
 NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")

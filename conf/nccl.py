@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from conf.knobs import Refused, check, closest, described, knob
+from conf.options import Refused, check, closest, described, knob
 
 LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 # NCCL's legacy integers (paths.cc): 4 and above all mean SYS.

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from conf import nccl
 from conf.cell import Cell, Network
-from conf.knobs import Refused, accepted, check, check_fields, check_names, closest
+from conf.options import Refused, accepted, check, check_fields, check_names, closest
 from conf.schema import Config, Optimizer
 from conf.servers import placed
 

@@ -12,8 +12,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from conf.knobs import knob
 from conf.nccl import Nccl
+from conf.options import knob
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 

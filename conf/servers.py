@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from conf.knobs import Refused
+from conf.options import Refused
 
 
 def placed(

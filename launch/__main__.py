@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from conf.schema import Tracking
-from launch.sync import sync
-from launch.tracking_store import TrackingUnavailable, WrongUri
+from launch.tracking.store import TrackingUnavailable, WrongUri
+from launch.tracking.sync import sync
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,16 +12,16 @@ from rich.console import Console
 from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
-from launch import machine
-from launch.display import Screen, duration
-from launch.estimate import estimate
-from launch.measure import Measurer
-from launch.plan import Plan, Request, plan
-from launch.projecting import Projector
-from launch.reporting import show, write_report
-from launch.study import Study, study_folder
-from launch.sweeps import Sweep
-from launch.tracking_store import without_credentials
+from launch.display.screen import Screen, duration
+from launch.machine import devices
+from launch.plan.plan import Plan, Request, plan
+from launch.plan.time_estimate import estimate
+from launch.run_cell import Measurer
+from launch.study.identity import Sweep
+from launch.study.report import show, write_report
+from launch.study.study import Study, study_folder
+from launch.tracking.projector import Projector
+from launch.tracking.store import without_credentials
 
 
 class Stopping:
@@ -56,7 +56,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     Raises:
         Refused: the request is wrong; nothing was started.
     """
-    surrounding = nccl.with_configuration_files(os.environ, machine.nccl_configuration(os.environ))
+    surrounding = nccl.with_configuration_files(os.environ, devices.nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
     console = Console(highlight=False)
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at

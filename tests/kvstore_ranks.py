@@ -25,13 +25,15 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import nn
 
-from benchmarks import exchange, statistics
-from benchmarks.ranks import Ranks
-from benchmarks.reporter import Reporter
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.worker import MODULES
+from benchmarks.timing import statistics
+from benchmarks.training import exchange
 from conf import cell as cells
 from conf.resolve import RULES
-from trainers.kvstore import process
-from trainers.strategies import Alone, load
+from trainers.kvstore import server_process
+from trainers.strategy import Alone, load
 
 ROOT = Path(__file__).parent.parent
 
@@ -207,7 +209,7 @@ def measured(rank, case, folder):
     found = []
     for asked in case["benchmarks"]:
         cell = links_cell(case["workers"], asked)
-        module = importlib.import_module(f"benchmarks.{asked['name']}")
+        module = importlib.import_module(MODULES[asked["name"]])
         (folder / "output.txt").unlink(missing_ok=True)
         ranks.barrier()
         found.append(dataclasses.asdict(module.run(cell, ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))))
@@ -236,7 +238,9 @@ def rank_main(folder, name, case, rank):
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
             dist.destroy_process_group()
         else:
-            process.serve(rank - workers, torch.device("cpu"), "cpu", "auto", lambda phase: None, lambda served: None)
+            server_process.serve(
+                rank - workers, torch.device("cpu"), "cpu", "auto", lambda phase: None, lambda served: None
+            )
         os._exit(0)
     except BaseException:
         (folder / f"{name}-{rank}.error").write_text(traceback.format_exc())
@@ -253,7 +257,7 @@ def main(folder):
     for name in ("nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_async"):
         load(strategy_of({"name": name}))
     for name in ("collectives", "jacobi"):
-        importlib.import_module(f"benchmarks.{name}")
+        importlib.import_module(MODULES[name])
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
     exchange.gradients_like(cell, "weights", torch.device("cpu"))
     statistics.median_interval([1.0, 2.0, 3.0])

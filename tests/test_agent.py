@@ -1,4 +1,4 @@
-"""How the agent decides between forking its ranks and starting them anew (benchmarks.agent); real cells are in other modules."""
+"""How the agent decides between forking its ranks and starting them anew (benchmarks.rank.agent); real cells are elsewhere."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import agent, processes
+from benchmarks.rank import agent, lifetime
 from trainers import devices
 
 
@@ -23,8 +23,8 @@ def test_ranks_are_forked_by_torchs_launcher(tmp_path):
 
 
 def test_an_agent_that_has_initialised_cuda_starts_ranks_anew(tmp_path, monkeypatch, capsys):
-    assert not processes.cuda_initialised()
-    monkeypatch.setattr(processes, "cuda_initialised", lambda: True)
+    assert not lifetime.cuda_initialised()
+    monkeypatch.setattr(lifetime, "cuda_initialised", lambda: True)
     assert agent._preloaded(tmp_path, 2) is None
     assert capsys.readouterr().err == "ranks start anew: something here has initialised CUDA\n"
 

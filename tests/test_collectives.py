@@ -17,17 +17,18 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 from test_measuring import make_cell
 
-from analysis.nccl_tests import parse_nccl_tests
-from benchmarks import alpha_beta, enqueue, nccl_tests_table
-from benchmarks.collective_calls import NCCL_TYPES, Nccl, loaded_library
-from benchmarks.collective_check import fill, known, wrong_elements
-from benchmarks.collectives import Measurement, Message
-from benchmarks.ranks import Ranks
+from analysis.nccl_tests.reader import parse_nccl_tests
+from benchmarks.collectives import nccl_tests_table
+from benchmarks.collectives.calls import NCCL_TYPES, Nccl, loaded_library
+from benchmarks.collectives.measure import Measurement, Message
+from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, sizes
+from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_study
-from benchmarks.reporter import Reporter
-from conf.benchmark.collectives import COLLECTIVES, ELEMENT_BYTES, sizes
-from conf.knobs import Refused
-from conf.requests import refuse
+from benchmarks.request import refuse
+from benchmarks.timing import alpha_beta, c_calls
+from conf.options import Refused
 from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +56,7 @@ CASES = {
     },
 }
 CASES["collectives_idle"] = {
-    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collective_calls", "Torch", "prepare"],
+    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "Torch", "prepare"],
 }  # fmt: skip
 PLACES = ("out_of_place", "in_place")
 
@@ -254,10 +255,10 @@ def made_by(compiler, monkeypatch):
     """Have the calls made by C (compiler None), or by Python, as where that compiler is not there."""
     if compiler:
         monkeypatch.setenv("CC", compiler)
-        monkeypatch.setattr(enqueue, "compiled_loop", enqueue.compiled_loop.__wrapped__)
-    elif enqueue.compiled_loop() is None:
+        monkeypatch.setattr(c_calls, "compiled_loop", c_calls.compiled_loop.__wrapped__)
+    elif c_calls.compiled_loop() is None:
         pytest.skip("no C compiler here")
-    assert enqueue.made_by() == ("Python" if compiler else "C")
+    assert c_calls.made_by() == ("Python" if compiler else "C")
 
 
 @pytest.mark.parametrize("without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"])

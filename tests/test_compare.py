@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.compare import compare, read_measurement
+from analysis.commands.native_difference import compare, read_measurement
 from analysis.errors import UnreadableInput
 
 DATA = Path(__file__).parent / "data"

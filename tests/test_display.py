@@ -9,11 +9,11 @@ from rich.console import Console
 
 from benchmarks.record import Failure, Validity, read_study
 from conf.cell import Cell
-from launch import display
-from launch.display import Screen, duration
-from launch.plan import Planned
-from launch.summary import headline
-from launch.watching import Watch
+from launch.display import screen
+from launch.display.screen import Screen, duration
+from launch.plan.plan import Planned
+from launch.supervision.progress import Watch
+from launch.tracking.note import headline
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 
@@ -67,7 +67,7 @@ def settled(study, width, change=lambda records: records, height=30):
 def clock(monkeypatch):
     """Time that stands still until it is told."""
     now = [1000.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.effective import Finding, describe_transport, judge, pair_class
-from analysis.nccl_log import parse_nccl_log
-from analysis.nccl_settings import ALGORITHMS, allowed, announcement, level_word, same_value
+from analysis.nccl.announcements import ALGORITHMS, allowed, announcement, level_word, same_value
+from analysis.nccl.log import parse_nccl_log
+from analysis.validity.settings import Finding, describe_transport, judge, pair_class
 
 DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}

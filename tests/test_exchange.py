@@ -16,13 +16,13 @@ from hydra import compose
 from kvstore_ranks import exchange_cell
 from omegaconf import OmegaConf
 
-from benchmarks.exchange import gradients_like, limits, mxnet_lines
-from benchmarks.result import Result
+from benchmarks.rank.result import Result
+from benchmarks.training.exchange import gradients_like, limits, mxnet_lines
 from conf.resolve import checked, resolve
-from trainers import ring
+from trainers import ring_probe
 from trainers.models import sizes
-from trainers.needs import shared_bytes
-from trainers.strategies import Probe
+from trainers.needed_memory import shared_bytes
+from trainers.strategy import Probe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
 FORMS = (
@@ -205,11 +205,11 @@ def test_of_several_ways_the_fastest_is_the_limit():
 
 def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):
     """Four ranks on GPUs that are not there: 4,000 bytes, of which each rank has a quarter."""
-    monkeypatch.setattr(ring, "MESSAGE_BYTES", {"cuda": 4000})
-    monkeypatch.setattr(ring.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(ring.dist, "get_world_size", lambda: 4)
-    monkeypatch.setattr(ring.torch, "ones", lambda size, device: torch.zeros(size))
-    found = {probe.way: probe.share for probe in ring.probes(torch.device("cuda"), 12_000.0)}
+    monkeypatch.setattr(ring_probe, "MESSAGE_BYTES", {"cuda": 4000})
+    monkeypatch.setattr(ring_probe.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(ring_probe.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(ring_probe.torch, "ones", lambda size, device: torch.zeros(size))
+    found = {probe.way: probe.share for probe in ring_probe.probes(torch.device("cuda"), 12_000.0)}
     # A message is 4,000 bytes; a gather passes on 3 shares of 1,000, an all-reduce 3 twice.
     assert found == {"": 3.0, "gather": 4.0, "all-reduce": 2.0}
 

@@ -19,11 +19,12 @@ from test_measuring import make_cell
 from benchmarks import record as records
 from benchmarks.record import Lines, read_lines
 from conf.schema import Engine
-from launch import causes, shared_memory, supervise, watching
-from launch.assemble import assemble
-from launch.study import Study
-from trainers.kvstore.layout import Array
-from trainers.kvstore.memory import Shared, Terms
+from launch.plan import shared_memory
+from launch.study.assemble import assemble
+from launch.study.study import Study
+from launch.supervision import failure, progress, supervise
+from trainers.kvstore.buckets import Array
+from trainers.kvstore.shared_regions import Shared, Terms
 
 ROOT = Path(__file__).parent.parent
 SILENCE_S = 8.0
@@ -62,7 +63,7 @@ PLANT = """
 import json, os, sys, threading, time
 
 def plant(fault, rank):
-    while not hasattr(sys.modules.get("benchmarks.reporter"), "Reporter"):
+    while not hasattr(sys.modules.get("benchmarks.rank.reporter"), "Reporter"):
         time.sleep(0.005)
     from benchmarks.reporter import Reporter
     real, steps = Reporter.beat, [0]
@@ -96,7 +97,7 @@ def begin():  # in a forked rank, which is not yet told which one it is
             plant(fault, int(os.environ["RANK"]))
     threading.Thread(target=wait, daemon=True).start()
 
-if "benchmarks.agent" in sys.orig_argv:
+if "benchmarks.rank.agent" in sys.orig_argv:
     os.register_at_fork(after_in_child=begin)
 """
 
@@ -112,7 +113,7 @@ def planted(tmp_path_factory):
 @pytest.fixture(scope="module")
 def decoys(tmp_path_factory):
     """Processes that look like ours and are not: they must outlive everything here."""
-    program = [sys.executable, "-c", "import time; time.sleep(900)", "-m", "benchmarks.worker"]
+    program = [sys.executable, "-c", "import time; time.sleep(900)", "-m", "benchmarks.rank.worker"]
     bare = {name: value for name, value in os.environ.items() if name != "RINGSIDE_TOKEN"}
     running = [
         subprocess.Popen([*program, str(tmp_path_factory.mktemp("decoy"))], env=environment)
@@ -293,7 +294,7 @@ def test_a_stopped_rank_is_a_hang_and_is_named_in_time(sweep):
 
 def test_the_waiting_rank_of_a_hang_writes_where_it_stands(sweep):
     log = (sweep[1]["folders"][12] / "logs" / "rank0.log").read_text()
-    assert "most recent call first" in log and "benchmarks/worker.py" in log
+    assert "most recent call first" in log and "benchmarks/rank/worker.py" in log
 
 
 def test_a_killed_agent_takes_its_ranks_along(sweep):
@@ -484,7 +485,7 @@ def test_an_open_attempt_without_its_journal_is_closed_before_the_next(tmp_path)
 
 
 def test_a_process_whose_starter_has_ended_does_not_go_on():
-    program = "from benchmarks.processes import die_with_parent; die_with_parent(); print('on')"
+    program = "from benchmarks.rank.lifetime import die_with_parent; die_with_parent(); print('on')"
     for starter, code in ((str(os.getpid()), 0), ("4194304", -signal.SIGKILL)):
         environment = {**os.environ, "RINGSIDE_STARTER": starter}
         run = subprocess.run(
@@ -515,23 +516,23 @@ def watched(tmp_path, counts):
         lines.write("start", 1.0, rank=rank, pid=os.getpid())
         lines.write("beat", 2.0, phase="timed", iterations=100 - rank)
         (tmp_path / "ranks" / f"{rank}.count").write_text(str(count))
-    watch = watching.Watch(tmp_path, len(counts))
+    watch = progress.Watch(tmp_path, len(counts))
     assert watch.update()
     return watch
 
 
 def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_path):
-    failure = causes.hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
-    assert (failure.cause, failure.rank) == ("hang", 0)
-    assert "after 90 iterations" in failure.message
+    told = failure.hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
+    assert (told.cause, told.rank) == ("hang", 0)
+    assert "after 90 iterations" in told.message
 
 
 def test_a_rank_that_exits_is_named_with_its_status(tmp_path):
     watch = watched(tmp_path, [110, 110])
     (tmp_path / "failures.json").write_text('{"1": 7, "0": -15}')  # the agent ended rank 0
-    failure = causes.first_cause(watch, tmp_path, 1)
-    assert (failure.cause, failure.rank) == ("exception", 1)
-    assert failure.message == "rank 1 exited with status 7 in phase 'timed', without a word"
+    told = failure.first_cause(watch, tmp_path, 1)
+    assert (told.cause, told.rank) == ("exception", 1)
+    assert told.message == "rank 1 exited with status 7 in phase 'timed', without a word"
 
 
 @pytest.mark.parametrize(
@@ -550,13 +551,13 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
     for rank, (name, text) in enumerate(told):  # the consequence came first
         Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("error", 3.0 + rank, type=name, message=text)
     watch.update()
-    failure = causes.first_cause(watch, tmp_path, 1)
-    assert (failure.cause, failure.rank) == (cause, 1)
-    assert failure.message.startswith(f"rank 1 raised {kind} in phase 'timed': {message or kind}")
+    told = failure.first_cause(watch, tmp_path, 1)
+    assert (told.cause, told.rank) == (cause, 1)
+    assert told.message.startswith(f"rank 1 raised {kind} in phase 'timed': {message or kind}")
 
 
 def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):
-    assert causes.hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
+    assert failure.hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
 
 
 def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
@@ -588,8 +589,8 @@ ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (
 def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
-    failure = causes.with_log(records.Failure("hang", 0, "said"), tmp_path)
-    assert failure.log_tail.splitlines() == tail
+    told = failure.with_log(records.Failure("hang", 0, "said"), tmp_path)
+    assert told.log_tail.splitlines() == tail
 
 
 def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):

@@ -9,16 +9,16 @@ from itertools import combinations
 import pytest
 from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 
-from analysis.baselines import efficiency
-from analysis.comparisons import comparisons
-from analysis.controls import controls
-from analysis.findings import Findings
-from analysis.runs import gather
-from analysis.scaling import scaling
-from analysis.study_findings import study_findings
-from analysis.topology_source import load_topology
-from analysis.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
-from analysis.wires import wires, worth
+from analysis.findings.baselines import efficiency
+from analysis.findings.comparisons import comparisons
+from analysis.findings.control_cells import controls
+from analysis.findings.examine import study_findings
+from analysis.findings.link_value import wires, worth
+from analysis.findings.model import Findings
+from analysis.findings.runs import gather
+from analysis.findings.scaling import scaling
+from analysis.findings.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
+from analysis.topology.source import load_topology
 from benchmarks import record as records
 from conf.cell import Cell
 

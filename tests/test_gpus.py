@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import gpus, schema
 from conf.gpus import canonical, expand, normalise
-from conf.knobs import Refused
+from conf.options import Refused
 
 ROOT = Path(__file__).parent.parent
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"

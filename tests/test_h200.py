@@ -5,14 +5,14 @@ from statistics import median
 
 import pytest
 
-from analysis.nccl_tests import parse_nccl_tests
-from analysis.p2p_source import read_p2p
-from analysis.report import examine
-from analysis.study_findings import study_findings
-from analysis.trace_metrics import trace_metrics
-from analysis.trace_source import load_trace
-from analysis.trace_steps import within_steps
-from analysis.trace_summary import summarize
+from analysis.findings.examine import study_findings
+from analysis.nccl_tests.reader import parse_nccl_tests
+from analysis.p2p.source import read_p2p
+from analysis.report.build import examine
+from analysis.trace.metrics import trace_metrics
+from analysis.trace.source import load_trace
+from analysis.trace.steps import within_steps
+from analysis.trace.summary import summarize
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"

@@ -9,12 +9,12 @@ from hydra import compose
 from omegaconf import OmegaConf
 from test_measuring import make_cell
 
-from benchmarks import host_link
-from benchmarks.ranks import Ranks
+from benchmarks.host_link import measure
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
-from benchmarks.reporter import Reporter
-from conf.knobs import Refused
-from conf.requests import refuse
+from benchmarks.request import refuse
+from conf.options import Refused
 from conf.resolve import checked, resolve
 
 OPTIONS = {"name": "host_link", "bytes": 1 << 20, "iterations": 4, "pageable": True, "threads": 1}
@@ -33,7 +33,7 @@ def alone(tmp_path):
 
 def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
     cell = dataclasses.replace(make_cell((0,)), benchmark=OPTIONS)
-    result = host_link.run(cell, *alone)
+    result = measure.run(cell, *alone)
     rows = result.tables["host_link"]["rows"]
     assert [(row["operation"], row["memory"], row["at_once"], row["threads"]) for row in rows] == [
         ("copy", "host", 1, 1),
@@ -58,7 +58,7 @@ def test_rows_of_gpus_become_metrics_with_the_limit_of_staging_first():
 
     rows = [row("to_device", "pinned", [55.0, 54.0]), row("both", "pinned", [50.0, 51.0]),
             row("both", "pinned", [30.0, 31.0], 60.0), row("to_host", "pageable", [9.0, 8.0])]  # fmt: skip
-    assert list(host_link._metrics(rows).items()) == [
+    assert list(measure._metrics(rows).items()) == [
         ("host_link/all_both_gb_per_s", 60.0),
         ("host_link/one_to_device_gb_per_s", 54.0),
         ("host_link/one_both_gb_per_s", 50.0),
@@ -76,15 +76,15 @@ def test_both_ways_start_before_either_is_waited_for(monkeypatch):
         def wait_stream(self, other):
             said.append(f"{self.name} after {other.name}")
 
-    monkeypatch.setattr(host_link.torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(measure.torch.cuda, "stream", contextlib.nullcontext)
     timed, up, down = map(Stream, ("timed", "up", "down"))
-    host_link._at_once(timed, [(up, lambda: said.append("copy up")), (down, lambda: said.append("copy down"))])
+    measure._at_once(timed, [(up, lambda: said.append("copy up")), (down, lambda: said.append("copy down"))])
     assert said == ["up after timed", "down after timed", "copy up", "copy down", "timed after up", "timed after down"]
 
 
 def test_clocks_are_compared_over_windows_that_are_long_enough():
-    assert host_link._disagreement([[99.9, 0.5], [100.0, 0.001], [200.0, 0.002]]) == 0.002
-    assert host_link._disagreement([[99.9, 0.0]]) is None
+    assert measure._disagreement([[99.9, 0.5], [100.0, 0.001], [200.0, 0.002]]) == 0.002
+    assert measure._disagreement([[99.9, 0.0]]) is None
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
-from benchmarks.jacobi import lines
-from benchmarks.jacobi_grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split, tiles
+from benchmarks.jacobi.grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split, tiles
+from benchmarks.jacobi.measure import lines
+from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
-from conf.benchmark.jacobi import PITCH
-from conf.knobs import Refused
-from conf.requests import refuse
+from benchmarks.request import refuse
+from conf.options import Refused
 from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ CASES = {
     for workers in (1, 2, 3)
 }
 CASES["jacobi_deaf"] = {
-    "workers": 2, "benchmarks": [SMALL], "fault": ["benchmarks.jacobi_halo", "HostOnCpu", "receive"],
+    "workers": 2, "benchmarks": [SMALL], "fault": ["benchmarks.jacobi.halo", "HostOnCpu", "receive"],
 }  # fmt: skip
 KERNELS = list(itertools.product((512, 201), (1, 2, 3, 9, 10, 11)))  # columns, rows
 CASES["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
@@ -171,7 +171,7 @@ def wide_slab(nx, count):
 
 def kernel(nx, count):
     """What the kernel makes of a slab, in a process where Triton interprets: kvstore_ranks calls it."""
-    from benchmarks.jacobi_kernel import sweep
+    from benchmarks.jacobi.kernel import sweep
 
     slab = wide_slab(nx, count)
     plain = TorchStencil(slab)

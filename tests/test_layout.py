@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainers.kvstore.layout import ALIGNMENT, ITEM_BYTES, Array, Layout, aligned, mxnet, whole
+from trainers.kvstore.buckets import ALIGNMENT, ITEM_BYTES, Array, Layout, aligned, mxnet, whole
 
 SENT = {"float32": ("float32", "float16", "bfloat16"), "bfloat16": ("bfloat16",), "float64": ("float64", "float16")}
 

@@ -7,9 +7,9 @@ import types
 import pytest
 
 from conf import nccl
-from conf.knobs import Refused
-from launch import machine
-from launch.sampling import Sampler, summary
+from conf.options import Refused
+from launch.machine import devices
+from launch.supervision.gpu_samples import Sampler, summary
 
 
 class NVMLError(Exception):
@@ -40,12 +40,12 @@ def driver(monkeypatch):
                  "CurrentClocksEventReasons", "ComputeRunningProcesses"):  # fmt: skip
         setattr(fake, f"nvmlDeviceGet{name}", refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
     return fake
 
 
 def test_devices_are_found_by_number_uuid_and_bus_id(driver):
-    here = machine.look("auto", {})
+    here = devices.look("auto", {})
     assert here.kind == "cuda" and here.everyone == (0, 1)
     assert here.device("1", "").id == here.device("GPU-1000", "").id == here.device("07:00.0", "").id == 1
     assert here.device("0000:06:00.0", "").id == 0
@@ -55,24 +55,24 @@ def test_devices_are_found_by_number_uuid_and_bus_id(driver):
 
 @pytest.mark.parametrize(("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))])
 def test_the_surroundings_may_hide_gpus(driver, visible, left):
-    assert machine.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
+    assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
 
 
 def test_no_visible_gpu_is_a_reason(driver):
     with pytest.raises(Refused, match=r"device=cuda: CUDA_VISIBLE_DEVICES=MIG-1 leaves no GPU"):
-        machine.look("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
-    assert "leaves no GPU" in machine.look("auto", {"CUDA_VISIBLE_DEVICES": ""}).why
+        devices.look("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    assert "leaves no GPU" in devices.look("auto", {"CUDA_VISIBLE_DEVICES": ""}).why
 
 
 def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
     driver.nvmlDeviceGetUUID = lambda handle: refuse() if handle == 0 else "GPU-1000"
-    assert machine.look("auto", {}).everyone == (1,)
+    assert devices.look("auto", {}).everyone == (1,)
     driver.nvmlDeviceGetUUID = refuse
-    assert "the driver refuses GPU 1 (Insufficient Permissions)" in machine.look("auto", {}).why
+    assert "the driver refuses GPU 1 (Insufficient Permissions)" in devices.look("auto", {}).why
 
 
 def test_facts_hold_what_the_driver_tells(driver):
-    facts = machine._gpu_facts()
+    facts = devices._gpu_facts()
     assert facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
     assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
 
@@ -131,7 +131,7 @@ def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, pha
 def test_nccls_own_files_can_forbid_multicast(tmp_path):
     file = tmp_path / "nccl.conf"
     file.write_text("NCCL_DEBUG=WARN\nNCCL_NVLS_ENABLE=0\n")
-    texts = machine.nccl_configuration({"NCCL_CONF_FILE": str(file)})
+    texts = devices.nccl_configuration({"NCCL_CONF_FILE": str(file)})
     merged = nccl.with_configuration_files({"HOME": "h"}, texts)
     assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
     with pytest.raises(Refused, match="forbids NVLink multicast"):

@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import checks, throughput
-from benchmarks.ranks import Ranks
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
-from benchmarks.reporter import Reporter
+from benchmarks.training import correctness, throughput
 from conf.cell import Cell, Network
 from conf.schema import Optimizer
 from trainers.step import Training
-from trainers.strategies import Strategy, load
+from trainers.strategy import Strategy, load
 
 PARAMETERS = 1_199_882
 BENCHMARK = {
@@ -155,8 +155,8 @@ def measure(rank, folder):
         training = faulty_training(faulty(), ranks)
         for _ in range(2):
             training.step()
-        error, spread = checks.gradient_error(training, ranks)
-        found[name] = {"error": error, "spread": spread, "equal": checks.replicas_equal(training, ranks)}
+        error, spread = correctness.gradient_error(training, ranks)
+        found[name] = {"error": error, "spread": spread, "equal": correctness.replicas_equal(training, ranks)}
     found["slow rank"] = slow_rank(ranks, folder)
     return found
 
@@ -305,7 +305,7 @@ def test_a_healthy_exchange_passes(measured):
 def test_a_faulty_exchange_is_found(measured, fault, equal):
     facts = measured[0][fault]
     assert facts["equal"] is equal
-    assert facts["error"] > checks.TOLERANCE["fp32"], facts
+    assert facts["error"] > correctness.TOLERANCE["fp32"], facts
 
 
 def test_the_slowest_rank_sets_the_rate(measured):

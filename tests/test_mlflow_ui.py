@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import report
-from launch.sync import sync
+from analysis.report.build import report
+from launch.tracking.sync import sync
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = ROOT / "tests" / "data" / "h200_x4" / "settings"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.nccl_log import parse_nccl_log
+from analysis.nccl.log import parse_nccl_log
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
-from conf.knobs import Refused
+from conf.command_line import normalise
 from conf.nccl import (
     ALGORITHMS,
     FIELDS,
@@ -22,7 +22,7 @@ from conf.nccl import (
     environment,
     normalised,
 )
-from conf.overrides import normalise
+from conf.options import Refused
 
 ROOT = Path(__file__).parent.parent
 

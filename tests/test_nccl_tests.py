@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.nccl_tests import parse_nccl_tests
+from analysis.nccl_tests.reader import parse_nccl_tests
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from analysis.observed import observe
-from analysis.validity import judge
+from analysis.validity.checks import judge
+from analysis.validity.effective import observe
 from benchmarks.record import Record
 from conf.schema import Validity as Limits
 

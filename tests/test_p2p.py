@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.p2p_matrices import parse_p2p
+from analysis.p2p.matrices import parse_p2p
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)

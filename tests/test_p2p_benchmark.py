@@ -20,22 +20,22 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from analysis.__main__ import main
-from analysis.compare import compare, read_measurement
+from analysis.commands.native_difference import compare, read_measurement
 from analysis.errors import UnreadableInput
-from analysis.p2p_drawing import _readable, _shade
-from analysis.p2p_matrices import parse_p2p
-from analysis.p2p_source import read_p2p
-from benchmarks import p2p, p2p_text
-from benchmarks.p2p_concurrent import matchings
-from benchmarks.p2p_wires import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from analysis.p2p.heat_map import _readable, _shade
+from analysis.p2p.matrices import parse_p2p
+from analysis.p2p.source import read_p2p
+from benchmarks.p2p import measure, tool_output
+from benchmarks.p2p.concurrent import matchings
+from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.result import Result
 from benchmarks.record import read_lines
-from benchmarks.reporter import Reporter
-from benchmarks.result import Result
-from conf.knobs import Refused
-from conf.requests import refuse
+from benchmarks.request import refuse
+from conf.options import Refused
 from conf.resolve import checked, resolve
-from launch import peers
-from launch.machine import Device, Machine
+from launch.machine.devices import Device, Machine
+from launch.plan import peer_access
 
 DATA = Path(__file__).parent / "data"
 SMALL = {"bytes": 65536, "iterations": 2, "latency_iterations": 5, "repeats": 2}
@@ -107,11 +107,11 @@ def test_the_largest_buffers_that_fit_pass(hydra):
 
 def test_a_pair_without_peer_access_is_refused_before_any_process(hydra, monkeypatch):
     machine = Machine("cuda", tuple(Device(one, uuid=f"GPU-{one}") for one in range(4)), (0, 1, 2, 3), 1)
-    monkeypatch.setattr(peers, "_refused", lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")))
-    peers.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine)
-    peers.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
+    monkeypatch.setattr(peer_access, "_refused", lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")))
+    peer_access.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine)
+    peer_access.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
     with pytest.raises(Refused, match=r"^benchmark.p2p=required: the driver gives GPUs 0-2, 1-2 no peer access"):
-        peers.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine)
+        peer_access.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine)
 
 
 # --- what is counted: wires whose times are known ---------------------------------------------------------------
@@ -151,7 +151,7 @@ def known(ids, wires, tmp_path, **options):
     defaults |= {"bytes": 1_000_000, "repeats": 2} | options
     (tmp_path / "ranks").mkdir(exist_ok=True)
     result = Result()
-    p2p.measure(ids, wires, defaults, result, Reporter(tmp_path / "ranks" / "0.jsonl"))
+    measure.measure(ids, wires, defaults, result, Reporter(tmp_path / "ranks" / "0.jsonl"))
     return result, list(read_lines(tmp_path / "ranks" / "0.jsonl"))
 
 
@@ -197,7 +197,7 @@ def test_one_member_alone_has_a_diagonal(tmp_path):
     result, _ = known((4,), Known(1), tmp_path, concurrent=True)
     assert result.metrics["p2p/local_unidirectional_enabled_gb_per_s"] == 2.0
     assert "p2p_concurrent" not in result.tables
-    assert p2p_text.lines(result.tables, result.checks, "none")[-1].startswith("One member alone")
+    assert tool_output.lines(result.tables, result.checks, "none")[-1].startswith("One member alone")
 
 
 def test_a_required_pair_without_access_ends_the_cell_with_a_sentence(tmp_path):
@@ -253,7 +253,7 @@ def test_patterns_of_four(tmp_path):
     # All that write to one member at once have places of their own in its buffer.
     together = next(copies for copies, _ in wires.asked if len({copy.source for copy in copies}) == 3 == len(copies))
     assert [copy.target_offset for copy in together] == [0, 1600, 3200]
-    text = "\n".join(p2p_text.lines(result.tables, result.checks, "none"))
+    text = "\n".join(tool_output.lines(result.tables, result.checks, "none"))
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in text and "disjoint pairs at once" in text
 
 
@@ -312,7 +312,7 @@ def test_three_workers_copy_all_at_once(forked):
 def test_a_capture_laid_out_again_is_the_capture():
     text = (DATA / "p2p_h200_x8.txt").read_text()
     (read,) = parse_p2p(text)
-    ours = p2p_text.cuda_samples(read.as_json() | {"words": {}})
+    ours = tool_output.cuda_samples(read.as_json() | {"words": {}})
     theirs = [line for line in text.splitlines() if not line.startswith("NOTE:")]
     while not theirs[-1].strip():
         theirs.pop()
@@ -322,7 +322,7 @@ def test_a_capture_laid_out_again_is_the_capture():
 @pytest.mark.parametrize("without", [(), [(0, 2), (2, 0)]])
 def test_gpus_read_back(tmp_path, without):
     result, _ = known((6, 1, 3), Known(3, without), tmp_path, direction="read")
-    told = parse_p2p("\n".join(p2p_text.lines(result.tables, result.checks, "cuda-samples")))[0].as_json()
+    told = parse_p2p("\n".join(tool_output.lines(result.tables, result.checks, "cuda-samples")))[0].as_json()
     table = result.tables["p2p"]
     assert told["access"] == {"1-6": True, "3-6": not without, "1-3": True}
     assert sorted(told["devices"], key=str) == sorted(table["devices"], key=str)
@@ -361,7 +361,7 @@ def test_a_record_is_read_as_the_tools_text_is(tmp_path, capsys):
 
 def test_a_record_is_compared_with_the_tools_text_by_all_its_repeats(tmp_path):
     record = a_record(tmp_path)
-    text = "\n".join(p2p_text.cuda_samples(record["tables"]["p2p"]))
+    text = "\n".join(tool_output.cuda_samples(record["tables"]["p2p"]))
     entry = record["tables"]["p2p"]["samples"]["unidirectional_enabled"]
     entry[0][0][1], entry[1][0][1] = 0.4, 0.6  # scatter around what the tool says
     entry[0][1][0] = entry[1][1][0] = 0.6
@@ -448,7 +448,7 @@ def test_shades_and_inks():
 
 
 def test_the_copy_kernel_compiles():
-    from benchmarks.p2p_kernel import compiled
+    from benchmarks.p2p.kernel import compiled
 
     assert compiled("sm_90").startswith(b"\x7fELF")
     with pytest.raises(RuntimeError, match=r"^nvrtcCompileProgram for sm_1 \(.+\): NVRTC_ERROR"):
@@ -480,12 +480,12 @@ class Driver:
 @pytest.fixture
 def gpus(monkeypatch):
     """Three GPUs without buffers, on a driver that only switches peer access; 0 and 2 have none. (gpus, driver)"""
-    from benchmarks import p2p_gpus
+    from benchmarks.p2p import gpus
 
     driver = Driver({(1, 0)})  # as torch may leave it
-    monkeypatch.setattr(p2p_gpus, "runtime", driver)
-    monkeypatch.setattr(p2p_gpus.Gpus, "_select", lambda self, number: setattr(driver, "current", number))
-    found = object.__new__(p2p_gpus.Gpus)
+    monkeypatch.setattr(gpus, "runtime", driver)
+    monkeypatch.setattr(gpus.Gpus, "_select", lambda self, number: setattr(driver, "current", number))
+    found = object.__new__(gpus.Gpus)
     found._names, found._own, found._waits, found.late = ["GPU 4", "GPU 2", "GPU 7"], 0, set(), 0
     found._access = {(a, b): {a, b} != {0, 2} for a in range(3) for b in range(3) if a != b}
     return found, driver
@@ -545,7 +545,7 @@ def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
 def test_real_copies_arrive_and_peer_access_stays_as_it_was(copy, enabled):
     from cuda.bindings import runtime
 
-    from benchmarks.p2p_gpus import Gpus
+    from benchmarks.p2p.gpus import Gpus
 
     already = runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
     wires = Gpus((0, 1), 16 << 20, copy)

@@ -22,7 +22,7 @@ ARROWS = {
     "conf": ("conf",),
     "trainers": ("trainers", "conf"),
     "benchmarks": ("benchmarks", "trainers", "conf"),
-    "launch": ("launch", "conf", "analysis", "benchmarks.record"),
+    "launch": ("launch", "conf", "analysis", "benchmarks.record", "benchmarks.request"),
     "analysis": ("analysis", "conf", "benchmarks.record"),
 }
 WITHOUT_TORCH = ("conf", "launch", "analysis")
@@ -75,8 +75,9 @@ def test_imports_follow_the_arrows(path):
 
 
 def test_the_record_needs_only_the_standard_library():
-    names = {name.split(".")[0] for name in imported(ROOT / "benchmarks" / "record.py")}
-    assert names <= set(sys.stdlib_module_names)
+    for path in (ROOT / "benchmarks" / "record").glob("*.py"):
+        names = {name for name in imported(path) if not within(name, "benchmarks.record")}
+        assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
 
 
 def test_the_entry_is_short_and_sees_only_conf_and_launch():
@@ -102,8 +103,10 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    statement = "import launch.sweep, launch.__main__, analysis.__main__, conf.cell, conf.explain, conf.overrides"
-    assert loaded(statement, "torch", "torchvision", "trainers", "benchmarks.worker", "launch.sweep") == [
+    statement = (
+        "import launch.sweep, launch.__main__, analysis.__main__, conf.cell, conf.hydra_errors, conf.command_line"
+    )
+    assert loaded(statement, "torch", "torchvision", "trainers", "benchmarks.rank.worker", "launch.sweep") == [
         "launch.sweep"
     ]
 

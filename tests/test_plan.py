@@ -8,14 +8,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from analysis.subsets import classes
-from analysis.topology_source import load_topology
+from analysis.topology.source import load_topology
+from analysis.topology.subsets import classes
 from conf import schema
-from conf.knobs import Refused
-from conf.overrides import normalise
-from launch.environment import environment
-from launch.machine import Device, Machine, look
-from launch.plan import Request, plan
+from conf.command_line import normalise
+from conf.options import Refused
+from launch.engines.environment import environment
+from launch.machine.devices import Device, Machine, look
+from launch.plan.plan import Request, plan
 
 ROOT = Path(__file__).parent.parent
 DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")

@@ -22,20 +22,21 @@ import pytest
 from test_measuring import make_cell
 from test_trace_nsys import GEMM, REDUCE, make_export, two_ranks
 
-from analysis.trace_metrics import disagreement, trace_metrics
-from analysis.trace_source import load_trace
-from analysis.trace_steps import within_steps
-from analysis.trace_summary import summarize
+from analysis.trace.metrics import disagreement, trace_metrics
+from analysis.trace.source import load_trace
+from analysis.trace.steps import within_steps
+from analysis.trace.summary import summarize
 from benchmarks.record import read
 from conf.cell import Cell
-from conf.knobs import Refused
+from conf.options import Refused
 from conf.resolve import options
 from conf.schema import Engine
-from launch import processes, profiling
-from launch.environment import environment, scrubbed
-from launch.machine import Machine
-from launch.measure import Measurer
-from launch.nsys import Nsys, find
+from launch.engines import processes
+from launch.engines.environment import environment, scrubbed
+from launch.machine.devices import Machine
+from launch.profile import profiled_pass
+from launch.profile.nsys import Nsys, find
+from launch.run_cell import Measurer
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
@@ -229,7 +230,7 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
     assert found.tables["trace"] == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
     assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
     assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {"trace.nsys-rep", "trace.sqlite.gz"}
-    assert (tmp_path / profiling.IN_VAIN / "trace.nsys-rep").exists()
+    assert (tmp_path / profiled_pass.IN_VAIN / "trace.nsys-rep").exists()
     seen = (tmp_path / "env.txt").read_text()
     assert SECRET not in seen and all(f"{name}={value}" in seen for name, value in KEPT.items())
 
@@ -249,9 +250,9 @@ def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):
             made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         made.commit()
     trace, cell = load_trace(str(tmp_path / "a.sqlite")), make_cell()
-    assert profiling._checked(cell, trace) is trace
+    assert profiled_pass._checked(cell, trace) is trace
     with pytest.raises(ValueError, match=r"no GPU kernel was recorded on rank 0.*it is not 0 ms"):
-        profiling._checked(dataclasses.replace(cell, device="cuda"), trace)
+        profiled_pass._checked(dataclasses.replace(cell, device="cuda"), trace)
 
 
 def test_an_agent_behind_a_profiler_ends_with_the_launcher():

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.findings import Estimate, Findings, Noise, Part, Waterfall
-from analysis.report import FIGURES, TABLES, examine, report
-from analysis.report_finding import sentences
-from analysis.report_numbers import estimate, number
-from analysis.report_page import PAGE_ROWS, Report, markdown_page, page
-from analysis.report_rows import Level, waterfall_rows
-from analysis.report_sections import Section
-from analysis.report_study import Study, open_study, short_names
-from analysis.report_style import colours, spread
-from analysis.report_tables import Column, Table, to_csv, to_latex, to_markdown
+from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
+from analysis.findings.study import Study, open_study, short_names
+from analysis.report.build import FIGURES, TABLES, examine, report
+from analysis.report.figures import Level, waterfall_rows
+from analysis.report.finding import sentences
+from analysis.report.numbers import estimate, number
+from analysis.report.page import PAGE_ROWS, Report, markdown_page, page
+from analysis.report.section import Section
+from analysis.report.style import colours, spread
+from analysis.report.tables import Column, Table, to_csv, to_latex, to_markdown
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"

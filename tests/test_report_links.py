@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_report import EVIL, record, study
 
-from analysis.report import examine, report
-from analysis.report_link_finding import sentences
-from analysis.report_links import measured
-from analysis.report_study import open_study
-from analysis.report_style import style, within
+from analysis.findings.study import open_study
+from analysis.report.build import examine, report
+from analysis.report.sections.link_finding import sentences
+from analysis.report.sections.microbenchmarks import measured
+from analysis.report.style import style, within
 
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
 

@@ -18,9 +18,9 @@ from test_exchange import FORMS
 from benchmarks import record as records
 from conf import schema
 from conf.cell import Cell
-from conf.explain import one_line
+from conf.command_line import GROUPS, normalise
+from conf.hydra_errors import one_line
 from conf.nccl import FIELDS
-from conf.overrides import GROUPS, normalise
 from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent

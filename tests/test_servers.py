@@ -4,12 +4,12 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from conf.knobs import Refused
-from conf.overrides import normalise
+from conf.command_line import normalise
+from conf.options import Refused
 from conf.resolve import checked, resolve
 from conf.servers import placed
-from launch.environment import arguments, environment
-from launch.machine import Device, Machine
+from launch.engines.environment import arguments, environment
+from launch.machine.devices import Device, Machine
 
 EVERYONE = (0, 1, 2, 3)
 SYNC, ASYNC = "kvstore_dist_sync_device", "kvstore_dist_async_device"

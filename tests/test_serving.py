@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from trainers.kvstore.layout import Array
-from trainers.kvstore.memory import REDUCE, UPDATE, Control, Terms
-from trainers.kvstore.serving import Arithmetic, Server
+from trainers.kvstore.buckets import Array
+from trainers.kvstore.server import Arithmetic, Server
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, Control, Terms
 
 BUCKETS, PUSHES = 3, 16
 

@@ -6,9 +6,9 @@ import pytest
 from kvstore_ranks import strategy_of
 from test_measuring import make_cell
 
-from conf.knobs import Refused
-from launch.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
-from trainers.needs import shared_bytes
+from conf.options import Refused
+from launch.plan.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
+from trainers.needed_memory import shared_bytes
 
 LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
 MUCH = make_cell((0, 1, 2, 3), strategy=strategy_of({"name": "kvstore_dist_sync"}))

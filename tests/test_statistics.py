@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_measuring import make_cell
 
-from benchmarks import statistics
-from benchmarks.ranks import Ranks
-from benchmarks.reporter import Reporter
-from benchmarks.throughput import Measurement
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
+from benchmarks.timing import statistics
+from benchmarks.training.throughput import Measurement
 
 TRIALS = 200
 

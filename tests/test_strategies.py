@@ -6,8 +6,8 @@ import torch.distributed as dist
 import torchvision
 
 from conf.resolve import options
-from trainers.strategies import load
 from trainers.strategies.nccl_allreduce import bucket_members
+from trainers.strategy import load
 
 
 @pytest.fixture

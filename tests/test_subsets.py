@@ -9,8 +9,8 @@ import networkx
 import pytest
 
 from analysis.__main__ import main
-from analysis.subsets import best, classes, worst
-from analysis.topology import Gpu, Topology, parse_topology_text
+from analysis.topology.model import Gpu, Topology, parse_topology_text
+from analysis.topology.subsets import best, classes, worst
 
 DATA = Path(__file__).parent / "data"
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())

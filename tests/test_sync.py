@@ -11,9 +11,9 @@ from test_tracking import make_folder, make_record, make_sweep, output_dir, rows
 from benchmarks.record import Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
-from launch.summary import summary_markdown
-from launch.sync import SyncReport, sync
-from launch.tracking import Tracker
+from launch.tracking.note import summary_markdown
+from launch.tracking.sync import SyncReport, sync
+from launch.tracking.tracker import Tracker
 
 OTHER = "b" * 32
 

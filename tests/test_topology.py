@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.links import is_known, nvlink_gb_per_s, pcie_gb_per_s
-from analysis.topology import Gpu, Topology, infer_nvswitch, parse_topology_text
-from analysis.topology_drawing import draw
-from analysis.topology_layout import lay_out
-from analysis.topology_live import NoDriver, pci_class, read_live_topology
-from analysis.topology_source import parse_topology
-from analysis.topology_xml import parse_topology_xml
+from analysis.topology.drawing import draw
+from analysis.topology.layout import lay_out
+from analysis.topology.link_classes import is_known, nvlink_gb_per_s, pcie_gb_per_s
+from analysis.topology.model import Gpu, Topology, infer_nvswitch, parse_topology_text
+from analysis.topology.nccl_xml import parse_topology_xml
+from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
+from analysis.topology.source import parse_topology
 
 DATA = Path(__file__).parent / "data"
 SETTINGS = settings(max_examples=60, derandomize=True, deadline=None, database=None)
@@ -610,7 +610,7 @@ def test_command_reads_standard_input():
 
 
 def test_importing_the_topology_loads_nothing_heavy():
-    code = "import sys, analysis.topology, analysis.topology_source; print(*sys.modules)"
+    code = "import sys, analysis.topology.model, analysis.topology.source; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=DATA.parent.parent, check=True
     )

@@ -13,13 +13,13 @@ from test_trace_nsys import LOC, NVL, REDUCE, make_export, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace_compare import compare
-from analysis.trace_drawing import draw
-from analysis.trace_kernels import kernel_rows
-from analysis.trace_scrub import scrub
-from analysis.trace_source import load_trace
-from analysis.trace_steps import window
-from analysis.trace_summary import summarize
+from analysis.trace.difference import compare
+from analysis.trace.nsys_stats import kernel_rows
+from analysis.trace.scrub import scrub
+from analysis.trace.source import load_trace
+from analysis.trace.steps import window
+from analysis.trace.summary import summarize
+from analysis.trace.timeline import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

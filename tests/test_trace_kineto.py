@@ -14,9 +14,9 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace_metrics import trace_metrics
-from analysis.trace_source import load_trace
-from analysis.trace_summary import summarize
+from analysis.trace.metrics import trace_metrics
+from analysis.trace.source import load_trace
+from analysis.trace.summary import summarize
 
 GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"
 H200 = Path(__file__).parent / "data" / "kineto_h200_x2"

@@ -1,7 +1,7 @@
 """Traces of Nsight Systems: two real captures against SQL, small exports with known times, and damage.
 
 tests/data/nsys_h200_x2_p2p_level_{NVL,LOC}.sqlite.gz are two ranks of ResNet-50 (DDP) on two H200, exported by nsys
-2025.3. They were cut to the size of a test: scrubbed by analysis.trace_scrub, then the tables of CUDA calls,
+2025.3. They were cut to the size of a test: scrubbed by analysis.trace.scrub, then the tables of CUDA calls,
 synchronizations and streams dropped, and of the kernels (but NCCL's) and memsets those before the last 70 ms. All NCCL
 kernels, copies and NVTX ranges are there.
 """
@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace_kernels import kernel_rows, memory_rows
-from analysis.trace_ranks import match
-from analysis.trace_source import load_trace
-from analysis.trace_steps import window
-from analysis.trace_summary import summarize
+from analysis.trace.matching import match
+from analysis.trace.nsys_stats import kernel_rows, memory_rows
+from analysis.trace.source import load_trace
+from analysis.trace.steps import window
+from analysis.trace.summary import summarize
 
 DATA = Path(__file__).parent / "data"
 MS = 1_000_000

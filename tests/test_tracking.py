@@ -18,12 +18,12 @@ import pytest
 from benchmarks import record as records
 from benchmarks.record import Failure, Record, Validity
 from conf.schema import Tracking
-from launch import tracking_store
-from launch.projection import escaped, project
-from launch.summary import COLUMNS, cut_to, summary_markdown
-from launch.sweeps import Process, Sweep
-from launch.tracking import Tracker
-from launch.tracking_store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.study.identity import Process, Sweep
+from launch.tracking import store
+from launch.tracking.note import COLUMNS, cut_to, summary_markdown
+from launch.tracking.projection import escaped, project
+from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.tracking.tracker import Tracker
 
 SECRET = "hunter2-secret"
 START = 1_795_000_000.0
@@ -97,7 +97,7 @@ def template(tmp_path_factory):
     """An initialised store: making one takes seconds."""
     folder = tmp_path_factory.mktemp("template")
     uri = store_uri(None, folder)
-    tracking_store.connect(uri, folder / "mlartifacts")
+    store.connect(uri, folder / "mlartifacts")
     return folder / "mlflow.db"
 
 
@@ -416,7 +416,7 @@ def refused(tracking, folder, within_s):
 
 
 def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monkeypatch, capfd):
-    monkeypatch.setattr(tracking_store, "LOCK_WAIT_S", 0.5)
+    monkeypatch.setattr(store, "LOCK_WAIT_S", 0.5)
     record = make_record(1)
     folder = make_folder(output_dir / "scaling", record)
     holder = sqlite3.connect(output_dir / "mlflow.db", isolation_level=None)
@@ -432,10 +432,10 @@ def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monke
 
 def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
     monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
-    tracking_store.quiet()
+    store.quiet()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
     assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
-    assert tracking_store.LOCK_WAIT_S == 20 and tracking_store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+    assert store.LOCK_WAIT_S == 20 and store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
 
 
 class Broken(BaseHTTPRequestHandler):

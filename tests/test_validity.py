@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.baselines import RATE, baselines, efficiency
-from analysis.validity import CHECKS, CODES, SETTINGS, judge, judged
+from analysis.findings.baselines import RATE, baselines, efficiency
+from analysis.validity.checks import CHECKS, CODES, SETTINGS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import Record, Validity
 from conf.schema import Validity as Limits

@@ -8,10 +8,10 @@ import pytest
 from simulated import STRATEGY, Simulator, Truth, changed
 from test_report import record, study
 
-from analysis.comparisons import comparisons, noises
-from analysis.headlines import HEADLINES
-from analysis.report import examine
-from analysis.runs import gather
+from analysis.findings.comparisons import comparisons, noises
+from analysis.findings.rates import HEADLINES
+from analysis.findings.runs import gather
+from analysis.report.build import examine
 
 EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
 COLLECTIVES = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from conf.cell import Cell
 from trainers import models
 from trainers.batches import synthetic
-from trainers.strategies import Strategy, load
+from trainers.strategy import Strategy, load
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Mark = Callable[[str], AbstractContextManager[Any]]

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import half_precision
-from trainers.kvstore.layout import Array, Bucket, Layout
-from trainers.strategies import Alone, Strategy
+from trainers import comm_hooks
+from trainers.kvstore.buckets import Array, Bucket, Layout
+from trainers.strategy import Alone, Strategy
 
 
 class Bucketed(Strategy):
@@ -25,7 +25,7 @@ class Bucketed(Strategy):
         """`only_gradients`: in steps, too, the mean gradient comes back and every rank updates its own weights."""
         self.cap_bytes = bucket_cap_mb * (1 << 20)
         self.comm_hook = comm_hook
-        self.rounding = half_precision.ROUNDING.get(comm_hook, 0.0)
+        self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.parameters: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD | None = None
         self._names: dict[int, str] = {}
@@ -123,7 +123,7 @@ class Bucketed(Strategy):
 
     def sent_bytes(self, gradient_bytes: float) -> float:
         """What a half-precision hook leaves of them."""
-        return gradient_bytes * half_precision.share(self.parameters, self.comm_hook)
+        return gradient_bytes * comm_hooks.share(self.parameters, self.comm_hook)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
         """Every bucket started, then ended; the mean gradient comes back."""
@@ -229,7 +229,7 @@ def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]
     """The parameters as a layout has them."""
     kept = [str(parameter.dtype).removeprefix("torch.") for parameter in parameters]
     return tuple(
-        Array(parameter.numel(), name, half_precision.SENT.get(comm_hook, name))
+        Array(parameter.numel(), name, comm_hooks.SENT.get(comm_hook, name))
         for parameter, name in zip(parameters, kept, strict=True)
     )
 

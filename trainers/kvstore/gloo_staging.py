@@ -4,13 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import ring
-from trainers.kvstore import sums
+from trainers import ring_probe
+from trainers.kvstore import cpu_sums
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.collectives import ring_bytes
-from trainers.kvstore.layout import Layout
-from trainers.kvstore.memory import views
-from trainers.strategies import Probe
+from trainers.kvstore.buckets import Layout
+from trainers.kvstore.sharding import ring_bytes
+from trainers.kvstore.shared_regions import views
+from trainers.strategy import Probe
 
 
 class GlooStaging(Bucketed):
@@ -52,7 +52,7 @@ class GlooStaging(Bucketed):
                 self.flat_means[number].copy_(staged)
             else:
                 gradient = staged.to(torch.float32)
-                sums.sgd(self._weights[number], gradient, self._momentum[number], *self.settings())
+                cpu_sums.sgd(self._weights[number], gradient, self._momentum[number], *self.settings())
                 self._answers[number].copy_(self._weights[number])
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
@@ -66,4 +66,4 @@ class GlooStaging(Bucketed):
     def probes(self) -> list[Probe]:
         """Limit: gloo between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        return ring.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))
+        return ring_probe.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers import ring
-from trainers.kvstore import collectives
+from trainers import ring_probe
+from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.layout import Array, Layout
-from trainers.kvstore.memory import Terms, needed_bytes
+from trainers.kvstore.buckets import Array, Layout
+from trainers.kvstore.shared_regions import Terms, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
-from trainers.strategies import Probe
+from trainers.strategy import Probe
 
 
 class ShardedStaging(Bucketed):
@@ -29,15 +29,15 @@ class ShardedStaging(Bucketed):
         self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self._works: dict[int, dist.Work] = {}
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.flat_sent = collectives.padded(self.layout, world_size, kept=False, device=device)
-        self.flat_means = collectives.padded(self.layout, world_size, kept=False, device=device)
-        self.flat_weights = collectives.padded(self.layout, world_size, kept=True, device=device)
+        self.flat_sent = sharding.padded(self.layout, world_size, kept=False, device=device)
+        self.flat_means = sharding.padded(self.layout, world_size, kept=False, device=device)
+        self.flat_weights = sharding.padded(self.layout, world_size, kept=True, device=device)
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         terms, _ = self._terms(self.layout, world_size, device.type == "cuda")
         self.worker = Worker(terms, Peers(0, 1), device, self._threads)
         self.worker.ask_for(self.only_gradients)
-        self.worker.begin(collectives.shares(self.flat_weights, rank, world_size), self.settings())
+        self.worker.begin(sharding.shares(self.flat_weights, rank, world_size), self.settings())
 
     @staticmethod
     def _terms(layout: Layout, world_size: int, on_gpu: bool) -> tuple[Terms, Layout]:
@@ -45,7 +45,7 @@ class ShardedStaging(Bucketed):
         arrays = []
         for bucket in layout.buckets:
             kind = layout.arrays[bucket.parts[0].array]
-            arrays.append(Array(collectives.share_of(bucket, world_size), kind.kept, kind.sent))
+            arrays.append(Array(sharding.share_of(bucket, world_size), kind.kept, kind.sent))
         terms = Terms(tuple(arrays), tuple(range(len(arrays))), cap_bytes=0, workers=1, servers=0, worker_gpu=on_gpu)
         return terms, terms.layout()
 
@@ -59,26 +59,26 @@ class ShardedStaging(Bucketed):
         """Reduce-scatter and stage what lies in a flat bucket."""
         assert self.worker is not None
         share = self.worker.sent[bucket]
-        work = collectives.start_mean(share, self.flat_sent[bucket])
+        work = sharding.start_mean(share, self.flat_sent[bucket])
         if self._stream is None:
             self._works[bucket] = work  # gloo would wait here
             return
         with torch.cuda.stream(self._stream):
-            collectives.end_mean(work, share)
+            sharding.end_mean(work, share)
             self.worker.push(bucket)
 
     def finish_flat(self) -> None:
         """Every rank's answers, in the flat buckets of all ranks."""
         assert self.worker is not None
         for number, work in sorted(self._works.items()):
-            collectives.end_mean(work, self.worker.sent[number])
+            sharding.end_mean(work, self.worker.sent[number])
             self.worker.push(number)
         self._works.clear()
         self.worker.answered()
         if self.only_gradients:
-            collectives.all_shares(self.flat_means, self.worker.means)
+            sharding.all_shares(self.flat_means, self.worker.means)
         else:
-            collectives.all_shares(self.flat_weights, self.worker.weights)
+            sharding.all_shares(self.flat_weights, self.worker.weights)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """The servers' weights become this rank's."""
@@ -86,14 +86,14 @@ class ShardedStaging(Bucketed):
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Over the links between GPUs: (n−1)/n of the bytes out in the reduce-scatter, as many in the all-gather of means."""
-        return collectives.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
+        return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[Probe]:
         """Limits: the links between GPUs, the host link with 1/n of the bytes of full staging."""
         worker = self.worker
         assert worker is not None
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        found = ring.probes(worker.device, collectives.ring_bytes(sent, dist.get_world_size()))
+        found = ring_probe.probes(worker.device, sharding.ring_bytes(sent, dist.get_world_size()))
         if worker.on_gpu:
             found.append(Probe("host_link", lambda: worker.all_at_once(True, True), 1.0))
         return found

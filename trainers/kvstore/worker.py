@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore import process, sums
-from trainers.kvstore.memory import REDUCE, UPDATE, Regions, Shared, Terms, views
-from trainers.kvstore.serving import PAUSE_SECONDS, OnCpu, Server, short_naps
+from trainers.kvstore import cpu_sums, server_process
+from trainers.kvstore.server import PAUSE_SECONDS, OnCpu, Server, short_naps
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, Regions, Shared, Terms, views
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Worker:
         self.on_gpu = device.type == "cuda"
         # Where servers are processes, theirs do the sums; as many of ours only measure the memory.
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self.threads = sums.thread_count(threads, ranks, sums.SPARE_CORES if self.on_gpu else 0)
+        self.threads = cpu_sums.thread_count(threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0)
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._number = 0  # of the exchange in hand
@@ -70,7 +70,7 @@ class Worker:
         self._control = self._shared.control
         self._own_buffers()
         if terms.servers and peers.rank == 0:
-            process.announce(path, terms)
+            server_process.announce(path, terms)
         self._meet(1)
         if peers.rank == 0:
             path.unlink()
@@ -117,20 +117,20 @@ class Worker:
             self.means = self.sent if terms.echoes else regions.out_sent[rank]
             self.weights = regions.weights if terms.synchronous else regions.out[rank]
             return
-        from trainers.kvstore import streams
+        from trainers.kvstore import cuda_copies
 
-        self._cuda = streams
-        streams.page_lock(self._shared.address, len(self._shared.bytes))
+        self._cuda = cuda_copies
+        cuda_copies.page_lock(self._shared.address, len(self._shared.bytes))
         self._staging = torch.zeros(layout.push_bytes, dtype=torch.uint8, device=self.device)
         if terms.server_gpu:
-            self._exported = streams.Exported(layout.pull_bytes, self.device)
+            self._exported = cuda_copies.Exported(layout.pull_bytes, self.device)
             self._control.handles[rank] = list(self._exported.handle())
             inbox = self._exported.tensor
         else:
             inbox = torch.zeros(layout.pull_bytes, dtype=torch.uint8, device=self.device)
         self.sent = views(self._staging, layout, kept=False, push=True)
         self.means, self.weights = views(inbox, layout, kept=False), views(inbox, layout, kept=True)
-        self._pushing, self._pulling = (streams.Lane(torch.cuda.Stream()) for _ in range(2))
+        self._pushing, self._pulling = (cuda_copies.Lane(torch.cuda.Stream()) for _ in range(2))
         self._staged, self._fetched = ([torch.cuda.Event() for _ in layout.buckets] for _ in range(2))
         self._all_fetched = [torch.cuda.Event() for _ in range(2)]  # of exchanges with even and odd numbers
 
@@ -266,7 +266,9 @@ class Worker:
         with self.on_threads():
             for number in self._mine():
                 if not self.terms.echoes:
-                    sums.mean([w[number] for w in regions.pushed], [copy[number] for copy in regions.out_sent], space)
+                    cpu_sums.mean(
+                        [w[number] for w in regions.pushed], [copy[number] for copy in regions.out_sent], space
+                    )
 
     def summed_bytes(self) -> float:
         """Bytes that the sums of one exchange read and write in host memory, for each worker."""

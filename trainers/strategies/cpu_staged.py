@@ -7,9 +7,9 @@ reduce-scatter among themselves first, so that each stages 1/n. `transport=gloo`
 from typing import Any
 
 from trainers.kvstore.gloo_staging import GlooStaging
-from trainers.kvstore.mailboxes import Mailboxes
+from trainers.kvstore.push_pull import Mailboxes
 from trainers.kvstore.sharded_staging import ShardedStaging
-from trainers.strategies import Strategy
+from trainers.strategy import Strategy
 
 # MiB of a bucket. Seen on 4 H200s: full staging takes 6.2 ms with 2 or 4, 6.5 with 8; sharded 4.6 with 4 and 1.6 with 16.
 STAGED_MB, COLLECTIVE_MB = 4.0, 25.0

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import ring
-from trainers.kvstore import collectives, sums
+from trainers import ring_probe
+from trainers.kvstore import cpu_sums, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.layout import Layout
-from trainers.strategies import Probe, Strategy
+from trainers.kvstore.buckets import Layout
+from trainers.strategy import Probe, Strategy
 
 
 class _OnDevices(Bucketed):
@@ -29,9 +29,9 @@ class _OnDevices(Bucketed):
         device, world_size = self.parameters[0].device, dist.get_world_size()
         self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self.flat_sent, self.flat_means = (
-            collectives.padded(self.layout, world_size, kept=False, device=device) for _ in range(2)
+            sharding.padded(self.layout, world_size, kept=False, device=device) for _ in range(2)
         )
-        self.flat_weights = collectives.padded(self.layout, world_size, kept=True, device=device)
+        self.flat_weights = sharding.padded(self.layout, world_size, kept=True, device=device)
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         self.works: dict[int, dist.Work] = {}
@@ -60,18 +60,18 @@ class _OnDevices(Bucketed):
         """Update what is owned, bring it to all."""
         rate, mu, decay = self.settings()
         for weights, gradient, momentum in zip(self.owned_weights, self.owned_gradients, self._momentum, strict=True):
-            sums.sgd(weights, gradient, momentum, rate, mu, decay)
+            cpu_sums.sgd(weights, gradient, momentum, rate, mu, decay)
         self.spread(self.flat_weights, self.owned_weights)
         scatter(self.layout.buckets, self.flat_weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """(n−1)/n of the bytes in the reduction, as many to bring means to all."""
-        return collectives.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
+        return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[Probe]:
         """Limit: the links between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        return ring.probes(self.parameters[0].device, collectives.ring_bytes(sent, dist.get_world_size()))
+        return ring_probe.probes(self.parameters[0].device, sharding.ring_bytes(sent, dist.get_world_size()))
 
 
 class Sharded(_OnDevices):
@@ -80,24 +80,22 @@ class Sharded(_OnDevices):
     def own(self) -> None:
         """Views of this rank's shares."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        self.owned_weights = collectives.shares(self.flat_weights, rank, world_size)
-        self.owned_gradients = [
-            torch.zeros_like(share) for share in collectives.shares(self.flat_sent, rank, world_size)
-        ]
+        self.owned_weights = sharding.shares(self.flat_weights, rank, world_size)
+        self.owned_gradients = [torch.zeros_like(share) for share in sharding.shares(self.flat_sent, rank, world_size)]
 
     def start_flat(self, bucket: int) -> None:
         """Reduce-scatter."""
-        self.works[bucket] = collectives.start_mean(self.owned_gradients[bucket], self.flat_sent[bucket])
+        self.works[bucket] = sharding.start_mean(self.owned_gradients[bucket], self.flat_sent[bucket])
 
     def reduced(self) -> None:
         """The mean of this rank's shares is there."""
         for number, work in self.works.items():
-            collectives.end_mean(work, self.owned_gradients[number])
+            sharding.end_mean(work, self.owned_gradients[number])
         self.works.clear()
 
     def spread(self, flats: list[Tensor], owned: list[Tensor]) -> None:
         """All-gather."""
-        collectives.all_shares(flats, owned)
+        sharding.all_shares(flats, owned)
 
 
 class Owned(_OnDevices):
@@ -119,7 +117,7 @@ class Owned(_OnDevices):
         work = dist.reduce(
             self.flat_sent[bucket],
             self._owner[bucket],
-            collectives.operation(self.flat_sent[bucket]),
+            sharding.operation(self.flat_sent[bucket]),
             async_op=True,
         )
         assert work is not None

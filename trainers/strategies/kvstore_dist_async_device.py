@@ -2,6 +2,6 @@
 
 import functools
 
-from trainers.kvstore.mailboxes import Mailboxes
+from trainers.kvstore.push_pull import Mailboxes
 
 STRATEGY = functools.partial(Mailboxes, synchronous=False, threads=1)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers import half_precision, ring
-from trainers.strategies import Alone, Probe, Strategy
+from trainers import comm_hooks, ring_probe
+from trainers.strategy import Alone, Probe, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
@@ -78,11 +78,9 @@ class NcclAllreduce(Strategy):
         self._comm_hook = comm_hook
         self._powersgd_rank = powersgd_rank
         self.exact = comm_hook != "powersgd"
-        self.rounding = half_precision.ROUNDING.get(comm_hook, 0.0)
+        self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
-        self._share = (
-            0.5 if comm_hook in half_precision.SENT else 1.0
-        )  # of float32; exact once the parameters are known
+        self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0  # of float32; exact once the parameters are known
 
     def _hook(self) -> tuple[object, Hook] | None:
         """A fresh (state, hook); None for DDP's own all-reduce."""
@@ -118,14 +116,14 @@ class NcclAllreduce(Strategy):
     def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
         """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward."""
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-        self._share = half_precision.share(parameters, self._comm_hook)
+        self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
         return _Alone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
     def probes(self) -> list[Probe]:
         """Limit: the links between neighbours."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
-        return ring.probes(self._device, moved) if moved == moved else []
+        return ring_probe.probes(self._device, moved) if moved == moved else []
 
 
 class _Alone(Alone):

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from trainers.strategies import Strategy
+from trainers.strategy import Strategy
 
 
 class NoExchange(Strategy):

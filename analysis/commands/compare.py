@@ -1,0 +1,95 @@
+"""`python -m analysis compare A B [--tolerance 0.03] [--latency-tolerance 0.1] [--json]`: differences beyond noise."""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+
+from rich.markup import escape
+from rich.table import Table
+
+from analysis.commands.console import console
+from analysis.commands.native_difference import (
+    LATENCY_TOLERANCE,
+    TOLERANCE,
+    Comparison,
+    Measurement,
+    compare,
+    read_measurement,
+)
+from analysis.errors import UnreadableInput
+
+_SHOWN = 40
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    for name in ("a", "b"):
+        parser.add_argument(
+            name,
+            metavar=name.upper(),
+            help="output of nccl-tests (text or JSON) or p2pBandwidthLatencyTest, or a record.json of benchmark=p2p",
+        )
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, metavar="PART",
+        help="medians nearer than this part of A are noise (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--latency-tolerance", type=float, default=LATENCY_TOLERANCE, metavar="PART",
+        help="the same for latency matrices and for messages of 64 KiB and less (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what differs; raises OSError, UnreadableInput, or ValueError where the files have nothing in common."""
+    a, b = (_read(file) for file in (arguments.a, arguments.b))
+    result = compare(a, b, arguments.tolerance, arguments.latency_tolerance)
+    if arguments.json:
+        whole = {
+            "a": arguments.a, "b": arguments.b,
+            "tolerance": arguments.tolerance, "latency_tolerance": arguments.latency_tolerance,
+            "compared": result.compared, "differ": [one.as_json() for one in result.differ],
+            "only_a": result.only_a, "only_b": result.only_b, "notes": result.notes,
+        }  # fmt: skip
+        print(json.dumps(whole))
+        return 0
+    _print(result, arguments)
+    return 0
+
+
+def _read(file: str) -> Measurement:
+    try:
+        return read_measurement(Path(file).read_text(encoding="utf-8", errors="replace"))
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{file}: {error}") from None
+
+
+def _print(result: Comparison, arguments: argparse.Namespace) -> None:
+    out = console()
+    tables = any(one.entry.busbw for one in result.differ)
+    if result.differ:
+        table = Table(title="differences beyond noise, greatest first", title_justify="left")
+        table.add_column("entry")
+        for name in ("A", "B", "unit", "B/A", *(("busbw A", "busbw B") if tables else ()), "B is"):
+            table.add_column(name, justify="left" if name in ("unit", "B is") else "right")
+        for one in result.differ[:_SHOWN]:
+            ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+            pair = (
+                [f"{median(side.busbw):.2f}" if side.busbw else "" for side in (one.entry, one.other)] if tables else []
+            )
+            word = "faster" if one.better else "slower"
+            table.add_row(escape(one.entry.name), f"{one.a:.7g}", f"{one.b:.7g}", one.entry.unit, ratio, *pair, word)
+        out.print(table)
+        if len(result.differ) > _SHOWN:
+            out.print(f"… {len(result.differ) - _SHOWN} more (--json has all)")
+    faster = sum(one.better for one in result.differ)
+    noise = f"{arguments.tolerance:g}, of latencies {arguments.latency_tolerance:g}, and the scatter of repetitions"
+    head = f"{len(result.differ)} of {result.compared} entries differ beyond noise ({noise})"
+    out.print(f"{head}: B is faster in {faster}, slower in {len(result.differ) - faster}", soft_wrap=True)
+    for side, names in (("A", result.only_a), ("B", result.only_b)):
+        if names:
+            more = f", … {len(names) - 3} more" if len(names) > 3 else ""
+            out.print(f"only in {side}: {escape(', '.join(names[:3]))}{more}", soft_wrap=True)
+    for line in result.notes:
+        out.print(f"[bold]note[/bold] {escape(line)}", soft_wrap=True)

@@ -1,0 +1,134 @@
+"""`python -m analysis nccl-log FILE… [--without FILE…] [--json]`: what NCCL did, and which settings changed nothing."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from analysis.errors import UnreadableInput
+from analysis.nccl.log import NcclLog, parse_nccl_log
+from analysis.nccl.transports import describe_transport
+from analysis.validity.settings import Finding, judge
+
+_CHOICES_SHOWN = 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank")
+    parser.add_argument(
+        "--without", nargs="+", metavar="FILE", help="the log of the same cell without the setting, to compare with"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the log's facts; raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
+    log = _read(arguments.files)
+    findings: list[Finding] | None = None
+    if arguments.without:
+        other = _read(arguments.without)
+        changed = {name: value for name, value in log.settings.items() if other.settings.get(name) != value}
+        findings = [one for one in judge(changed, log, other, None) if one.code == "setting_no_effect"]
+        shown = {one.setting for one in findings}
+        findings += [
+            Finding("setting_effective", f"{name}={value} changed what the log shows", "finding", name)
+            for name, value in changed.items()
+            if name not in shown and (log.transports, log.channels) != (other.transports, other.channels)
+        ]
+        without = describe_transport(other, None)
+    if arguments.json:
+        whole = log.as_json()
+        if findings is not None:
+            whole["findings"] = [
+                {"code": one.code, "setting": one.setting, "severity": one.severity, "sentence": one.sentence}
+                for one in findings
+            ]
+        print(json.dumps(whole, indent=2))
+        return 0
+    console = Console(highlight=False)
+    _print(log, console)
+    if findings is not None:
+        console.print(f"\nWithout: {escape(without)}, {_count(other.channels['collective'])} channels")
+        for one in findings:
+            console.print(escape(one.sentence), soft_wrap=True)
+        if not findings:
+            console.print("No setting that shows in transports, channels or algorithms differs between the two logs.")
+    return 0
+
+
+def _read(files: Sequence[str]) -> NcclLog:
+    texts = [Path(file).read_text(encoding="utf-8", errors="replace") for file in files]
+    try:
+        return parse_nccl_log(*texts)
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{', '.join(files)}: {error}") from None
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else str(number)
+
+
+def _print(log: NcclLog, console: Console) -> None:
+    channels = ", ".join(f"{count} {kind}" for kind, count in log.channels.items() if count is not None)
+    source = " (from the rings)" if log.channels_from == "rings" else ""
+    settings = ", ".join(f"{name}={value}" for name, value in log.settings.items())
+    conflicts = ", ".join(f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items())
+    devices = log.communicators[0].devices
+    gpus = ", ".join(
+        f"{rank}: {device.nvml if device.nvml is not None else f'bus {device.bus_id}'}"
+        for rank, device in devices.items()
+        if device.nvml is not None or device.bus_id is not None
+    )
+    multicast = {True: "available", False: "not available", None: ""}[log.multicast]
+    facts = Table(title="NCCL log", title_justify="left", show_header=False, box=None)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in (
+        ("version", log.version or "not said"),
+        ("ranks", "not said" if log.nranks is None else str(log.nranks)),
+        ("GPU of rank", gpus),
+        ("channels", (channels or "not said") + source),
+        ("settings", settings or "none announced"),
+        ("differ by rank", conflicts),
+        ("network", log.network or ""),
+        ("NVLS multicast", multicast),
+    ):
+        if text:
+            facts.add_row(name, escape(text))
+    console.print(facts)
+    _print_transports(log, console)
+    if log.algorithms:
+        table = Table(title="choices", title_justify="left")
+        for name in ("function", "bytes", "algorithm", "protocol", "channels", "calls"):
+            table.add_column(name, justify="left" if name in ("function", "algorithm", "protocol") else "right")
+        for one in log.algorithms[:_CHOICES_SHOWN]:
+            cells = (one.function or "", str(one.size), one.algorithm, one.protocol, _count(one.channels))
+            table.add_row(*map(escape, cells), str(one.calls))
+        console.print(table)
+        if len(log.algorithms) > _CHOICES_SHOWN:
+            console.print(f"… {len(log.algorithms) - _CHOICES_SHOWN} more (--json has all)")
+    for title, lines in (("warning", log.warnings), ("error", log.errors), ("note", log.notes)):
+        for line in lines:
+            console.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
+
+
+def _print_transports(log: NcclLog, console: Console) -> None:
+    """Connections by transport."""
+    if not log.transports:
+        console.print("The log has no connection: they appear at the first collective.")
+        return
+    table = Table(title="transports (rank->rank)", title_justify="left")
+    table.add_column("transport", no_wrap=True)
+    table.add_column("connections", justify="right")
+    table.add_column("between", overflow="fold")
+    grouped: dict[str, list[str]] = {}
+    for pair, words in log.transports.items():
+        grouped.setdefault(" + ".join(words), []).append(pair)
+    for words_text, pairs in sorted(grouped.items()):
+        table.add_row(escape(words_text), str(len(pairs)), ", ".join(pairs))
+    console.print(table)

@@ -1,0 +1,106 @@
+"""`python -m analysis place --gpus K`: which K GPUs to take and in which ring order, and the worst choice beside it."""
+
+import argparse
+import json
+import math
+from typing import Any
+
+from rich.table import Table
+
+from analysis.commands.console import console
+from analysis.errors import UnreadableInput
+from analysis.topology.link_classes import summary
+from analysis.topology.nvml import NoDriver
+from analysis.topology.placement import Placement, Ring, place
+from analysis.topology.source import load_topology, read_text
+
+_MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access where there is any
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose")
+    parser.add_argument(
+        "--topology", metavar="FILE", help="`nvidia-smi topo -m` text or NCCL XML; - is stdin; none: this machine"
+    )
+    parser.add_argument(
+        "--p2p", metavar="FILE", help="measured bandwidths: JSON of `analysis p2p`, a record or a matrix"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the best ring, the worst one and the reason."""
+    measured = None if arguments.p2p is None else read_p2p(read_text(arguments.p2p), arguments.p2p)
+    try:
+        topology = load_topology(arguments.topology)
+    except NoDriver as error:
+        if measured is None:
+            raise NoDriver(f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE") from None
+        topology = None
+    placement = place(topology, arguments.gpus, measured)
+    if arguments.json:
+        print(json.dumps(to_json(placement)))
+    else:
+        _print(placement)
+    return 0
+
+
+def to_json(placement: Placement) -> dict[str, Any]:
+    """`{"best": {"gpus": [0, 1], "links": {"NV2": 1}}, "worst": {…}, "reason": "…"}`."""
+    return {"best": placement.best.to_json(), "worst": placement.worst.to_json(), "reason": placement.reason}
+
+
+def read_p2p(text: str, where: str) -> list[list[float]]:
+    """Square matrix of GB/s, from the row's GPU to the column's; the diagonal is not used.
+
+    Accepts `{"matrices": {"unidirectional_enabled": …}}` at any depth (the contract's object, or a record that holds
+    it) and a bare matrix. Raises UnreadableInput for anything else and for a pair without a positive number.
+    """
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UnreadableInput(f"{where}: not JSON ({error})") from None
+    matrix = document if isinstance(document, list) else _find(document)
+    if matrix is None:
+        raise UnreadableInput(f"{where}: no matrices.{_MATRIX}; expected the JSON of `python -m analysis p2p`")
+    size = len(matrix)
+    if not size or not all(isinstance(row, list) and len(row) == size for row in matrix):
+        raise UnreadableInput(f"{where}: the matrix is not square; expected a row and a column for each GPU")
+    for a, row in enumerate(matrix):
+        for b, cell in enumerate(row):
+            good = isinstance(cell, (int, float)) and not isinstance(cell, bool) and math.isfinite(cell) and cell > 0
+            if a != b and not good:
+                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r}; expected GB/s above 0")
+    return [[float(cell) if a != b else 0.0 for b, cell in enumerate(row)] for a, row in enumerate(matrix)]
+
+
+def _find(document: Any) -> Any:
+    """The matrix inside nested objects, outermost first."""
+    level = [document]
+    while level:
+        for one in level:
+            matrices = one.get("matrices") if isinstance(one, dict) else None
+            if isinstance(matrices, dict) and isinstance(matrices.get(_MATRIX), list):
+                return matrices[_MATRIX]
+        level = [value for one in level if isinstance(one, dict) for value in one.values()]
+    return None
+
+
+def _print(placement: Placement) -> None:
+    table = Table()
+    for heading in ("", "GPUs in ring order", "links"):
+        table.add_column(heading)
+    rings: list[tuple[str, Ring]] = [("best", placement.best), ("worst", placement.worst)]
+    measured = placement.best.slowest_gb_per_s is not None
+    if measured:
+        table.add_column("slowest GB/s", justify="right")
+        table.add_column("sum GB/s", justify="right")
+    for name, ring in rings:
+        row = [name, ",".join(map(str, ring.order)), summary(ring.links)]
+        if measured:
+            row += [f"{ring.slowest_gb_per_s:.1f}", f"{ring.sum_gb_per_s:.1f}"]
+        table.add_row(*row)
+    out = console()
+    out.print(table)
+    out.print(placement.reason)

@@ -1,0 +1,198 @@
+"""`python -m analysis trace A [B]`: where communication time goes in a trace, or what changed between two."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from analysis.commands.console import console
+from analysis.trace.difference import Change, Comparison, compare
+from analysis.trace.model import Trace
+from analysis.trace.nsys_stats import Row, kernel_rows, memory_rows
+from analysis.trace.source import load_trace
+from analysis.trace.steps import within_steps
+from analysis.trace.summary import Summary, summarize
+
+_RANK_HEADINGS: tuple[str, ...] = ("communication ms", "exposed ms", "overlapped ms", "wait ms", "compute ms", "idle %")
+_RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
+_MEETING_HEADINGS = ("wait ms", "transfer ms", "average transfer µs", "median transfer µs")
+_NAME_SHOWN = 90  # characters of a kernel's name
+_HELP = """\
+TRACE is one run: an SQLite export of Nsight Systems (.sqlite; every rank of a node is in it), a .nsys-rep (where nsys
+is on PATH or named by the variable NSYS), a JSON file of torch.profiler (one rank), a folder with one such file per
+rank, or files joined by commas: rank0.json,rank1.json. Any of them may end in .gz.
+
+One TRACE prints its numbers; two print what changed from the first to the second, with ratios.
+
+Communication: kernels of NCCL, copies between GPUs; without NCCL, calls of gloo. Exposed: no other kernel ran on that
+GPU at the time. Wait: from a rank's start of a collective until the last rank has started it. Transfer: the time of
+the rank that took least."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _HELP
+    parser.add_argument("a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
+    parser.add_argument("b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--within-steps", action="store_true", help="only what belongs to a step, as in a record")
+    parser.add_argument("--kernels", action="store_true", help="the tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum")
+    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
+    parser.add_argument("--step", metavar="N", type=int, help="the step to draw, from 0 (default: of median time)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print, and draw when asked; raises OSError or UnreadableInput for what cannot be read."""
+    if arguments.b is not None and (arguments.kernels or arguments.svg):
+        raise ValueError("--kernels and --svg are of one trace; give one TRACE")
+    if arguments.step is not None and arguments.svg is None:
+        raise ValueError("--step chooses the step to draw: give --svg too")
+    trace = _load(arguments.a, arguments)
+    summary = summarize(trace)
+    if arguments.b is not None:
+        return _compare(arguments, summary)
+    if arguments.svg is not None:
+        from analysis.trace.steps import window
+        from analysis.trace.timeline import draw
+
+        arguments.svg.write_text(draw(trace, window(trace, arguments.step)), encoding="utf-8")
+    tables = {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
+    if arguments.json:
+        rows = {name: [asdict(row) for row in table] for name, table in tables.items()}
+        print(json.dumps(summary.as_json() | rows))
+        return 0
+    out = console()
+    _print(summary, trace, out)
+    for title, table in tables.items():
+        _print_rows(title, table, out)
+    if arguments.svg is not None:
+        out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
+    return 0
+
+
+def _load(source: str, arguments: argparse.Namespace) -> Trace:
+    trace = load_trace(source)
+    return within_steps(trace) if arguments.within_steps else trace
+
+
+def _compare(arguments: argparse.Namespace, first: Summary) -> int:
+    second = summarize(_load(arguments.b, arguments))
+    comparison = compare(first, second)
+    if arguments.json:
+        print(json.dumps({"a": first.as_json(), "b": second.as_json()} | comparison.as_json()))
+        return 0
+    out = console()
+    out.print(f"A: {escape(arguments.a)} ({escape(first.source)})", soft_wrap=True)
+    out.print(f"B: {escape(arguments.b)} ({escape(second.source)})", soft_wrap=True)
+    _print_changes(comparison, out)
+    for name, summary in (("A", first), ("B", second)):
+        _print_stragglers(summary, out, f"{name}: ")
+    for note in [*comparison.notes, *(f"A: {one}" for one in first.notes), *(f"B: {one}" for one in second.notes)]:
+        out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
+    return 0
+
+
+def _print(summary: Summary, trace: Trace, out: Console) -> None:
+    ranks = _table(f"ranks ({summary.source})", "rank", "GPU", *_RANK_HEADINGS)
+    calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
+    copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")
+    for one in summary.ranks:
+        idle = None if one.gpu_idle_share is None else 100 * one.gpu_idle_share
+        steps = one.steps
+        per_step = (steps.median_ms, steps.exposed_ms, steps.exposed_in_gaps_ms) if steps else (None, None, None)
+        times = _numbers(3, one.comm_ms, one.exposed_ms, one.overlapped_ms, one.wait_ms, one.compute_ms)
+        device = "host" if one.device is None else str(one.device)
+        ranks.add_row(str(one.rank), device, *times, _number(idle, 1), _number(one.gap_us, 2), *_numbers(3, *per_step))
+        for call in one.nccl:
+            typical = _numbers(1, call.avg_us, call.median_us)
+            calls.add_row(str(one.rank), call.name, str(call.calls), *typical, _number(call.total_ms, 3))
+        for copy in one.memcpy:
+            size = "?" if copy.bytes is None else str(copy.bytes)
+            speed = (_number(copy.total_ms, 3), _number(copy.gb_per_s, 1), _number(copy.exposed_ms, 3))
+            copies.add_row(str(one.rank), escape(copy.kind), str(copy.calls), size, *speed)
+    across = _table("across ranks (wait: of the mean rank)", "collective", "matched", *_MEETING_HEADINGS)
+    for meeting in summary.collectives:
+        spent = _numbers(3, meeting.wait_ms, meeting.transfer_ms)
+        typical = _numbers(1, meeting.transfer_avg_us, meeting.transfer_median_us)
+        across.add_row(escape(_title(meeting.name, meeting.communicator)), str(meeting.matched), *spent, *typical)
+    for table in (ranks, calls, across, copies):
+        if table.row_count:
+            out.print(table)
+    _print_stragglers(summary, out)
+    for note in summary.notes:
+        out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
+
+
+def _print_stragglers(summary: Summary, out: Console, prefix: str = "") -> None:
+    for one in summary.stragglers:
+        out.print(
+            f"{prefix}rank {one.rank} came last in {one.last} of {one.of} collectives: "
+            f"the others waited {one.others_waited_ms:.3f} ms for it",
+            soft_wrap=True,
+        )
+
+
+def _print_rows(title: str, rows: list[Row], out: Console) -> None:
+    table = _table(f"{title} (ns)", "time %", "total", "instances", "average", "median", "min", "max", "deviation")
+    table.add_column("name", no_wrap=True)
+    for row in rows:
+        counts = (f"{row.total_ns:,}", f"{row.instances:,}", f"{row.avg_ns:,.1f}", f"{row.median_ns:,.1f}")
+        ends = (f"{row.min_ns:,}", f"{row.max_ns:,}", f"{row.stddev_ns:,.1f}")
+        name = row.name if len(row.name) <= _NAME_SHOWN else row.name[: _NAME_SHOWN - 1] + "…"
+        table.add_row(f"{row.share_percent:.1f}", *counts, *ends, escape(name))
+    out.print(table)
+
+
+def _print_changes(comparison: Comparison, out: Console) -> None:
+    """Ranks: a line per quantity; collectives per rank and across ranks: a line each, as the bootcamp's table had."""
+    ranks = _table("ranks", "rank", "quantity", "A", "B", "B / A")
+    for one in comparison.changes:
+        if one.collective is None:
+            ranks.add_row(str(one.rank), one.quantity, *_numbers(3, one.a, one.b), _number(one.ratio, 2))
+    calls = _table("collectives per rank", "rank", "collective", "calls A", "calls B", *_pair("average µs"))
+    met = _table("across ranks", "collective", *_pair("average wait µs"), *_pair("average transfer µs"))
+    for rank, name, group in dict.fromkeys((one.rank, one.collective, one.communicator) for one in comparison.changes):
+        if name is None:
+            continue
+        found = {one.quantity: one for one in comparison.of(rank, name, group)}
+        cells = [_cells(found.get(what)) for what in ("avg_us", "wait_avg_us", "transfer_avg_us")]
+        if rank is None:
+            met.add_row(escape(_title(name, group)), *cells[1], *cells[2])
+        else:
+            calls.add_row(str(rank), name, *_numbers(0, found["calls"].a, found["calls"].b), *cells[0])
+    for table in (ranks, calls, met):
+        if table.row_count:
+            out.print(table)
+
+
+def _pair(heading: str) -> tuple[str, str, str]:
+    return f"{heading} A", "B", "B / A"
+
+
+def _cells(change: Change | None) -> list[str]:
+    return ["?", "?", "?"] if change is None else [*_numbers(1, change.a, change.b), _number(change.ratio, 2)]
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=escape(title), title_justify="left")
+    for heading in headings:
+        text = heading in ("collective", "copies", "quantity", "rank", "GPU")
+        table.add_column(heading, justify="left" if text else "right")
+    return table
+
+
+def _title(name: str, communicator: str | None) -> str:
+    return name if communicator is None else f"{name} ({communicator})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "?" if value is None else f"{value:.{digits}f}"
+
+
+def _numbers(digits: int, *values: float | None) -> list[str]:
+    return [_number(value, digits) for value in values]

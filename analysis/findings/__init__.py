@@ -1,0 +1,1 @@
+"""What the records of a study say together: rates, efficiency, comparisons, what a link is worth."""

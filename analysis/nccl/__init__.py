@@ -1,0 +1,1 @@
+"""What NCCL's log says: communicators, channels, transports, settings."""

@@ -1,0 +1,1 @@
+"""Tables of nccl-tests, as text or JSON."""

@@ -1,0 +1,143 @@
+"""The JSON of nccl-tests (`-J`, October 2025 on; file versions 1 to 3), one document or several in a row.
+
+Its `env` holds the whole environment of the process, secrets included: only NCCL_* is kept of it. Its `devices` names
+one rank per process, so the number of ranks is that many times threads times GPUs.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+from analysis.errors import UnreadableInput
+from analysis.nccl_tests.run import COLLECTIVES, Measured, Row, Run, nccl_version
+
+EXPECTED = "expected the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
+_PROGRAM = re.compile("(" + "|".join(sorted(COLLECTIVES, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
+_SETTINGS = {
+    "nthreads": "nThread", "ngpus": "nGpus", "minimum_bytes": "minBytes", "maximum_bytes": "maxBytes",
+    "step_factor": "step", "step_bytes": "step", "warmup_iters": "warmup iters", "iterations": "iters",
+    "aggregated_iterations": "agg iters", "validation": "validation", "graph": "graph",
+}  # fmt: skip
+_MOST_RANKS = 1_000_000
+_ITERATION = (
+    "skipped_iterations",
+    "min_us",
+    "max_us",
+    "avg_us",
+    "p50_us",
+    "p95_us",
+    "p99_us",
+    "stdev_us",
+    "cv_pct",
+    "times_us",
+)
+
+
+def read_json(text: str) -> list[Run]:
+    """Every run of the text, not yet annotated; raises UnreadableInput for foreign, cut or empty documents."""
+    decoder = json.JSONDecoder()
+    runs: list[Run] = []
+    position = 0
+    while rest := text[position:].lstrip():
+        position = len(text) - len(rest)
+        line = text.count("\n", 0, position) + 1
+        try:
+            whole, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:  # thousands of digits are a ValueError too
+            reason = (
+                f"{error.msg} at line {error.lineno}"
+                if isinstance(error, json.JSONDecodeError)
+                else "not to be decoded"
+            )
+            raise UnreadableInput(f"{EXPECTED}; the document is cut or broken: {reason}") from None
+        try:
+            runs.append(_run(whole, line))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+            raise UnreadableInput(f"{EXPECTED}; in the document of line {line}: {what}") from None
+    if not any(run.rows for run in runs):
+        raise UnreadableInput(f"{EXPECTED}; there is no result in it")
+    return runs
+
+
+def _run(whole: Any, line: int) -> Run:
+    if not isinstance(whole, dict) or not {"results", "config"} & whole.keys():
+        raise ValueError("no `results`")
+    run = Run(line, digits=5e-7)
+    program = next((found for word in whole.get("args") or [] if (found := _PROGRAM.fullmatch(_base(word)))), None)
+    run.program = None if program is None else program[1]
+    run.nccl_version = nccl_version(int(whole["nccl_version"])) if whole.get("nccl_version") is not None else None
+    pairs = [str(word).partition("=") for word in whole.get("env") or []]
+    run.environment = {name: value for name, _, value in pairs if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)}
+    config = whole.get("config") or {}
+    run.settings = {name: _whole(config[key]) for key, name in _SETTINGS.items() if key in config}
+    _devices(run, config.get("devices") or [])
+    run.rows = [_row(one) for one in whole.get("results") or []]
+    bounds = whole.get("out_of_bounds") or {}
+    run.out_of_bounds = _whole(bounds["count"]) if "count" in bounds else None
+    # version 1 was printed with a typing error in two names
+    average = whole.get("average_bus_bandwidth") or whole.get("average_bus_bandwidith") or {}
+    run.avg_busbw = _number(average.get("bandwidth", average.get("bandwidith")))
+    run.errors = [str(one)[:300] for one in whole.get("errors") or [] if one]
+    return run
+
+
+def _base(word: Any) -> str:
+    return re.split(r"[/\\]", str(word))[-1]
+
+
+def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
+    """The devices named, and the ranks they stand for: each names the first rank of its process, unless all are named."""
+    each = run.settings.get("nThread", 1) * run.settings.get("nGpus", 1)
+    if each * len(devices) > _MOST_RANKS:
+        raise ValueError(f"{each} GPUs in one process")
+    names = {"device": "device", "hostname": "host", "device_hex": "bus_id", "device_info": "name"}
+    named = [(_whole(one.get("group", 0)), _whole(one["rank"])) for one in devices]
+    for (group, rank), one in zip(named, devices, strict=True):
+        device: dict[str, Any] = {"rank": rank, "group": group}
+        run.devices.append(device | {name: one[key] for key, name in names.items() if key in one})
+    firsts = set(named)
+    if any((group, rank + 1) in firsts for group, rank in named):
+        each = 1
+    run.listed = [(group, rank + more) for group, rank in named for more in range(each)]
+
+
+def _row(one: dict[str, Any]) -> Row:
+    root, redop = _whole(one["root"]), one.get("redop")
+    out, within = (_measured(one.get(name), one.get(f"{name}_per_iter")) for name in ("out_of_place", "in_place"))
+    named = None if redop in (None, "", "none") else str(redop)
+    return Row(
+        _whole(one["size"]), _whole(one["count"]), str(one["type"]), named, None if root == -1 else root, out, within
+    )
+
+
+def _measured(one: dict[str, Any] | None, iterations: dict[str, Any] | None) -> Measured | None:
+    if one is None:
+        return None
+    wrong = _number(one.get("nwrong"))
+    time, algbw, busbw, cpu_time = (_number(one.get(name)) for name in ("time", "alg_bw", "bus_bw", "cpu_time"))
+    kept = {name: _numbers(iterations[name]) for name in _ITERATION if name in iterations} if iterations else None
+    return Measured(time, algbw, busbw, None if wrong is None else int(wrong), None, cpu_time, kept)
+
+
+def _numbers(value: Any) -> Any:
+    return [_number(one) for one in value] if isinstance(value, list) else _number(value)
+
+
+def _number(value: Any) -> float | None:
+    """A number; None for null and for nccl-tests' "nan"; raises ValueError for anything else."""
+    if value is None or value == "nan":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    return float(value) if math.isfinite(value) else None
+
+
+def _whole(value: Any) -> int:
+    """A whole number, which nccl-tests writes as text for `root`; raises ValueError for anything else."""
+    if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is no whole number")
+    return value

@@ -1,0 +1,22 @@
+"""nccl-tests' output, text or JSON, as runs that a study can hold beside its own records."""
+
+from analysis.nccl_tests.json_output import read_json
+from analysis.nccl_tests.run import Run, annotate
+from analysis.nccl_tests.text import read_text
+
+__all__ = ["Run", "parse_nccl_tests"]
+
+
+def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
+    """Every run of one text, in its order, with notes where a run contradicts itself.
+
+    `ranks` is the number that the command started, where the text does not hold the command. Raises UnreadableInput,
+    which says what was expected and where, when the text holds no row. Read with the format strings of nccl-tests 2.0
+    to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
+    """
+    runs = read_json(text) if text.lstrip().startswith("{") else read_text(text)
+    for run in runs:
+        if ranks is not None:
+            run.command_ranks = ranks
+        annotate(run)
+    return runs

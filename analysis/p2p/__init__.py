@@ -1,0 +1,1 @@
+"""Matrices of p2pBandwidthLatencyTest and of benchmark=p2p."""

@@ -1,0 +1,165 @@
+"""Matrices of p2p as heat maps: a square for each ordered pair, with its value and the link class between the two.
+
+Colours are those of cividis, which people with and without colour blindness see alike and which keep their order in grey;
+dark is always the better end. The diagonal, copies within one GPU, has its own scale and stays uncoloured. Same input, same
+bytes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.p2p.matrices import Matrices
+from analysis.topology.model import Topology
+
+_SQUARE = 0.62  # inches
+_MARGINS = (0.55, 0.15, 0.5, 0.62)  # inches left, right, below, above one matrix
+_INK, _SOFT, _PAPER, _EMPTY = "#20262d", "#4a5460", "#ffffff", "#eef0f2"
+_NAMES = {"gpu": "GPU", "cpu": "CPU"}
+
+
+def draw(
+    matrices: Matrices,
+    topology: Topology | None,
+    path: Path,
+    title: str | None = None,
+    words: Mapping[str, str] | None = None,
+) -> None:
+    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has). `words` say what P2P on and off mean.
+
+    Raises:
+        ValueError: there is no matrix, or the format is not known.
+    """
+    names = [name for name in matrices.ids if matrices.entries[name]]
+    if not names:
+        raise ValueError("no matrix to draw")
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    count = max(len(matrices.ids[name]) for name in names)
+    # A matrix of every kind in a row of its own: without and with peer access stand side by side.
+    rows = [row for kind in ("uni", "bi", "latency_gpu", "latency_cpu") if (row := _of(names, kind))]
+    columns = max(map(len, rows))
+    left, right, below, above = _MARGINS
+    side = max(_SQUARE * count, 2.6)  # a small matrix still has room for its title
+    width, height = left + side + right, above + side + below
+    with matplotlib.rc_context({"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        head = 0.95
+        size = (columns * width, len(rows) * height + head)
+        figure = pyplot.figure(figsize=size, facecolor=_PAPER)
+        try:
+            for number, row in enumerate(rows):
+                for place, name in enumerate(row):
+                    low = size[1] - head - (number + 1) * height + below
+                    box = ((place * width + left) / size[0], low / size[1], side / size[0], side / size[1])
+                    _paint(figure.add_axes(box), matrices, name, topology)
+            lines: list[tuple[str, dict[str, Any]]] = [
+                (title or _devices(matrices), {"fontsize": 12, "color": _INK, "weight": "bold"}),
+                ("row: who copies; dark: better; grey: within one", {"fontsize": 8, "color": _SOFT}),
+            ]
+            if words:
+                said = f"P2P on: {words['enabled']}; off: {words['disabled']}"
+                lines.append((said, {"fontsize": 8, "color": _SOFT}))
+            for number, (line, style) in enumerate(lines):
+                y = 1 - (0.3 + 0.22 * number) / size[1]
+                figure.text(left / size[0], y, line, va="center", parse_math=False, **style)
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, metadata=metadata, facecolor=_PAPER)
+        finally:
+            pyplot.close(figure)
+
+
+def _devices(matrices: Matrices) -> str:
+    """`4 GPUs (NVIDIA A100)`."""
+    models = sorted({device["name"] for device in matrices.devices.values()})
+    count = len({one for ids in matrices.ids.values() for one in ids})
+    return f"{count} GPU{'s' * (count != 1)}" + (f" ({', '.join(models)})" if models else "")
+
+
+def _of(names: list[str], kind: str) -> list[str]:
+    return [name for name in names if name.startswith(kind)]
+
+
+def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None) -> None:
+    squares(axes, matrices.ids[name], matrices.entries[name], "µs" if name.startswith("latency") else "GB/s", topology)
+    axes.set_title(_title(name), fontsize=10, color=_INK, loc="left", pad=18)
+
+
+def squares(
+    axes: Any, ids: Sequence[int], entries: Mapping[tuple[int, int], float], unit: str, topology: Topology | None = None
+) -> None:
+    """A square for every ordered pair, row to column: dark is better, of µs less and of GB/s more, by ratio; within one grey."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    latency = unit == "µs"
+    between = [value for (a, b), value in entries.items() if a != b and value > 0]
+    low, high = (min(between), max(between)) if between else (1.0, 1.0)
+    axes.set(xlim=(0, len(ids)), ylim=(len(ids), 0), aspect="equal")
+    for y, a in enumerate(ids):
+        for x, b in enumerate(ids):
+            value = entries.get((a, b))
+            fill = _EMPTY
+            if value is not None and a != b:
+                fill = _hex(colormaps["cividis"](_shade(value, low, high, latency))[:3])
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=_PAPER, linewidth=1.5))
+            if value is None:
+                continue
+            ink = _readable(fill)
+            word = _link(topology, a, b)
+            axes.text(
+                x + 0.5, y + (0.4 if word else 0.5), _number(value), ha="center", va="center", fontsize=8, color=ink
+            )
+            if word:
+                axes.text(x + 0.5, y + 0.74, word, ha="center", va="center", fontsize=6, color=ink)
+    middles = [number + 0.5 for number in range(len(ids))]
+    axes.set_xticks(middles, list(map(str, ids)))
+    axes.set_yticks(middles, list(map(str, ids)))
+    axes.tick_params(length=0, labelsize=8, labelcolor=_INK, labeltop=True, labelbottom=False)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+    if between:
+        axes.set_xlabel(f"{_number(low)} to {_number(high)} {unit}", fontsize=8, color=_SOFT)
+
+
+def _title(name: str) -> str:
+    """`latency_gpu_enabled_reads`: `GPU latency, µs, P2P on, reads`."""
+    words = name.split("_")
+    state = "P2P on" if "enabled" in words else "P2P off"
+    what = f"{_NAMES[words[1]]} latency, µs" if words[0] == "latency" else f"{words[0].capitalize()}, GB/s"
+    return f"{what}, {state}" + (", reads" if words[-1] == "reads" else "")
+
+
+def _shade(value: float, low: float, high: float, latency: bool) -> float:
+    """0 (dark, the better end) to 1, by ratio; entries within a few percent of each other look alike."""
+    if value <= 0 or high <= low:
+        return 0.0
+    span = max(math.log(high / low), math.log(1.5))
+    return math.log(value / low if latency else high / value) / span
+
+
+def _hex(rgb: tuple[float, float, float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+def _readable(fill: str) -> str:
+    """Black or white, whichever has the higher contrast by relative luminance (WCAG 2)."""
+    parts = [int(fill[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
+
+
+def _number(value: float) -> str:
+    """Three significant digits at least: 392, 38.6, 2.31."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _link(topology: Topology | None, a: int, b: int) -> str:
+    """The link class; of a GPU with itself, and of one that the topology does not have, nothing."""
+    if topology is None or a == b or not {a, b} <= set(topology.gpus):
+        return ""
+    return topology.link_between(a, b)

@@ -1,0 +1,76 @@
+"""Where matrices of p2p come from: what p2pBandwidthLatencyTest printed, or a `record.json` of `benchmark=p2p`."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.errors import UnreadableInput
+from analysis.p2p.matrices import Matrices, parse_p2p
+
+EXPECTED = "expected a record.json of benchmark=p2p"
+
+
+@dataclass(frozen=True, slots=True)
+class P2p:
+    """What one file holds."""
+
+    shown: list[Matrices]  # the runs of the tool; of a record its medians
+    samples: list[Matrices]  # the same runs; of a record every repeat
+    topology: str | None = None  # as the record has it
+    title: str | None = None  # of a record: what was measured
+    words: Mapping[str, str] | None = None  # of a record: what enabled and disabled mean in it
+
+
+def read_p2p(text: str) -> P2p:
+    """Told apart by the first character. Raises UnreadableInput that says what was expected."""
+    if not text.lstrip().startswith("{"):
+        runs = parse_p2p(text)
+        return P2p(runs, runs)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(f"{EXPECTED}; the JSON is broken ({error})") from None
+    tables = content.get("tables")
+    table = tables.get("p2p") if isinstance(tables, dict) else None
+    if not isinstance(table, dict):
+        state = content.get("state")
+        why = f"the cell is {state}" if state not in (None, "finished") else "there is no tables.p2p in it"
+        raise UnreadableInput(f"{EXPECTED}; {why}")
+    try:
+        medians = _matrices(table, table["matrices"])
+        repeats = max((len(squares) for squares in table["samples"].values()), default=0)
+        samples = [
+            _matrices(table, {name: squares[number] for name, squares in table["samples"].items()})
+            for number in range(repeats)
+        ]
+        words = {str(state): str(word) for state, word in table["words"].items()}
+        environment = content.get("environment") or {}
+        topology, title = environment.get("topology"), content.get("name")
+        if not all(isinstance(value, str | None) for value in (topology, title)):
+            raise TypeError("environment.topology and name are texts")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableInput(f"{EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
+    return P2p([medians], samples or [medians], topology, title, words)
+
+
+def _matrices(table: dict[str, Any], squares: dict[str, Any]) -> Matrices:
+    """The contract's object as the reader of the tool's text has it. Numbers that are not finite are absent."""
+    found = Matrices(0)
+    ids = tuple(int(device["id"]) for device in table["devices"])
+    for device in table["devices"]:
+        if device["name"]:
+            found.devices[int(device["id"])] = {"name": str(device["name"]), "bus_id": str(device["bus_id"])}
+    for pair, can in table["access"].items():
+        a, b = map(int, pair.split("-"))
+        found.access[a, b] = found.access[b, a] = bool(can)
+    for name, rows in squares.items():
+        found.ids[name] = ids
+        found.entries[name] = {
+            (a, b): float(value)
+            for a, row in zip(ids, rows, strict=True)
+            for b, value in zip(ids, row, strict=True)
+            if value is not None and math.isfinite(float(value))
+        }
+    return found

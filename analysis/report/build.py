@@ -1,0 +1,108 @@
+"""A study's report: read the records, say what they say, write it down.
+
+    index.html     one page, whole in itself
+    report.md      the same as Markdown
+    tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
+    figures/       every figure as SVG and PDF
+
+The same records give the same bytes. What a study cannot say, the report says that it cannot.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from analysis.findings.examine import study_findings
+from analysis.findings.model import Findings
+from analysis.findings.study import Study, hardware, named, open_study
+from analysis.gc_pause import uncollected
+from analysis.report.finding import sentences
+from analysis.report.numbers import count, listed
+from analysis.report.page import Report, markdown_page, page
+from analysis.report.section import Section, few, scaling, sentence, strategies, waterfall, wires
+from analysis.report.sections.comparisons import comparisons
+from analysis.report.sections.conditions import cells, commands, environment, machine, validity
+from analysis.report.sections.microbenchmarks import measured
+from analysis.report.sections.trace import traces
+from analysis.report.style import style
+from analysis.report.tables import plain, to_csv, to_latex
+
+OF_TRAINING = (scaling, waterfall, wires, strategies, traces)
+SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
+    scaling, waterfall, wires, machine, measured, strategies, traces, comparisons, validity, environment, commands, cells,
+)  # fmt: skip
+FIGURES = re.compile(
+    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives|timeline)(-\d+)?\.(svg|pdf)"
+)
+TABLES = re.compile(
+    r"(points|fits|waterfall|wires|worth|strategies|comparisons|excluded|remarks|unchecked|environment|cells|host_links"
+    r"|collectives|contention|jacobi)\.(csv|tex)"
+)
+
+
+def report(study_folder: Path, out_folder: Path) -> Path:
+    """Write the report of a study; returns its page. Raises OSError where a folder cannot be read or written."""
+    told, _ = examine(study_folder)
+    return write(told, out_folder)
+
+
+def examine(study_folder: Path) -> tuple[Report, Findings]:
+    """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
+    with uncollected():  # thousands of records
+        study = open_study(study_folder)
+        found = study_findings(study.attempts)
+        return tell(study, found), found
+
+
+def tell(study: Study, found: Findings) -> Report:
+    """What is said of a study and of its findings."""
+    unsaid = [*found.unsaid] if study.trains else []
+    if study.unreadable:
+        unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
+    with style():
+        every = (section(study, found) for section in SECTIONS if study.trains or section not in OF_TRAINING)
+        sections = tuple(one for one in every if one.lines or one.pictures or one.tables or one.commands)
+    return Report(
+        plain(study.name), _setting(study), tuple(sentences(study, found)),
+        tuple(few(sentence(plain(line, 1000)) for line in unsaid)), sections,
+    )  # fmt: skip
+
+
+def _setting(study: Study) -> str:
+    if not study.records:
+        return "no record"
+    trained = [record for record in study.records if named(record, "model") != "none"]
+    models, strategies_ = (sorted({named(record, group) for record in trained}) for group in ("model", "strategy"))
+    places = sorted({hardware(record) for record in study.records})
+    days = [
+        datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
+        for at in (study.records[0].started_at, study.records[-1].ended_at)
+    ]
+    when = " to ".join(dict.fromkeys(days))
+    used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
+    said = [listed(places, 3), listed(models, 4), listed(strategies_, 4), used, f"{when} (UTC)"]
+    return plain(" · ".join(part for part in said if part), 600)
+
+
+def write(told: Report, folder: Path) -> Path:
+    """Write every file of a report; tables and figures of an earlier one are removed. Raises OSError."""
+    tables, figures = folder / "tables", folder / "figures"
+    for one in (tables, figures):
+        one.mkdir(parents=True, exist_ok=True)
+    for of, known in ((tables, TABLES), (figures, FIGURES)):
+        for old in of.iterdir():
+            if known.fullmatch(old.name):
+                old.unlink()
+    for section in told.sections:
+        for table in section.tables:
+            (tables / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
+            (tables / f"{table.name}.tex").write_text(to_latex(table), encoding="utf-8")
+        for picture in section.pictures:
+            (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+            if picture.pdf:
+                (figures / f"{picture.name}.pdf").write_bytes(picture.pdf)
+    (folder / "report.md").write_text(markdown_page(told), encoding="utf-8")
+    index = folder / "index.html"
+    index.write_text(page(told), encoding="utf-8")
+    return index

@@ -1,0 +1,144 @@
+"""The finding of a study in three sentences: how far it scales, where the rest goes, which differences are real."""
+
+from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import BETWEEN, Study, hardware, middle, named
+from analysis.report.main_point import Headline, compared_with, main_point
+from analysis.report.numbers import central, count, estimate, interval, number
+from analysis.report.section import RATE
+from analysis.report.sections.comparisons import differences
+from analysis.report.sections.link_finding import SENTENCES, nothing
+from analysis.report.sections.link_finding import sentences as links
+from analysis.report.sections.scaling import unit_of
+from analysis.report.tables import plain
+from benchmarks.record import Record
+
+
+def sentences(study: Study, found: Findings) -> list[str]:
+    """Three, whatever the study holds; one that cannot be said says so and what would let it."""
+    if not study.records:
+        return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
+    if not study.trains or (study.usable and middle(study.usable, RATE) is None):
+        said, judged = links(study), any(one.verdict for one in found.comparisons)
+        return [*said[: SENTENCES - 1], differences(found)] if judged else said
+    headline = main_point(study, found)
+    return [_scale(study, headline), _why(study, found, headline), differences(found)]
+
+
+def _scale(study: Study, headline: Headline | None) -> str:
+    if headline is None:
+        return nothing(study)
+    curve, point = headline
+    first = next(iter(study.of(point)), study.records[0])
+    said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
+    unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
+    if point.world_size == 1:
+        return f"{said}; no larger subset was measured, so nothing is said of scaling{doubt}."
+    if point.efficiency is None:
+        return f"{said}; without a usable one-{unit} baseline (gpus=each) its efficiency is not known{doubt}."
+    batch = f"per {unit}" if curve.kind == "weak" else "on each"
+    alone, others = "the slowest member", ""
+    if point.without_baseline:
+        were = "was" if len(point.without_baseline) == 1 else "were"
+        alone = f"{unit} {point.slowest}"
+        others = f"{gpu_ids(point.without_baseline)} {were} not measured alone; "
+    return (
+        f"{said}: {estimate(point.efficiency, 'share')} of {point.world_size} × {alone} alone "
+        f"({others}{curve.kind} scaling, {point.batch_size:,} images {batch} a step){doubt}."
+    )
+
+
+def _doubt(study: Study, point: Point) -> str:
+    """` (suspect: clocks)` with the codes of the point's suspect records; empty where nothing casts doubt on it."""
+    codes = dict.fromkeys(
+        code for one in study.of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
+    )
+    return f" (suspect: {plain(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
+
+
+def _what(curve: Curve, first: Record) -> str:
+    """The model, the strategy, and what else tells the curve from the others."""
+    model, strategy = named(first, "model"), named(first, "strategy")
+    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy, named(first, "benchmark"))]
+    return plain(f"{model} with {strategy}" + (f" ({', '.join(more)})" if more else ""))
+
+
+def _first(rate: Estimate) -> str:
+    """The first number with an interval says what the interval is."""
+    within = interval(rate, "rate")
+    return central(rate, "rate") + (f" (95 % interval {within})" if within else "")
+
+
+def _where(study: Study, point: Point, first: Record) -> str:
+    place, unit = plain(hardware(first)), unit_of(study)
+    if place.startswith(f"{point.world_size} × "):
+        return place
+    if unit == "GPUs":
+        return f"{point.world_size} of {place}"
+    return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
+
+
+def _why(study: Study, found: Findings, headline: Headline | None) -> str:
+    label, gpus = (headline[0].label, headline[1].gpus) if headline else ("", ())
+    closing = max(
+        found.waterfalls,
+        key=lambda one: (one.gpus == gpus and one.label == label, len(one.gpus), one.ideal.value),
+        default=None,
+    )
+    if closing is not None:
+        same = closing.gpus == gpus and closing.label == label
+        return ("" if same else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: ") + _lost(closing)
+    exposed = _exposed(study, headline[1]) if headline else ""
+    controls = "for want of control cells (waterfall=true plans them)"
+    beside, lost = _beside_none(found, headline) if headline else ("", False)
+    if not beside:
+        return f"Where the rest goes is not told, {controls}{exposed}."
+    return f"{beside}{exposed}; where the loss goes is not told, {controls}." if lost else f"{beside}{exposed}."
+
+
+def _beside_none(found: Findings, headline: Headline) -> tuple[str, bool]:
+    """What is lost of the rate of the same devices without any exchange, and whether a loss is seen.
+
+    Empty where that was not compared, or where they are slower.
+    """
+    judged = compared_with(found, headline, lambda asked, parts: asked == "strategy" and "none" in parts)
+    if judged is None:
+        return "", False
+    one, is_second = judged
+    if one.verdict == "no difference seen":
+        least = None if one.smallest is None else 1 - 1 / (1 + one.smallest)  # of the rate of none
+        could = "" if least is None else f", where {number(least, 'share')} could have been"
+        return f"Against the same devices without any exchange (none) no loss is seen{could}", False
+    if one.verdict == ("faster" if is_second else "slower"):
+        return "", False
+    # The difference is that of the second to the first: what is kept of the rate without an exchange, or how much that is more.
+    ends = (one.difference.value, one.difference.low, one.difference.high)
+    value, *bounds = (-end if is_second else 1 - 1 / (1 + end) for end in ends if end is not None)
+    lost = estimate(Estimate(value, *sorted(bounds)), "share")
+    return f"It loses {lost} of what the same devices train without any exchange (none)", True
+
+
+def _lost(one: Waterfall) -> str:
+    gap, ideal = one.ideal.value - one.measured.value, number(one.ideal.value, "rate")
+    rest = f"{estimate(Estimate(one.residual, one.residual_low, one.residual_high), 'rate')} left unexplained"
+    if gap <= 0:
+        return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {ideal}; {rest}."
+    share = f" ({number(gap / one.ideal.value, 'share')})" if one.ideal.value else ""
+    parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
+    largest = max(parts, key=lambda pair: pair[0], default=None)
+    if largest is None or largest[0] <= 0:
+        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, to no part that a cell tells; {rest}."
+    return (
+        f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
+        f"{plain(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
+    )
+
+
+def _exposed(study: Study, point: Point) -> str:
+    """What the cells themselves tell about their communication."""
+    records = study.of(point)
+    exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
+    if exposed is None or not step:
+        return ""
+    low, high = (middle(records, f"comm/exposed_ms_ci_{end}") for end in ("low", "high"))
+    return f"; the exchange exposes {estimate(Estimate(exposed, low, high))} ms of a step of {number(step)} ms"

@@ -1,0 +1,99 @@
+"""Numbers as a report prints them: rounded to what their interval allows, and '–' for what is not known."""
+
+import math
+from dataclasses import dataclass
+
+from analysis.findings.model import Estimate
+
+ABSENT = "–"
+MINUS = "\N{MINUS SIGN}"
+THIN = "\N{NO-BREAK SPACE}"  # between a number and its unit
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a quantity is written: `factor` to its printed unit, the unit, the fewest decimals."""
+
+    factor: float = 1.0
+    unit: str = ""
+    decimals: int | None = None  # None: three significant digits, all digits of whole thousands
+    sign: bool = False  # write a plus too
+
+
+KINDS = {
+    "count": Kind(decimals=0),
+    "number": Kind(),
+    "rate": Kind(),
+    "share": Kind(100.0, "%", 1),
+    "part": Kind(100.0, "%", 2),
+    "change": Kind(100.0, "%", 1, sign=True),
+    "ratio": Kind(decimals=2),
+}
+MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all measure
+
+
+def number(value: float | None, kind: str = "number", width: float | None = None) -> str:
+    """`4,652`, `98.1 %`, `0.123`; `width` is that of the interval, which may ask for one more decimal."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    how = KINDS[kind]
+    value *= how.factor
+    if kind == "share" and abs(value) > MOST_SHARE:
+        return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
+    decimals = _decimals(value, None if width is None else width * how.factor, how)
+    text = f"{abs(value):,.{decimals}f}"
+    if float(text.replace(",", "")):
+        text = (MINUS if value < 0 else "+" if how.sign else "") + text
+    return text + (THIN + how.unit if how.unit else "")
+
+
+def _decimals(value: float, width: float | None, how: Kind) -> int:
+    if how.decimals is None:
+        size = abs(value)
+        return 0 if size >= 100 or not size else min(6, max(0, 2 - math.floor(math.log10(size))))
+    narrow = how.decimals > 0 and width is not None and 0 < width < 2 * 10**-how.decimals
+    tiny = how.decimals == 1 and 0 < abs(value) < 1  # 0.04 % is not nothing
+    return how.decimals + (narrow or tiny)
+
+
+def interval(value: float | Estimate | None, kind: str = "number") -> str:
+    """`98.0 to 98.3`, the 95 % interval of an estimate without its unit; empty where there is none."""
+    if not isinstance(value, Estimate) or value.low is None or value.high is None:
+        return ""
+    if not (math.isfinite(value.low) and math.isfinite(value.high)):
+        return ""
+    unit = THIN + KINDS[kind].unit if KINDS[kind].unit else ""
+    low, high = (number(end, kind, value.high - value.low).removesuffix(unit) for end in (value.low, value.high))
+    return f"{low} to {high}"
+
+
+def central(value: float | Estimate | None, kind: str = "number") -> str:
+    """The number itself, rounded as its interval is."""
+    if not isinstance(value, Estimate):
+        return number(value, kind)
+    known = value.low is not None and value.high is not None
+    return number(value.value, kind, value.high - value.low if known else None)  # type: ignore[operator]
+
+
+def estimate(value: float | Estimate | None, kind: str = "number") -> str:
+    """`98.1 % (98.0 to 98.3)`."""
+    within = interval(value, kind)
+    return f"{central(value, kind)} ({within})" if within else central(value, kind)
+
+
+def finite(value: object) -> float | None:
+    """A finite number of a record's table; None for anything else that may be there."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]
+
+
+def count(items: int, noun: str, plural: str = "") -> str:
+    """`1 cell`, `2,000 cells`."""
+    return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
+
+
+def listed(words: list[str], most: int = 6) -> str:
+    """`a, b and c`; of many the first and how many more."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -1,0 +1,67 @@
+"""A report as one HTML page and as Markdown: templates (jinja2) around what the sections say.
+
+The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text of a record.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.report.numbers import count
+from analysis.report.section import Section
+from analysis.report.style import COLOURS
+from analysis.report.tables import Table, markdown, plain, to_markdown
+
+TEXT_LENGTH = 3000  # characters of any one text on the page
+PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is said of a study."""
+
+    study: str
+    setting: str  # what was measured, where and when, in a line
+    finding: tuple[str, ...]  # three sentences
+    unsaid: tuple[str, ...]  # what cannot be said, and why
+    sections: tuple[Section, ...]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those of all sections."""
+        return [table for section in self.sections for table in section.tables]
+
+
+def page(report: Report) -> str:
+    """The HTML page."""
+    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS)
+
+
+def markdown_page(report: Report) -> str:
+    """The same as Markdown; figures are those of the folder `figures` beside it."""
+    return _rendered("report.md.j2", escape=False, report=report, table=to_markdown, text=_text)
+
+
+def _left(table: Table) -> str:
+    """`40 more rows in tables/cells.csv`; empty where all are shown."""
+    more = len(table.rows) - PAGE_ROWS
+    return f"{count(more, 'more row')} in tables/{table.name}.csv" if more > 0 else ""
+
+
+def _text(text: str) -> str:
+    return markdown(text, TEXT_LENGTH)
+
+
+def _rendered(name: str, escape: bool, **values: Any) -> str:
+    """A template with its values; where it escapes, every text is first made a single line without control characters."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("analysis.report"),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=(lambda value: plain(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
+    )
+    return environment.get_template(name).render(rows=PAGE_ROWS, left=_left, **values)

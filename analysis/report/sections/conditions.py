@@ -1,0 +1,252 @@
+"""The sections on what a number rests on: validity, the machine, the commands, and every cell."""
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from analysis.errors import UnreadableInput
+from analysis.findings.model import Estimate, Findings
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study, hardware, mapping, middle, named, run_name
+from analysis.report.figures import heat_map
+from analysis.report.numbers import count, finite, listed
+from analysis.report.section import RATE, Section, bounded
+from analysis.report.style import Picture
+from analysis.report.tables import Column, Table, Value, plain
+from analysis.trace.metrics import DISAGREEMENT, EXPOSED
+from benchmarks.record import Record
+
+MAPS = 8  # heat maps on the page
+DIFFERENT = 4  # values of one variable that are named
+
+
+def machine(study: Study, found: Findings) -> Section:
+    """The drawing of the machine, and the matrices between its GPUs."""
+    lines: list[str] = []
+    pictures = [*_drawings(study, lines), *_maps(study, found)]
+    if not pictures:
+        lines.append("No record knows the machine's links, and no p2p matrix was measured (benchmark=p2p).")
+    return Section("links", "The machine and its links", tuple(lines), tuple(pictures))
+
+
+def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
+    texts: dict[str, Record] = {}
+    for record in study.records:
+        text = record.environment.get("topology")
+        if isinstance(text, str) and text and record.cell.get("device") == "cuda":
+            texts.setdefault(text, record)
+    if not texts:
+        return
+    from analysis.topology.drawing import draw
+    from analysis.topology.source import parse_topology
+
+    for place, (text, record) in enumerate(list(texts.items())[:2], 1):
+        gpus = mapping(record.environment.get("gpu")).get("gpus")
+        name = mapping(gpus[0]).get("name") if isinstance(gpus, list) and gpus else None
+        try:
+            topology = parse_topology(text, name if isinstance(name, str) else None)
+        except UnreadableInput as error:
+            lines.append(f"The topology of {plain(run_name(record))} cannot be drawn: {plain(error)}.")
+            continue
+        with TemporaryDirectory() as folder:
+            files = [Path(folder) / f"topology.{form}" for form in ("svg", "pdf")]
+            for file in files:
+                draw(topology, file)
+            svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
+        more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
+        yield Picture(
+            f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True
+        )
+
+
+def _maps(study: Study, found: Findings) -> Iterator[Picture]:
+    """Matrices of benchmark=p2p, newest of each name and way to copy; then the exchange of every pair where pairs were swept."""
+    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]]]] = {}
+    for record in study.usable:
+        tables = mapping(record.tables)
+        p2p = mapping(tables.get("p2p"))
+        for name, rows in mapping(p2p.get("matrices")).items():
+            if (cells := _square(rows)) is not None:
+                ids = record.cell["gpus"] if len(record.cell["gpus"]) == len(cells) else list(range(len(cells)))
+                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
+    pairs: dict[str, dict[tuple[int, ...], float]] = defaultdict(dict)
+    for wire in found.wires:
+        if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
+            pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
+    drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
+    # What the host takes to enqueue a copy comes last, before it what a kernel copied.
+    for (name, kernel), (ids, cells) in sorted(
+        matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
+    ):
+        unit = "µs" if "latency" in name else "GB/s"
+        copied = ", copied by a kernel" if kernel else ""
+        words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
+        drawn.append((ids, cells, words, unit))
+    for label, rates in pairs.items():
+        if len(rates) > 2:
+            ids = sorted({gpu for pair in rates for gpu in pair})
+            cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", "GB/s"))
+    for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
+        yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
+
+
+def _square(rows: object) -> list[list[float | None]] | None:
+    """A matrix of numbers as it should be; None for anything else."""
+    if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
+        return None
+    return [[finite(value) for value in row] for row in rows]
+
+
+def validity(study: Study, found: Findings) -> Section:
+    """What was excluded and why, what is marked, and which checks could not run."""
+    verdicts = Counter(record.validity.verdict for record in study.records if record.state == "finished")
+    states = Counter(record.state for record in study.records if record.state != "finished")
+    said = [
+        f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
+    ]
+    lines = [f"{count(len(study.records), 'cell')}: {listed(said)}." if study.records else "No record could be read."]
+    if study.replaced:
+        others = len(study.replaced)
+        lines.append(
+            f"{count(others, 'other attempt')} at the same cells {'is' if others == 1 else 'are'} not counted."
+        )
+    if len(study.machines) > 1:
+        each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.machines.items()]
+        lines.append(
+            f"The records are of {len(study.machines)} machines or installations, whose rates are not comparable: "
+            f"{plain('; '.join(each), 900)}."
+        )
+    excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
+    excluded += tuple(("", "unreadable", text) for text in study.unreadable)
+    remarks = tuple(
+        (run_name(record), record.validity.verdict, code, sentence)
+        for record in study.usable for code, sentence in record.validity.codes.items()
+    )  # fmt: skip
+    skipped = Counter((code, why) for record in study.usable for code, why in record.validity.unchecked.items())
+    return Section(
+        "validity", "Validity, and what was left out", tuple(plain(line, 1200) for line in lines),
+        tables=(
+            Table(
+                "excluded", "Left out: failed, interrupted, invalid or unreadable.",
+                (Column("cell", "cell"), Column("state", "state"), Column("why", "why")), excluded,
+            ),
+            Table(
+                "remarks", "Used, with a remark.",
+                (Column("cell", "cell"), Column("verdict", "verdict"), Column("code", "code"), Column("why", "what was found")),
+                remarks, frozenset(place for place, row in enumerate(remarks) if row[1] != "valid"),
+            ),
+            Table(
+                "unchecked", "Checks that could not run on cells that were used.",
+                (Column("code", "check"), Column("why", "why"), Column("cells", "cells", "count")),
+                tuple((code, why, cells) for (code, why), cells in skipped.items()),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _status(record: Record) -> str:
+    return record.validity.verdict if record.state == "finished" else record.state
+
+
+def _reason(record: Record) -> str:
+    if record.failure is not None:
+        rank = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""
+        return f"{record.failure.cause}{rank}: {record.failure.message}"
+    return "; ".join(record.validity.codes.values())
+
+
+def environment(study: Study, found: Findings) -> Section:
+    """Hardware, versions, and the variables that were set."""
+    rows = []
+    for label, group in (("", _facts), ("variable", _variables)):
+        values: dict[str, Counter[str]] = defaultdict(Counter)
+        for record in study.records:
+            for name, value in group(record).items():
+                values[name][str(value)] += 1
+        for name in values if group is _facts else sorted(values):
+            rows.append((label or "machine", name, _distinct(values[name])))
+    table = Table(
+        "environment", "What the records say of the machine and of the variables that the ranks had.",
+        (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")), tuple(rows),
+    )  # fmt: skip
+    return Section("environment", "Environment", tables=(table,))
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    known = record.environment
+    cpu, gpu, versions, git = (mapping(known.get(name)) for name in ("cpu", "gpu", "versions", "git"))
+    memory = cpu.get("memory_bytes")
+    facts = {
+        "hardware": hardware(record), "host": known.get("host"), "driver": gpu.get("driver"), "platform": known.get("platform"),
+        "CPU": cpu.get("model"), "cores": cpu.get("cores"), "NUMA nodes": known.get("numa_nodes"),
+        "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
+        **{str(name): version for name, version in versions.items()},
+        "Ringside": f"{git['commit']}{', modified' if git.get('modified') else ''}" if "commit" in git else None,
+    }  # fmt: skip
+    return {name: value for name, value in facts.items() if value not in (None, "")}
+
+
+def _variables(record: Record) -> Mapping[str, Any]:
+    return mapping(record.environment.get("variables"))
+
+
+def _distinct(values: Counter[str]) -> str:
+    if len(values) > DIFFERENT:
+        return f"{len(values):,} different values"
+    if len(values) == 1:
+        return next(iter(values))
+    return "; ".join(f"{value} ({count(cells, 'cell')})" for value, cells in values.items())
+
+
+def commands(study: Study, found: Findings) -> Section:
+    """What was typed, by sweep."""
+    sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
+    typed = Counter(sweeps.values())
+    cells = Counter(sweeps[record.sweep_id] for record in study.records)
+    lines = [
+        f"{plain(shlex.join(['python', 'launch.py', *overrides]), 2000)}  # {count(cells[overrides], 'cell')}"
+        + (f", {n} invocations" if n > 1 else "")
+        for overrides, n in typed.items()
+    ]
+    shown = lines[:40] + ([f"# {len(lines) - 40:,} more commands are in the records"] if len(lines) > 40 else [])
+    return Section("commands", "The exact commands", commands=tuple(shown))
+
+
+def cells(study: Study, found: Findings) -> Section:
+    """Every cell, whatever became of it."""
+    rows: list[tuple[Value, ...]] = []
+    for record in study.records:
+        rate: Estimate | None = bounded([record], RATE)
+        rows.append((
+            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell["gpus"]), rate,
+            middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
+            middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
+            middle([record], EXPOSED), middle([record], DISAGREEMENT),
+            _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
+            named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
+            record.record_id,
+        ))  # fmt: skip
+    table = Table(
+        "cells", "Every cell in order of its start, as measured. Times and record ids are in cells.csv.",
+        (
+            Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
+            Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share"),
+            Column("exchange_ms", "exchange ms", "number", True), Column("busbw_gb_per_s", "busbw GB/s", "number"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("transport", "transport"),
+            Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
+            Column("started", "started", shown=False), Column("record_id", "record", shown=False),
+        ),
+        tuple(rows), frozenset(place for place, row in enumerate(rows) if row[1] != "valid"),
+    )  # fmt: skip
+    return Section("cells", "Every cell", tables=(table,))
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")

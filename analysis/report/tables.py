@@ -1,0 +1,145 @@
+"""A table of a report, and what it becomes: CSV for programs, LaTeX (booktabs) for papers, Markdown; HTML is the template's.
+
+Every text comes from records, so none is trusted: each form escapes what would mean something in it.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from analysis.findings.model import Estimate
+from analysis.report.numbers import KINDS, THIN, central, estimate, interval
+
+Value = str | int | float | Estimate | None
+TEXT_LENGTH = 400  # characters of a text in a table
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `key` heads it in CSV, `heading` elsewhere; `kind` is text or one of report_numbers.KINDS."""
+
+    key: str
+    heading: str
+    kind: str = "text"
+    bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
+    shown: bool = True  # to people; what another column says already is for CSV alone
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in order. `name` is that of its files; `caption` a sentence."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    marked: frozenset[int] = field(default_factory=frozenset)  # rows whose numbers are suspect or invalid
+
+    @cached_property
+    def for_people(self) -> "Table":
+        """The table without the columns that are for CSV alone, and without those that no row fills."""
+        kept = [
+            place
+            for place, column in enumerate(self.columns)
+            if column.shown and (not self.rows or any(row[place] not in (None, "") for row in self.rows))
+        ]
+        columns = tuple(self.columns[place] for place in kept)
+        return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
+
+    def head(self, most: int) -> Iterator[tuple[bool, list[tuple[str, str, bool]]]]:
+        """The first rows: (marked, [(text, interval, is a number)])."""
+        for number, row in enumerate(self.rows[:most]):
+            yield number in self.marked, [_parts(value, c) for value, c in zip(row, self.columns, strict=True)]
+
+
+def plain(text: object, length: int = TEXT_LENGTH) -> str:
+    """Text on one line, without control characters and halves of surrogates, cut to a length."""
+    line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _parts(value: Value, column: Column) -> tuple[str, str, bool]:
+    if column.kind == "text" or isinstance(value, str):
+        return plain(value or ""), "", False
+    return central(value, column.kind), interval(value, column.kind), True
+
+
+def to_csv(table: Table) -> str:
+    """Every row, numbers unrounded and without units; an interval is two columns more. Shares are parts of one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    heads = [(c.key, f"{c.key}_low", f"{c.key}_high") if c.bounded else (c.key,) for c in table.columns]
+    writer.writerow([name for names in heads for name in names])
+    for row in table.rows:
+        cells: list[object] = []
+        for value, column in zip(row, table.columns, strict=True):
+            ends = value if isinstance(value, Estimate) else None
+            cells.append(_csv_cell(ends.value if ends else value))
+            if column.bounded:
+                cells += ["" if one is None else one for one in ((ends.low, ends.high) if ends else (None, None))]
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def _csv_cell(value: Value) -> object:
+    """A spreadsheet runs a text that begins like a formula: an apostrophe keeps it text."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    text = plain(value)
+    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@", "|", "%") else text
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "\N{MINUS SIGN}": "$-$", "→": r"$\rightarrow$", "×": r"$\times$",
+    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "…": r"\ldots{}", "µ": r"$\mu$", "\N{NO-BREAK SPACE}": "~",
+    "[": "{[}", "]": "{]}",  # after \\ a bracket would be its argument
+}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def to_latex(table: Table) -> str:
+    r"""A tabular with booktabs' rules, to be \input; numbers are rounded, as in the page."""
+    table = table.for_people
+    align = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+    lines = ["% needs \\usepackage{booktabs}", f"% {latex(plain(table.caption))}", rf"\begin{{tabular}}{{{align}}}"]
+    lines += [r"\toprule", _latex_row([column.heading for column in table.columns]), r"\midrule"]
+    lines += [
+        _latex_row([_joined(value, column) for value, column in zip(row, table.columns, strict=True)])
+        for row in table.rows
+    ]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(latex(cell) for cell in cells) + r" \\"
+
+
+def _joined(value: Value, column: Column) -> str:
+    if column.kind in KINDS and not isinstance(value, str):
+        return estimate(value, column.kind)
+    return _parts(value, column)[0]
+
+
+def markdown(text: object, length: int = TEXT_LENGTH) -> str:
+    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no emphasis, no line begins in it."""
+    safe = plain(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
+
+
+def to_markdown(table: Table, most: int) -> str:
+    """The first rows as a pipe table."""
+    table = table.for_people
+    lines = [[markdown(column.heading) for column in table.columns]]
+    lines.append(["---" if column.kind == "text" else "---:" for column in table.columns])
+    for row in table.rows[:most]:
+        lines.append([markdown(_joined(value, column)) for value, column in zip(row, table.columns, strict=True)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

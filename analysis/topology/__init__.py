@@ -1,0 +1,1 @@
+"""What connects the GPUs of a machine: read, compared, drawn, and the subsets that it tells apart."""

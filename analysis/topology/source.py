@@ -1,0 +1,43 @@
+"""Where a topology comes from: a file, standard input, or this machine."""
+
+import sys
+from pathlib import Path
+
+from analysis.errors import UnreadableInput
+from analysis.topology.model import Topology, parse_topology_text
+from analysis.topology.nccl_xml import LARGEST_BYTES, is_topology_xml, parse_topology_xml
+
+
+def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
+    """Text of `nvidia-smi topo -m`, or NCCL's XML, told apart by its first character.
+
+    `gpu_name` is the product name of every GPU, which the text does not say ("Tesla V100-SXM2-16GB").
+    """
+    if is_topology_xml(text):
+        return parse_topology_xml(text)
+    return parse_topology_text(text, gpu_names=dict.fromkeys(range(1024), gpu_name) if gpu_name else None)
+
+
+def read_text(file: str) -> str:
+    """A file's text, `-` for standard input; UnreadableInput when it is too large to be a topology."""
+    data = sys.stdin.buffer.read(LARGEST_BYTES + 1) if file == "-" else _head(Path(file))
+    if len(data) > LARGEST_BYTES:
+        raise UnreadableInput(f"{file}: more than {LARGEST_BYTES} bytes; expected a topology")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(LARGEST_BYTES + 1)
+
+
+def load_topology(file: str | None, gpu_name: str | None = None) -> Topology:
+    """The topology in a file (`-`: standard input), or this machine's when there is no file."""
+    if file is None:
+        from analysis.topology.nvml import read_live_topology
+
+        return read_live_topology()
+    try:
+        return parse_topology(read_text(file), gpu_name)
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{file}: {error}") from None

@@ -1,0 +1,1 @@
+"""Traces of nsys and torch.profiler: where the time of communication goes."""

@@ -1,0 +1,177 @@
+"""From what a user names to one `Trace`: a file, a folder, or several files joined by commas.
+
+The content decides the reader, not the suffix: SQLite exports of nsys and Kineto JSON, plain or gzipped. A `.nsys-rep`
+goes through `nsys export`, where nsys is on PATH or named by the variable NSYS.
+"""
+
+import gzip
+import os
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from analysis.errors import UnreadableInput
+from analysis.trace.kineto import is_kineto, read_kineto
+from analysis.trace.model import Names, Part, Rank, Trace
+from analysis.trace.nsys import read_nsys
+
+_SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
+_REPORTS = (".nsys-rep", ".qdrep")
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", *_REPORTS)
+_EXPORT_SECONDS = 1800
+_CUT = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+def load_trace(source: str) -> Trace:
+    """The trace of one run. Raises OSError for what cannot be opened, UnreadableInput for what is no trace."""
+    names = Names()
+    files, of_folder = _files(source)
+    parts = [part for file in files if (part := _read(file, names, skip_foreign=of_folder)) is not None]
+    if not parts:
+        raise UnreadableInput(f"{source}: no trace in this folder (it wants files named …{', …'.join(_SUFFIXES)})")
+    return _joined(source, parts, names)
+
+
+def _files(source: str) -> tuple[list[Path], bool]:
+    """The files, and whether they were found in a folder (where others may lie too)."""
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES) and one.is_file())
+        exported = {one.name.split(".sqlite")[0] for one in found if ".sqlite" in one.name}
+        return [one for one in found if not (one.suffix in _REPORTS and one.stem in exported)], True
+    if path.exists() or "," not in source:
+        return [path], False
+    return [Path(one) for one in source.split(",") if one], False
+
+
+def _read(path: Path, names: Names, skip_foreign: bool) -> Part | None:
+    """One file; None for JSON in a folder that is no trace (a record.json)."""
+    try:
+        if path.suffix in _REPORTS:
+            with tempfile.TemporaryDirectory() as scratch:
+                return replace(read_nsys(exported(path, Path(scratch)), names), file=path.name, clock=str(path))
+        head = _start(path)
+        if head.startswith(_SQLITE):
+            with tempfile.TemporaryDirectory() as scratch:
+                return replace(read_nsys(plain_export(path, Path(scratch)), names), file=path.name, clock=str(path))
+        if head.lstrip()[:1] not in (b"{", b"["):
+            raise UnreadableInput("neither an SQLite export of nsys nor the JSON of torch.profiler")
+        text = _bytes(path).decode("utf-8", "replace")
+        if skip_foreign and not is_kineto(text):
+            return None
+        return read_kineto(path.name, text, names)
+    except _CUT:
+        raise UnreadableInput(f"{path}: cut or damaged gzip file") from None
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{path}: {error}") from None
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(256)
+    if head.startswith(_GZIP):
+        with gzip.open(path) as file:
+            head = file.read(256)
+    if not head:
+        raise UnreadableInput("an empty file")
+    return head
+
+
+def _bytes(path: Path) -> bytes:
+    raw = path.read_bytes()
+    return gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+
+
+def plain_export(path: Path, scratch: Path) -> Path:
+    """An SQLite file itself, or a decompressed copy, in the folder `scratch`, of a gzipped one.
+
+    Raises UnreadableInput for other files and for a cut gzip file.
+    """
+    with path.open("rb") as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+    plain = path
+    if packed:
+        plain = scratch / "export.sqlite"
+        try:
+            with gzip.open(path) as source, plain.open("wb") as file:
+                shutil.copyfileobj(source, file, 2**20)
+        except _CUT:
+            raise UnreadableInput("cut or damaged gzip file") from None
+    with plain.open("rb") as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            raise UnreadableInput("no SQLite file, so no export of nsys")
+    return plain
+
+
+def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
+    """The SQLite export of a report, made in the folder `scratch` by `nsys`, or by that of NSYS or PATH.
+
+    Raises OSError for a report that is not there, UnreadableInput where it cannot be exported.
+    """
+    path.open("rb").close()
+    nsys = nsys or os.environ.get("NSYS") or shutil.which("nsys")
+    if not nsys:
+        raise UnreadableInput(
+            "a report of Nsight Systems is read through `nsys export`, and nsys is neither on PATH nor named by the "
+            f"variable NSYS; where it is: nsys export --type=sqlite {path.name}"
+        )
+    target = scratch / "export.sqlite"
+    command = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_EXPORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UnreadableInput(f"`{nsys} export` did not end within {_EXPORT_SECONDS} s") from None
+    except OSError as error:
+        raise UnreadableInput(f"{nsys} cannot be run ({error.strerror})") from None
+    if done.returncode or not target.exists():
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing said").splitlines()[-1]
+        raise UnreadableInput(f"`{nsys} export` failed with status {done.returncode}: {said}")
+    return target
+
+
+def _joined(source: str, parts: list[Part], names: Names) -> Trace:
+    """One trace of the parts: the ranks numbered, the notes of all, one clock or not."""
+    kinds = {part.source.split(" ")[0] for part in parts}
+    if len(kinds) > 1:
+        raise UnreadableInput(f"{source}: traces of torch.profiler and of nsys together; name one of them")
+    notes = [note for part in parts for note in part.notes]
+    ranks = _numbered(source, parts, notes)
+    clocks = {part.clock for part in parts}
+    one_clock = len(clocks) == 1
+    if len(parts) > 1 and clocks == {None}:
+        notes.append("the files do not name their host: taken as one host, on one clock")
+    elif not one_clock:
+        notes.append("the files come from several hosts or reports, whose clocks differ: waits are not known")
+    sizes = {part.world_size for part in parts if part.world_size is not None}
+    if len(sizes) > 1:
+        raise UnreadableInput(f"{source}: ranks of runs with {' and '.join(map(str, sorted(sizes)))} ranks together")
+    size = sizes.pop() if sizes else None
+    if size is not None and size > len(ranks):
+        notes.append(f"{len(ranks)} of {size} ranks are given: waits are those among them")
+    sources = dict.fromkeys(part.source for part in parts)
+    return Trace(", ".join(sources), names.table, ranks, one_clock, size, tuple(dict.fromkeys(notes)))
+
+
+def _numbered(source: str, parts: list[Part], notes: list[str]) -> tuple[Rank, ...]:
+    """Ranks as their files number them; where not all do, in the order of the files."""
+    if all(part.numbered for part in parts):
+        ranks = sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
+        seen: dict[int, str] = {}
+        for part in parts:
+            for rank in part.ranks:
+                if rank.rank in seen:
+                    raise UnreadableInput(f"{source}: {seen[rank.rank]} and {part.file} are both rank {rank.rank}")
+                seen[rank.rank] = part.file
+        return tuple(ranks)
+    if len(parts) > 1:
+        notes.append(f"not every file says its rank: numbered in the order {_list(part.file for part in parts)}")
+    every = (rank for part in parts for rank in part.ranks)
+    return tuple(replace(rank, rank=number) for number, rank in enumerate(every))
+
+
+def _list(words: Iterable[str]) -> str:
+    return ", ".join(words)

@@ -1,0 +1,1 @@
+"""Whether a record may be believed, and what was used of what was asked."""

@@ -1,0 +1,34 @@
+"""What `benchmark=host_link` refuses: buffers that do not fit, or are no whole number of float32."""
+
+import psutil
+
+from conf.cell import Cell
+from conf.options import Refused
+
+GPU_BUFFERS, HOST_BUFFERS = (
+    2,
+    5,
+)  # of one rank: both directions; pinned and pageable both ways at most, and STREAM's third array
+ELEMENT_BYTES = 4  # the host's arrays are float32
+
+
+def refuse(cell: Cell, memory_bytes: int | None) -> None:
+    """Refuse a cell whose buffers fit neither the smallest GPU (`memory_bytes`) nor the host, or that cannot be summed.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
+    asked = cell.benchmark["bytes"]
+    if asked == "auto":
+        return
+    if asked % ELEMENT_BYTES:
+        raise Refused(f"benchmark.bytes={asked}: accepted are multiples of {ELEMENT_BYTES}")
+    most = psutil.virtual_memory().available // (HOST_BUFFERS * cell.world_size)
+    where = "the host's free memory"
+    if cell.device == "cuda" and memory_bytes is not None and memory_bytes // GPU_BUFFERS < most:
+        most, where = memory_bytes // GPU_BUFFERS, "the smallest GPU's memory"
+    if asked > most:
+        raise Refused(
+            f"benchmark.bytes={asked}: the buffers of {cell.world_size} ranks do not fit {where}; accepted are at most "
+            f"{most // ELEMENT_BYTES * ELEMENT_BYTES}"
+        )

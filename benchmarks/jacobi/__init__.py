@@ -1,0 +1,1 @@
+"""benchmark=jacobi: a stencil with halo exchange, strong scaling."""

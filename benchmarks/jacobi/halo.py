@@ -1,0 +1,261 @@
+"""The exchange of halo rows after an iteration: each rank's first row goes to the rank before, its last to the one after.
+
+The grid is a ring of ranks. `send` is called when a rank's outer rows are computed (or enqueued), `receive` before the next
+iteration reads the halo; what lies between hides the exchange. Two buffers in turn need no acknowledgement: a rank can only
+be one iteration ahead of its neighbours, since it needs their rows, and they have read its rows before they send theirs.
+"""
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.jacobi.grid import Slab
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.shared import mapped
+
+FLAG_BYTES = 4
+PAUSE_SECONDS = 20e-6
+BEFORE, AFTER = 0, 1  # the two neighbours, and the halo that each fills
+
+
+class Halo(Protocol):
+    """An exchange. `number` counts iterations of all solves, from 1; its state lies in buffers[number % 2]."""
+
+    def send(self, number: int) -> None:
+        """The outer rows of this iteration are there, or enqueued on the current stream."""
+
+    def receive(self, number: int) -> None:
+        """Fill the halo of this iteration; the current stream waits for it."""
+
+
+def outer_rows(buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes to the rank before and to the one after."""
+    return buffer[1], buffer[-2]
+
+
+def halo_rows(buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """What comes from the rank before and from the one after."""
+    return buffer[0], buffer[-1]
+
+
+def addresses(rows: tuple[Tensor, Tensor]) -> tuple[int, int]:
+    """Of their first elements."""
+    return rows[0].data_ptr(), rows[1].data_ptr()
+
+
+class Alone:
+    """One rank is its own neighbour."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+
+    def send(self, number: int) -> None:
+        """Copy within the slab."""
+        buffer = self._slab.buffers[number % 2]
+        buffer[0].copy_(buffer[-2])
+        buffer[-1].copy_(buffer[1])
+
+    def receive(self, number: int) -> None:
+        """Nothing is under way."""
+
+
+class Gloo:
+    """Send and receive over sockets. A tag keeps the two rows apart where both neighbours are one rank."""
+
+    def __init__(self, slab: Slab, ranks: Ranks) -> None:
+        self._slab = slab
+        self._before, self._after = neighbours(ranks)
+        self._works: list[Any] = []
+
+    def send(self, number: int) -> None:
+        """Start all four messages."""
+        buffer = self._slab.buffers[number % 2]
+        (first, last), (above, below) = outer_rows(buffer), halo_rows(buffer)
+        self._works = [
+            dist.irecv(above, self._before, tag=1),
+            dist.irecv(below, self._after, tag=2),
+            dist.isend(last, self._after, tag=1),
+            dist.isend(first, self._before, tag=2),
+        ]
+
+    def receive(self, number: int) -> None:
+        """Wait for them."""
+        for work in self._works:
+            work.wait()
+
+
+class Shared:
+    """Rows and flags in host memory that all ranks map: [rank][to the one before, to the one after]."""
+
+    def __init__(self, ranks: Ranks, row_bytes: int) -> None:
+        """`row_bytes` of 0: flags only. Collective."""
+        count = 2 * ranks.world_size
+        raw = np.frombuffer(mapped(ranks, 4096 + 2 * count * row_bytes), dtype=np.uint8)
+        assert count * FLAG_BYTES <= 4096
+        self.size_bytes = len(raw)
+        self.address = int(raw.__array_interface__["data"][0])
+        self.flags = raw[: count * FLAG_BYTES].view(np.int32).reshape(ranks.world_size, 2)
+        self.rows = torch.from_numpy(raw[4096:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
+
+    def flag(self, rank: int, side: int) -> int:
+        """Bytes from the mapping to a flag: the last iteration whose row a rank has sent to that side."""
+        return FLAG_BYTES * (2 * rank + side)
+
+
+class HostOnCpu:
+    """CPU workers write into shared memory and read from it."""
+
+    def __init__(self, slab: Slab, ranks: Ranks) -> None:
+        self._slab, self._rank = slab, ranks.rank
+        self._before, self._after = neighbours(ranks)
+        self._shared = Shared(ranks, 4 * slab.pitch)
+
+    def send(self, number: int) -> None:
+        """Write rows, then flags: x86 keeps the order of stores."""
+        for side, row in enumerate(outer_rows(self._slab.buffers[number % 2])):
+            self._shared.rows[number % 2, self._rank, side] = row
+            self._shared.flags[self._rank, side] = number
+
+    def receive(self, number: int) -> None:
+        """Wait for the neighbours' rows, and read them."""
+        above, below = halo_rows(self._slab.buffers[number % 2])
+        for halo, neighbour, side in ((above, self._before, AFTER), (below, self._after, BEFORE)):
+            while self._shared.flags[neighbour, side] < number:
+                time.sleep(PAUSE_SECONDS)
+            halo.copy_(self._shared.rows[number % 2, neighbour, side])
+
+
+class OnGpu:
+    """What the exchanges of GPUs have in common: a stream of its own, which goes first where both want the same GPU."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._row_bytes = 4 * slab.pitch
+        self._outer = [addresses(outer_rows(buffer)) for buffer in slab.buffers]
+        self._stream = torch.cuda.Stream(slab.device, priority=-1)
+        self._ready = torch.cuda.Event()
+
+    def _after_the_rows(self) -> None:
+        """The stream waits until the outer rows are computed."""
+        self._ready.record()
+        self._stream.wait_event(self._ready)
+
+
+class HostOnGpu(OnGpu):
+    """Through page-locked shared memory; streams write and await the flags."""
+
+    def __init__(self, slab: Slab, ranks: Ranks) -> None:
+        from trainers.kvstore import cuda_copies
+
+        super().__init__(slab)
+        before, after = neighbours(ranks)
+        self._shared = shared = Shared(ranks, self._row_bytes)
+        cuda_copies.page_lock(shared.address, shared.size_bytes)
+        flags = cuda_copies.device_address(shared.address)
+        mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
+        theirs = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
+        # For each of the two buffers: (flag, to, from) of the rows that go out, and of those that come in.
+        self._outward, self._inward = [], []
+        for turn, buffer in enumerate(slab.buffers):
+            slots = addresses((shared.rows[turn, ranks.rank, BEFORE], shared.rows[turn, ranks.rank, AFTER]))
+            self._outward.append(list(zip(mine, slots, self._outer[turn], strict=True)))
+            slots = addresses((shared.rows[turn, before, AFTER], shared.rows[turn, after, BEFORE]))
+            self._inward.append(list(zip(theirs, addresses(halo_rows(buffer)), slots, strict=True)))
+        self._out = cuda_copies.Lane(self._stream)
+        self._in = cuda_copies.Lane(torch.cuda.Stream(slab.device, priority=-1))
+
+    def send(self, number: int) -> None:
+        """Rows to host memory, the neighbours' rows from there."""
+        self._after_the_rows()
+        for flag, target, source in self._outward[number % 2]:
+            self._out.copy(target, source, self._row_bytes)
+            self._out.write_flag(flag, number)
+        for flag, target, source in self._inward[number % 2]:
+            self._in.wait_flag(flag, number)
+            self._in.copy(target, source, self._row_bytes)
+
+    def receive(self, number: int) -> None:
+        """The current stream waits for the copies."""
+        torch.cuda.current_stream().wait_stream(self._in.stream)
+
+
+class Peer(OnGpu):
+    """Copies straight into the neighbours' memory (CUDA IPC); flags in host memory, written and awaited by streams."""
+
+    def __init__(self, slab: Slab, ranks: Ranks, handle: bytes) -> None:
+        """`handle` is of the exported memory of the slab's two buffers. Collective.
+
+        Raises:
+            ValueError: a GPU cannot address its neighbour's memory.
+        """
+        from trainers.kvstore import cuda_copies
+
+        super().__init__(slab)
+        before, after = neighbours(ranks)
+        for neighbour in {before, after}:
+            if not torch.cuda.can_device_access_peer(ranks.rank, neighbour):
+                raise ValueError(
+                    f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of rank {neighbour}; accepted "
+                    "here are host and nccl"
+                )
+        everyone: list[Any] = [None] * ranks.world_size
+        dist.all_gather_object(everyone, (handle, slab.rows.count + 2))
+        bases = {rank: cuda_copies.imported(everyone[rank][0]) for rank in {before, after}}
+        # My first row becomes the last one, a halo, of the rank before; my last row the first one of the rank after.
+        self._targets = []
+        for turn in range(2):
+            first = {rank: base + turn * everyone[rank][1] * self._row_bytes for rank, base in bases.items()}
+            self._targets.append((first[before] + (everyone[before][1] - 1) * self._row_bytes, first[after]))
+        self._shared = shared = Shared(ranks, 0)
+        cuda_copies.page_lock(shared.address, shared.size_bytes)
+        flags = cuda_copies.device_address(shared.address)
+        self._mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
+        self._theirs = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
+        self._lane, self._reader = cuda_copies.Lane(self._stream), cuda_copies.Lane(torch.cuda.current_stream())
+
+    def send(self, number: int) -> None:
+        """Copy, then say so."""
+        self._after_the_rows()
+        for flag, target, source in zip(self._mine, self._targets[number % 2], self._outer[number % 2], strict=True):
+            self._lane.copy(target, source, self._row_bytes)
+            self._lane.write_flag(flag, number)
+
+    def receive(self, number: int) -> None:
+        """The stream that was current at the start waits for both neighbours' flags."""
+        for flag in self._theirs:
+            self._reader.wait_flag(flag, number)
+
+
+class NcclRows(OnGpu):
+    """One group of two sends and two receives."""
+
+    def __init__(self, slab: Slab, ranks: Ranks) -> None:
+        from benchmarks.collectives.calls import Nccl
+
+        super().__init__(slab)
+        before, after = neighbours(ranks)
+        calls = Nccl(ranks, "sum", 0, self._stream)
+        self._exchanges = []
+        for buffer in slab.buffers:
+            (first, last), (above, below) = outer_rows(buffer), halo_rows(buffer)
+            # Where both neighbours are one rank, its first row comes first.
+            messages = [("ncclSend", first, before), ("ncclSend", last, after)]
+            messages += [("ncclRecv", below, after), ("ncclRecv", above, before)]
+            self._exchanges.append(calls.exchange(messages))
+
+    def send(self, number: int) -> None:
+        """Enqueue the group."""
+        self._after_the_rows()
+        self._exchanges[number % 2]()
+
+    def receive(self, number: int) -> None:
+        """The current stream waits for it."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def neighbours(ranks: Ranks) -> tuple[int, int]:
+    """The rank before and the rank after, around the ring."""
+    return (ranks.rank - 1) % ranks.world_size, (ranks.rank + 1) % ranks.world_size

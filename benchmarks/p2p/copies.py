@@ -1,0 +1,115 @@
+"""What copies between the members of a subset are, and what measures them: GPUs (p2p_gpus) or CPU workers (p2p_workers).
+
+Members are numbered by their place in the subset.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing.statistics import median
+
+CHUNK_ELEMENTS = 1 << 24  # that are compared at once: two such temporaries are 128 MiB
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One copy from a member's first buffer into a member's second, or within one member."""
+
+    source: int
+    target: int
+    target_offset: int = 0  # bytes into the second buffer
+    backwards: bool = False  # within one member: from its second buffer into its first
+
+
+@dataclass(frozen=True)
+class How:
+    """How copies are made."""
+
+    enabled: bool  # over peer access; CPU workers: over shared memory
+    size_bytes: int
+    iterations: int  # back to back
+    read: bool = False  # the target fetches, instead of the source writing
+
+    def runner(self, copy: Copy) -> int:
+        """Who makes a copy."""
+        return copy.target if self.read else copy.source
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The time of copies that started together, all iterations of each."""
+
+    each_ms: list[float]
+    all_ms: float  # until the last was done
+
+
+@dataclass(frozen=True)
+class Latency:
+    """µs of one small copy; what has no meaning here is None."""
+
+    gpu_us: float | None  # on the GPU, copies back to back
+    cpu_us: float  # on the host: to enqueue one; between CPU workers: until it has arrived
+
+
+class Wires(Protocol):
+    """Makes and times copies. Between CPU workers every call is collective."""
+
+    words: dict[str, str]  # what enabled and disabled mean here
+    devices: list[dict[str, str]]  # name and bus_id of each member, where it has any
+    late: int  # measurements that began before all of their copies were enqueued
+    enqueued_by: str | None  # C or Python; None where nothing is enqueued
+
+    def can_access(self, a: int, b: int) -> bool:
+        """Whether a member can address another's memory."""
+
+    def time(self, copies: Sequence[Copy], how: How) -> Timed:
+        """Time copies that start together."""
+
+    def latency(self, copy: Copy, how: How) -> Latency:
+        """Time one small copy after the other."""
+
+    def wrong_elements(self, copy: Copy, how: How) -> int:
+        """Copy a pattern that no other pair has, and count the int32 elements that did not arrive."""
+
+    def close(self) -> None:
+        """Give back buffers and streams."""
+
+
+def gb_per_s(counted_bytes: float, ms: float) -> float:
+    """A rate; a time of nothing gives none, and validity says so."""
+    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
+
+
+def spread(values: Sequence[float]) -> float:
+    """(most − least) ÷ median of the repeats of one entry."""
+    return (max(values) - min(values)) / median(list(values))
+
+
+def write_pattern(buffer: Tensor, number: int) -> None:
+    """Fill int32 elements with what only this number gives: distinct, without a period, the same on every device."""
+    for chunk, pattern in _patterns(buffer, number):
+        chunk.copy_(pattern)
+
+
+def write_opposite(buffer: Tensor, number: int) -> None:
+    """Fill elements so that each differs from the pattern."""
+    for chunk, pattern in _patterns(buffer, number):
+        torch.bitwise_not(pattern, out=chunk)
+
+
+def differing(buffer: Tensor, number: int) -> int:
+    """How many elements are not those of the pattern."""
+    return sum(int((chunk != pattern).sum().item()) for chunk, pattern in _patterns(buffer, number))
+
+
+def _patterns(buffer: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, buffer.numel(), CHUNK_ELEMENTS):
+        chunk = buffer[start : start + CHUNK_ELEMENTS]
+        places = torch.arange(start, start + chunk.numel(), dtype=torch.int32, device=buffer.device)
+        # Knuth's multiplicative hash, 2654435761 as int32: products wrap.
+        yield chunk, places.mul_(-1640531535).add_(number * 0x01000193 % (1 << 31))

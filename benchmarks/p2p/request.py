@@ -1,0 +1,41 @@
+"""What `benchmark=p2p` refuses: buffers that do not fit, sizes that are no whole 16 bytes, kernels without a GPU."""
+
+import shutil
+
+import psutil
+
+from conf.cell import Cell
+from conf.options import Refused
+
+BUFFERS = 2  # of one GPU or CPU worker: what it sends, and what others write into; a worker's second is shared memory
+ROOM_BYTES = 2 << 30  # of a GPU, for CUDA itself and for comparing what arrived
+SHM_ROOM_BYTES = 1 << 20  # of /dev/shm, for what else lies there
+GRAIN_BYTES = 16  # a thread of the copy kernel moves as many at once
+
+
+def refuse(cell: Cell, memory_bytes: int | None) -> None:
+    """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
+    asked = cell.benchmark
+    for name in ("bytes", "latency_bytes"):
+        if asked[name] != "auto" and asked[name] % GRAIN_BYTES:
+            raise Refused(f"benchmark.{name}={asked[name]}: accepted are multiples of {GRAIN_BYTES}")
+    if cell.device == "cpu" and asked["copy"] == "sm":
+        raise Refused("benchmark.copy=sm: needs a GPU; accepted on CPU workers is engine")
+    if asked["bytes"] == "auto":
+        return
+    limits = {}
+    if cell.device == "cpu":
+        limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)
+        limits["/dev/shm"] = (shutil.disk_usage("/dev/shm").free - SHM_ROOM_BYTES) // cell.world_size
+    elif memory_bytes is not None:
+        limits["the smallest GPU's memory"] = (memory_bytes - ROOM_BYTES) // BUFFERS
+    for where, most in limits.items():
+        if asked["bytes"] > most:
+            whole = max(0, most // GRAIN_BYTES * GRAIN_BYTES)
+            raise Refused(
+                f"benchmark.bytes={asked['bytes']}: the buffers do not fit {where}; accepted are at most {whole}"
+            )

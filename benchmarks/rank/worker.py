@@ -1,0 +1,142 @@
+"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR`, or forked from benchmarks.rank.agent, which starts both.
+
+Reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them.
+Processes beyond the cell's ranks are the servers of its strategy.
+"""
+
+import datetime
+import faulthandler
+import importlib
+import importlib.metadata
+import os
+import platform
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rank import lifetime
+
+MODULES = {
+    **{name: f"benchmarks.{name}.measure" for name in ("collectives", "p2p", "jacobi", "host_link")},
+    **{
+        name: f"benchmarks.training.{name}"
+        for name in ("throughput", "exchange", "overhead", "profiled_pass", "tuning_pass")
+    },
+}
+
+
+def main(folder: Path, started: str = "exec") -> int:
+    """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1.
+
+    `started` says how this process began, fork or exec, for the record.
+    """
+    lifetime.die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    rank = int(os.environ["RANK"])
+    log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1)  # a hang: the supervisor asks where every thread stands
+    from benchmarks.rank.reporter import Reporter  # after the redirection: what an import prints is in the log
+
+    reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
+    try:
+        _measure(folder, rank, started, reporter)
+    except BaseException as error:
+        try:
+            traceback.print_exc()
+            sys.stderr.flush()
+            reporter.line("error", type=type(error).__name__, message=str(error)[:2000])
+        finally:
+            # Not the ordinary exit: the destructors of a broken process group can wait forever.
+            os._exit(1)
+    reporter.line("done")
+    return 0
+
+
+def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+    import json
+
+    import torch
+
+    from conf.cell import Cell
+    from trainers.devices import stay_near
+
+    cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
+    place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
+    device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        stay_near(device)
+    else:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    reporter.line("start", rank=rank, **here, **_identity(device))
+    if rank < cell.world_size:
+        _rank(cell, rank, device, reporter)
+    else:
+        from trainers.kvstore import server_process
+
+        threads = cell.strategy.get("threads", 1)
+        server_process.serve(rank - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat)
+
+
+def _server_place(cell: "Cell", rank: int) -> int | None:  # type: ignore[name-defined] # noqa: F821
+    """Which of the visible GPUs a server uses; None: the host's memory."""
+    if not cell.server_gpus:
+        return None
+    return list(dict.fromkeys((*cell.gpus, *cell.server_gpus))).index(cell.server_gpus[rank - cell.world_size])
+
+
+def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+    import dataclasses
+
+    import torch.distributed as dist
+
+    from benchmarks.rank.group import Ranks
+
+    # Our own deadlines end a hang; this one is only there so that no rank waits for ever if we are gone.
+    timeout = datetime.timedelta(hours=2)
+    backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
+    # Servers are no members: the agent's count holds them too.
+    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=cell.world_size)
+    benchmark = importlib.import_module(MODULES[cell.benchmark["name"]])
+    result = benchmark.run(cell, Ranks(rank, cell.world_size, device), reporter)
+    if rank == 0:
+        reporter.line("result", **dataclasses.asdict(result))
+    dist.destroy_process_group()
+
+
+def _identity(device: "torch.device") -> dict[str, object]:  # type: ignore[name-defined] # noqa: F821
+    """Which device this rank really has, and the versions of what it runs."""
+    import torch
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    # Not imported for its version: that takes seconds, and not every model is from there.
+    versions["torchvision"] = importlib.metadata.version("torchvision")
+    facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        from trainers.devices import bus_id
+
+        properties: Any = torch.cuda.get_device_properties(device)
+        versions |= {
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+        facts |= {
+            "uuid": f"GPU-{properties.uuid}",
+            "bus_id": f"0000{bus_id(device)}",  # as NVML writes it
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+        }
+    return facts
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

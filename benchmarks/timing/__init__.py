@@ -1,0 +1,1 @@
+"""Clocks, statistics of times, and ranks that start together."""

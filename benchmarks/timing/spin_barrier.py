@@ -1,0 +1,35 @@
+"""A barrier that ranks of one machine leave at nearly the same time, for windows timed by the host's clock.
+
+Ranks leave a barrier over sockets one after the other, and who is first would wait for the last inside the window. Here every
+rank spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
+"""
+
+from collections.abc import Callable
+
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.shared import mapped
+
+COUNTER_BYTES = 8
+
+
+class Gate:
+    """One barrier, to be passed any number of times."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Map the counters. Collective."""
+        self._ranks = ranks
+        self._passed = 0
+        self._counters = memoryview(mapped(ranks, COUNTER_BYTES * ranks.world_size)).cast("q")
+
+    def wait(self, settle: Callable[[], object]) -> None:
+        """Leave when all ranks are here and have done `settle`, and their devices are idle. Collective."""
+        if self._ranks.device.type == "cpu":
+            settle()
+            self._ranks.barrier()
+            return
+        self._ranks.barrier()
+        settle()
+        self._passed += 1
+        self._counters[self._ranks.rank] = self._passed
+        while min(self._counters) < self._passed:
+            pass

@@ -1,0 +1,1 @@
+"""Measurements of training steps and of gradient exchanges."""

@@ -1,0 +1,219 @@
+"""The exchange alone: a phase of `throughput`, and `benchmark=exchange`, MXNet's tools/bandwidth/measure.py for any strategy.
+
+The benchmark exchanges known gradients of the model's shapes, without training, and compares what comes back with their
+mean in float64, which every rank computes for itself. METHOD.md, "The exchange alone".
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.result import Result
+from benchmarks.timing import statistics
+from benchmarks.timing.clock import Clock
+from conf.cell import Cell
+from trainers import models
+from trainers.strategy import Alone, Strategy, load
+
+# Exchanges before the timed ones: connections, and allocations of buffers that the step does not use.
+WARM_UP = 2
+# What `auto` means on (GPU, CPU worker).
+AUTO = {"iterations": (50, 10), "limit_iterations": (10, 3)}
+# Of MXNet's own test (tests/python/gpu/test_kvstore_gpu.py asks as much): sum of differences ÷ sum of the reference.
+TOLERANCE = 1e-4
+
+
+def timed(
+    strategy: Strategy,
+    exchange: Alone,
+    gradient_bytes: float,
+    iterations: int,
+    clock: Clock,
+    ranks: Ranks,
+    reporter: Reporter,
+) -> tuple[dict[str, float], list[float]]:
+    """Metrics of the exchange alone, and the slowest rank's ms of each iteration. Inside `gradients_only`; collective."""
+    reporter.phase("exchange")
+    for _ in range(WARM_UP):
+        exchange()
+    block = clock.block(exchange, iterations, reporter.beat)
+    reporter.block("exchange", block, 0)
+    slowest = _slowest(strategy, ranks, block.ms)
+    milliseconds = statistics.median(slowest)
+    low, high = statistics.median_interval(slowest)
+    metrics = {
+        "comm/exchange_ms": milliseconds,
+        "comm/exchange_ms_ci_low": low,
+        "comm/exchange_ms_ci_high": high,
+        "comm/algbw_gb_per_s": gradient_bytes / milliseconds / 1e6,
+    }
+    if pipelined := exchange.pipelined():
+        block = clock.block(pipelined, iterations, reporter.beat)
+        reporter.block("pipelined", block, 0)
+        metrics["comm/pipelined_ms"] = statistics.median(_slowest(strategy, ranks, block.ms))
+    moved = strategy.bytes_moved(gradient_bytes, ranks.world_size)
+    if moved == moved:  # a strategy that cannot say what it moves has no busbw
+        metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
+    return metrics, slowest
+
+
+def _slowest(strategy: Strategy, ranks: Ranks, ms: list[float]) -> list[float]:
+    """The time of each iteration: its slowest rank's. Collective.
+
+    Iterations of asynchronous ranks are not the same exchange: there it is the rank that took longest for all.
+    """
+    return ranks.slowest(ms) if strategy.synchronous else max(ranks.gather(ms), key=sum)
+
+
+def limits(
+    strategy: Strategy, measured: Mapping[str, float], iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
+) -> tuple[dict[str, float], str]:
+    """What the machine allows the strategy, measured by the same clock: (metrics, the limit that binds). Collective.
+
+    Metrics: ms that an exchange needs for each limit (`limit/…_ms`) and each stage alone (`stage/…_ms`), the largest limit
+    (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
+    """
+    metrics: dict[str, float] = {}
+    if not iterations:
+        return metrics, ""
+    reporter.phase("limits")
+    for probe in strategy.probes():
+        if not probe.share:  # one rank alone moves nothing between ranks, and gloo does not send to itself
+            continue
+        probe.run()  # connects, allocates
+        block = clock.block(probe.run, iterations, reporter.beat)
+        reporter.block(f"{probe.name} {probe.way}".strip(), block, 0)
+        name = f"{'limit' if probe.limit else 'stage'}/{probe.name}_ms"
+        ms = statistics.median(_slowest(strategy, ranks, block.ms)) * probe.share
+        metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
+    found = {name: value for name, value in metrics.items() if name.startswith("limit/")}
+    if not found:
+        return metrics, ""
+    binding = max(found, key=lambda name: found[name])
+    ideal_ms = found[binding]
+    metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
+    if "comm/pipelined_ms" in measured:
+        metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
+    return metrics, binding.removeprefix("limit/").removesuffix("_ms")
+
+
+def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
+    """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
+    options = cell.asked(AUTO)
+    reporter.phase("build")
+    parameters = gradients_like(cell, options["keys"], ranks.device)
+    given = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
+    strategy = load(given)
+    result = Result(model=models.sizes(parameters))
+    gradient_bytes = result.model["gradient_bytes"]
+    clock = Clock(ranks)
+    with strategy.gradients_only():
+        exchange = strategy.exchange_alone(parameters)
+        if exchange is None:
+            raise ValueError(f"strategy={cell.strategy['name']}: exchanges nothing that could be measured")
+        reporter.phase("check")
+        error, worst = _errors(cell, strategy, exchange, parameters, ranks)
+        if strategy.exact or not strategy.synchronous:  # a lossy compression has no mean to be held to
+            digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
+            tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)  # four units in the last place of what comes back
+            result.checks |= {"exchange_error": worst, "exchange_tolerance": tolerance}
+        measured, slowest = timed(
+            strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter
+        )
+        result.metrics |= measured
+        result.series["comm/exchange_ms"] = [[number + 1, ms] for number, ms in enumerate(slowest)]
+        allowed, result.checks["limit"] = limits(
+            strategy, measured, int(options["limit_iterations"]), clock, ranks, reporter
+        )
+        result.metrics |= allowed | {"comm/error": error}
+    strategy.close()
+    if options["format"] == "mxnet" and ranks.rank == 0:
+        reporter.output("\n".join(mxnet_lines(cell, result, slowest)))
+    return result
+
+
+def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Parameter]:
+    """Parameters of the model's shapes, without its layers, as the strategy would get them."""
+    with torch.device("meta"):
+        model = models.build(cell.model)
+    if cell.precision == "bf16_weights":
+        model = models.bf16_weights(model)
+    without = {
+        id(parameter)
+        for module in model.modules()
+        if keys == "weights" and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in without]
+    if keys == "weights":  # MXNet asks for these words in the name
+        named = [(name, p) for name, p in named if "weight" in name or "bias" in name]
+    return [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device)) for _, p in named]
+
+
+def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
+    """The gradient of a rank: uniform between −1 and 1, as MXNet's; every rank can make every rank's."""
+    generator = torch.Generator(device=like.device).manual_seed((cell.seed << 32) + (number << 12) + rank)
+    return (
+        torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
+        .mul_(2)
+        .sub_(1)
+        .to(like.dtype)
+    )
+
+
+def _errors(
+    cell: Cell, strategy: Strategy, exchange: Alone, parameters: list[nn.Parameter], ranks: Ranks
+) -> tuple[float, float]:
+    """How far what comes back is from the mean in float64; asynchronously, from each rank's own. Collective.
+
+    Returns Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the error of the worst array of
+    any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A small array hides in the first.
+    """
+    exchange.fill([_known(cell, ranks.rank, number, p) for number, p in enumerate(parameters)])
+    exchange()
+    difference = reference = 0.0
+    by_array: list[float] = []
+    everyone = range(ranks.world_size) if strategy.synchronous else [ranks.rank]
+    for number, (parameter, returned) in enumerate(zip(parameters, exchange.result(), strict=True)):
+        mean, size = (torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device) for _ in range(2))
+        for rank in everyone:
+            known = _known(cell, rank, number, parameter).double()
+            mean += known / len(everyone)
+            size += known.abs() / len(everyone)
+        wrong = (returned.double() - mean).abs().sum().item()
+        difference += wrong
+        reference += mean.abs().sum().item()
+        by_array.append(wrong / size.sum().item())
+    gathered = ranks.gather([difference, torch.tensor(by_array).max().item()])  # torch's max keeps NaN
+    total, worst = torch.tensor(gathered, dtype=torch.float64).T
+    return total.sum().item() / reference, worst.max().item()
+
+
+# How measure.py is told of our strategies.
+MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
+
+
+def mxnet_lines(cell: Cell, result: Result, slowest_ms: list[float]) -> list[str]:
+    """The lines of measure.py, for scripts that read them. GB/s is size · 2(n−1)/n ÷ time; the error is that of one exchange."""
+    count, name = cell.world_size, cell.strategy["name"]
+    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
+    kind, layers = numbered.groups() if numbered else (cell.model.name, "0")
+    size_mb = result.model["gradient_bytes"] / 1e6
+    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
+    head = (
+        f"INFO:root:Namespace(disp_batches=1, gpus='{','.join(map(str, cell.gpus))}', image_shape='{shape}', "
+        f"kv_store='{MXNET_NAMES.get(name, name.removeprefix('kvstore_'))}', network='{kind}', "
+        f"num_batches={len(slowest_ms)}, num_classes={cell.model.classes}, num_layers={layers}, optimizer='None', test_results=1)"
+    )
+    lines = [head, f"INFO:root:num of arrays = {result.model['arrays']:.0f}, total size = {size_mb:.6f} MB"]
+    for number, ms in enumerate(slowest_ms):
+        rate = size_mb * 2 * (count - 1) / count / ms  # MB per ms is GB/s
+        lines.append(
+            f"INFO:root:iter {number + 1}, {ms / 1e3:.6f} sec, {rate:.6f} GB/sec per gpu, "
+            f"error {result.metrics['comm/error']:.6f}"
+        )
+    return lines

@@ -1,0 +1,82 @@
+"""The command line before Hydra reads it."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf import gpus
+from conf.options import Refused
+
+ROOT = Path(__file__).parent
+GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+
+# Hydra's own options, and which of them take a value.
+FLAGS = (
+    "-m",
+    "--multirun",
+    "-r",
+    "--run",
+    "-h",
+    "--help",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "-sc",
+    "--shell-completion",
+)
+VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
+INFO = ("-i", "--info")
+INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
+# NCCL settings whose own grammar has characters that Hydra's refuses outside quotes.
+SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
+
+
+def normalise(arguments: Sequence[str]) -> list[str]:
+    """Rewrite `gpus=…` into canonical text, quote NCCL's `^` and `;`, let `nccl.env.NAME=…` name a new key.
+
+    Hydra's own options come first in what is returned: Python's argparse would not find options behind them.
+
+    Raises:
+        Refused: names the argument and the right form.
+    """
+    options, overrides = _separated(arguments)
+    return [*options, *map(_rewritten, gpus.normalise(overrides))]
+
+
+def only_informs(arguments: Sequence[str]) -> bool:
+    """Whether the command asks for help or a listing, so that nothing is to be run."""
+    return any(argument.partition("=")[0] in INFORMING for argument in arguments)
+
+
+def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's own options with their values, and the overrides."""
+    options: list[str] = []
+    overrides: list[str] = []
+    waiting = ""  # the option whose value may come next
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if argument.startswith("-"):
+            if name not in (*FLAGS, *VALUED, *INFO):
+                raise Refused(f"{argument}: unknown; options are -m, --help, --cfg job and those of --hydra-help")
+            options.append(argument)
+            waiting = "" if equals else name
+            continue
+        (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(argument)
+        waiting = ""
+    return options, overrides
+
+
+def _rewritten(argument: str) -> str:
+    """One override as Hydra shall read it."""
+    key, equals, _ = argument.partition("=")
+    if not argument.startswith("~") and not (equals and key.strip("+")):
+        raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")
+    if "${" in argument:
+        raise Refused(f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out")
+    if key in GROUPS and argument.startswith(f"{key}=["):
+        raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
+    if argument.startswith("nccl.env."):
+        return f"++{argument}"
+    if selection := SELECTIONS.fullmatch(argument):
+        return f"{selection[1]}'{selection[2]}'"
+    return argument

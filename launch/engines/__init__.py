@@ -1,0 +1,1 @@
+"""How the processes of a cell start and end, and in which environment."""

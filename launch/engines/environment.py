@@ -1,0 +1,93 @@
+"""The argument list and the environment of a cell's processes."""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from conf.cell import Cell
+from launch.machine.devices import RECORDED, Machine
+
+ROOT = Path(__file__).parent.parent.parent
+# Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
+TOKEN = "RINGSIDE_TOKEN"
+# What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.
+FOREIGN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NCCL_COMM_ID",
+)
+# What NCCL says once at start-up and when it connects; nothing that it says for every call.
+NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
+
+
+# What ranks need of an environment that a profiler's report will hold; also everything that may change a result.
+NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+          "CC", "CXX")  # fmt: skip
+NEEDED_PREFIXES = (
+    *RECORDED,
+    "LC_",
+    "CONDA_PREFIX",
+    "CUDA_",
+    "NVIDIA_",
+    "PYTHON",
+    "TRITON_",
+    "UCX_",
+    "FI_",
+    "RINGSIDE_",
+)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
+
+
+def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what ranks do not need, and without what looks like a secret by its name or its value."""
+    return {
+        name: value
+        for name, value in variable.items()
+        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
+        and (name == TOKEN or not SECRET.search(name))
+        and not CREDENTIALS.search(value)
+    }
+
+
+def arguments(folder: Path, cell: Cell, start: str = "auto") -> list[str]:
+    """The agent of this machine, which starts the ranks and the servers as `engine.start` says."""
+    return [sys.executable, "-m", "benchmarks.rank.agent", str(folder), str(cell.world_size + cell.servers), start]
+
+
+def environment(
+    cell: Cell, machine: Machine, folder: Path, token: str, surrounding: Mapping[str, str]
+) -> dict[str, str]:
+    """The surroundings, then what the cell asks for. Variables that forbid NVLink multicast are inherited like any other."""
+    kept = {
+        name: value
+        for name, value in surrounding.items()
+        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
+    }
+    own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if cell.device == "cpu":
+        # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
+        threads = max(1, machine.cores // len(machine.everyone))
+        return kept | own | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+    uuids = {device.id: device.uuid for device in machine.devices}
+    own |= {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # Servers' GPUs last: a rank's index is its place in the subset.
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in dict.fromkeys((*cell.gpus, *cell.server_gpus))),
+        "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
+        "NCCL_DEBUG_FILE": str(folder / "nccl" / "%h.%p.log"),
+        # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for here.
+        "NCCL_CONF_FILE": str(folder / "nccl" / "nccl.conf"),
+        # Its socket has a fixed port, which a second cell on the machine would want too.
+        "NCCL_RAS_ENABLE": "0",
+    }
+    defaults = {"NCCL_SOCKET_IFNAME": "lo"}  # one machine: nothing listens to the network
+    return defaults | kept | own | cell.nccl

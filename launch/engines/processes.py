@@ -1,0 +1,74 @@
+"""Finding and ending the processes of a cell: only those that carry its token, however they were started."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import psutil
+
+from launch.engines.environment import TOKEN
+
+# The id of the launching process, by which an agent notices that it ended early (benchmarks.rank.lifetime).
+STARTER = "RINGSIDE_STARTER"
+LAUNCHER = "RINGSIDE_LAUNCHER"  # the same, where a profiler stands between
+
+
+def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
+    """The environment for an agent of the calling process."""
+    return {**environment, LAUNCHER if through_profiler else STARTER: str(os.getpid())}
+
+
+def of(token: str) -> list[psutil.Process]:
+    """Every living process of this user whose environment carries the token, ourselves never."""
+    found = []
+    wanted = f"{TOKEN}={token}".encode()
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            # Read whole, not through psutil's dict: a token must match even where other variables are malformed.
+            with open(f"/proc/{process.pid}/environ", "rb") as file:  # noqa: PTH123
+                if wanted in file.read().split(b"\0"):
+                    found.append(process)
+        except (psutil.Error, OSError):
+            continue  # it ended, or belongs to somebody else
+    return found
+
+
+def end(token: str, grace_s: float) -> list[int]:
+    """Ask every process of a token to stop, kill what remains after `grace_s` seconds. Returns ids that will not die."""
+    deadline = time.monotonic() + grace_s
+    for process in of(token):
+        _signal(process, signal.SIGTERM)
+    while (left := of(token)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        for process in left:
+            _signal(process, signal.SIGKILL)
+        time.sleep(0.05)
+        left = of(token)
+    return [process.pid for process in left]
+
+
+def ask_for_stacks(token: str, pids: list[int]) -> None:
+    """Have ranks of a cell write where each of their threads stands to their logs (benchmarks.rank.worker)."""
+    for process in of(token):
+        if process.pid in pids:
+            _signal(process, signal.SIGUSR1)
+
+
+def state(pid: int) -> str:
+    """What the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' where there is none."""
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "gone"
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)  # psutil refuses if the id now belongs to another process
+    except psutil.Error:
+        return

@@ -1,0 +1,1 @@
+"""This machine: its devices and the facts that a record keeps."""

@@ -1,0 +1,1 @@
+"""The profiled pass beside the timed one, and Nsight Systems."""

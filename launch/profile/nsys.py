@@ -1,0 +1,114 @@
+"""Nsight Systems on this machine: where it is, which version, its command around a cell's agent, and what it leaves.
+
+It is found, never bundled: by `profiler.nsys_path`, the variable NSYS, or PATH.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.errors import UnreadableInput
+from analysis.trace.source import exported
+from conf.options import Refused
+
+# The oldest release that was tried with the options below: Debian 12's.
+OLDEST = (2022, 4)
+ANSWER_SECONDS = 60
+IMPORT_SECONDS = 600
+REPORT, PARTIAL = ".nsys-rep", ".qdstrm"
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """A usable nsys."""
+
+    path: Path
+    version: str  # 2022.4.2.1
+
+    def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
+        """What stands before the agent's command; `report` is the path of the report without its suffix."""
+        options = [f"--output={report}", "--force-overwrite=true", "--sample=none", "--cpuctxsw=none", "--wait=primary"]
+        options.append(f"--trace={'cuda,nvtx' if on_gpu else 'nvtx'}")
+        if graphs:
+            options.append("--cuda-graph-trace=node")
+        if capture_range:  # the ranks go on after its end
+            options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+        return [str(self.path), "profile", *options]
+
+    @staticmethod
+    def left(report: Path) -> bool:
+        """Whether a run left what it recorded, imported or not, at the path of a report without its suffix."""
+        return any(report.with_name(report.name + suffix).exists() for suffix in (REPORT, PARTIAL))
+
+    def export(self, report: Path) -> Path:
+        """The SQLite file beside a report that a run left at this path without its suffix; the report stays.
+
+        Raises:
+            UnreadableInput: there is no report, or it cannot be imported or exported; says what was kept.
+        """
+        whole, partial = (report.with_name(report.name + suffix) for suffix in (REPORT, PARTIAL))
+        if not whole.exists() and partial.exists():
+            self._import(partial)
+        if not whole.exists():
+            raise UnreadableInput(f"nsys {self.version} ended and left no report: nothing was recorded")
+        try:
+            made = exported(whole, report.parent, str(self.path))
+        except UnreadableInput as error:
+            raise UnreadableInput(f"{error}; the report is kept: {whole}") from None
+        return made
+
+    def _import(self, partial: Path) -> None:
+        """Make the report of what nsys recorded: its own attempt fails where the distribution put the importer elsewhere."""
+        importer = self._importer()
+        if importer is None:
+            raise UnreadableInput(
+                f"nsys {self.version} could not import its report: its program QdstrmImporter is missing; "
+                f"what it recorded is kept: {partial}"
+            )
+        try:
+            subprocess.run([importer, "-i", partial], capture_output=True, timeout=IMPORT_SECONDS, check=True)
+            partial.unlink(missing_ok=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UnreadableInput(f"{importer} failed ({error}); what nsys recorded is kept: {partial}") from None
+
+    def _importer(self) -> Path | None:
+        """QdstrmImporter, in the folder beside that of nsys, or of a link to it."""
+        place = self.path.absolute()
+        places = [place]
+        while place.is_symlink():
+            place = place.parent / place.readlink()
+            places.append(place)
+        return next((path for place in places for path in place.parent.parent.glob("*/QdstrmImporter")), None)
+
+
+def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
+    """The nsys to use.
+
+    Raises:
+        Refused: there is none, it does not say its version, or it is too old.
+    """
+    named = asked or surrounding.get("NSYS")
+    given = f"profiler.nsys_path={asked}" if asked else f"NSYS={named}" if named else "profiler=nsys"
+    path = shutil.which(named or "nsys", path=surrounding.get("PATH"))
+    if path is None:
+        why = "is no program" if named else "nsys is not on PATH"
+        raise Refused(
+            f"{given}: {why}; accepted are a path to it in profiler.nsys_path or NSYS, profiler=torch, or profiler=auto"
+        )
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise Refused(f"{given}: {path} --version gives no answer; accepted is a working Nsight Systems") from None
+    said = re.search(r"version (\d+(?:\.\d+)+)", done.stdout)
+    if done.returncode or not said:
+        raise Refused(f"{given}: {path} --version does not say a version; accepted is a working Nsight Systems")
+    if tuple(map(int, said[1].split(".")[:2])) < OLDEST:
+        raise Refused(
+            f"{given}: version {said[1]}; accepted is {'.'.join(map(str, OLDEST))} or newer, or profiler=torch"
+        )
+    return Nsys(Path(path).absolute(), said[1])

@@ -1,0 +1,135 @@
+"""The profiled pass of a cell, after its timed one: run it, read the trace, keep what may be kept.
+
+    <cell>/profile/trace.nsys-rep     what nsys recorded; holds the (scrubbed) environment, so it never leaves the machine
+    <cell>/profile/trace.sqlite.gz    its export without environment and command line
+    <cell>/profile/rank<N>.json.gz    what torch.profiler recorded
+    <cell>/profile/timeline.svg       one step
+
+A pass that fails costs the measured record nothing: its sentence stands among what is unchecked.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import UnreadableInput
+from analysis.trace.metrics import trace_metrics
+from analysis.trace.model import Trace
+from analysis.trace.scrub import scrub
+from analysis.trace.source import load_trace
+from analysis.trace.steps import window, within_steps
+from analysis.trace.summary import summarize
+from analysis.trace.timeline import draw
+from analysis.validity.settings import Finding
+from conf.cell import Cell
+from launch.profile.nsys import Nsys
+from launch.study.study import PROFILED, prepare
+from launch.supervision.supervise import Outcome
+
+FOLDER = "profile"
+# A first try, whose capture range recorded nothing.
+IN_VAIN = "profile-capture-range"
+REPORT = "trace"
+Run = Callable[[Cell, Path, Sequence[str]], Outcome]
+
+
+class PassFailed(Exception):
+    """The ranks of the pass did not come to its end; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What a profiled pass adds to the record."""
+
+    finding: Finding
+    metrics: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)
+
+
+def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
+    """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`, and read what it left."""
+    try:
+        trace, facts = _recorded(cell, folder, nsys, run)
+        summary = summarize(within_steps(trace))
+        (folder / FOLDER / "timeline.svg").write_text(draw(trace, window(trace)), encoding="utf-8")
+    except Exception as error:  # whatever a trace holds: the timed pass is measured already
+        return Profiled(Finding(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
+    steps = cell.profiler_options["steps"]
+    sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
+    return Profiled(
+        Finding(PROFILED, sentence, "finding"),
+        trace_metrics(summary),
+        {"trace": summary.as_json()},
+        {"trace": {"profiler": cell.profiler, "source": trace.source, **facts}},
+    )
+
+
+def _recorded(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
+    """The trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
+    if cell.profiler == "torch":
+        _passed(run(*_prepared(cell, folder, capture_range=False), ()))
+        return _checked(cell, load_trace(str(folder / FOLDER))), {}
+    assert nsys is not None  # launch.plan.plan
+    if cell.device == "cuda":
+        try:
+            return _by_nsys(cell, folder, nsys, run, capture_range=True), {"capture_range": True}
+        except UnreadableInput as error:
+            (folder / FOLDER).rename(folder / IN_VAIN)
+            try:
+                return _by_nsys(cell, folder, nsys, run, capture_range=False), {
+                    "capture_range": False,
+                    "with_capture_range": str(error),
+                }
+            except UnreadableInput as again:
+                raise UnreadableInput(f"{error}; without a capture range: {again}") from None
+    return _by_nsys(cell, folder, nsys, run, capture_range=False), {"capture_range": False}
+
+
+def _by_nsys(cell: Cell, folder: Path, nsys: Nsys, run: Run, capture_range: bool) -> Trace:
+    asked, inside = _prepared(cell, folder, capture_range)
+    graphs, on_gpu = cell.optimize == "compile", cell.device == "cuda"
+    outcome = run(asked, inside, nsys.command(inside / REPORT, on_gpu, graphs, capture_range))
+    if not (_complains(outcome) and nsys.left(inside / REPORT)):  # of its importer, which export() looks for
+        _passed(outcome)
+    export = nsys.export(inside / REPORT)
+    kept = inside / f"{REPORT}.sqlite.gz"
+    try:
+        scrub(export, kept)
+    finally:
+        export.unlink()  # as long as the report itself is kept, it can be made again
+    return _checked(cell, load_trace(str(kept)))
+
+
+def _prepared(cell: Cell, folder: Path, capture_range: bool) -> tuple[Cell, Path]:
+    """The cell that the ranks of the pass are asked for, and its folder. Raises OSError."""
+    asked = dataclasses.replace(cell, benchmark={"name": "profiled_pass", "capture_range": capture_range})
+    return asked, prepare(folder / FOLDER, asked)
+
+
+def _passed(outcome: Outcome) -> None:
+    """Raises PassFailed where the ranks did not end well, UnreadableInput where nothing says that it was they."""
+    failure = outcome.failure
+    if failure is None:
+        return
+    if not _complains(outcome):
+        raise PassFailed(failure.message)
+    raise UnreadableInput(": ".join([failure.message, *failure.log_tail.splitlines()[-1:]]))
+
+
+def _complains(outcome: Outcome) -> bool:
+    """Whether nsys ended with another status than 0, and no rank did."""
+    return outcome.failure is not None and outcome.failure.cause == "start" and outcome.failure.rank is None
+
+
+def _checked(cell: Cell, trace: Trace) -> Trace:
+    """The trace. Raises UnreadableInput where it says nothing of what a GPU did."""
+    silent = [str(rank.rank) for rank in trace.ranks if rank.on_host]
+    if cell.device == "cuda" and silent:
+        raise UnreadableInput(
+            f"no GPU kernel was recorded on rank {', '.join(silent)}, so no time on the GPU is known (it is not 0 ms); the "
+            f"likely cause: {trace.source} is too old for the machine's CUDA driver, or may not use the GPU's counters"
+        )
+    return trace

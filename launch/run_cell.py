@@ -1,0 +1,160 @@
+"""Measure one cell from its plan to its record: prepare, run, observe, judge, write."""
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from analysis.findings.baselines import efficiency
+from analysis.trace.metrics import disagreement
+from analysis.validity.checks import judged
+from analysis.validity.effective import TUNING_FOLDER, observe
+from benchmarks import record as records
+from benchmarks.record import Failure, Record
+from conf.cell import Cell
+from conf.schema import Config
+from launch.engines.environment import NCCL_SUBSYSTEMS, TOKEN, environment, scrubbed
+from launch.machine.devices import Machine, facts, variables
+from launch.plan.plan import Planned
+from launch.profile import profiled_pass
+from launch.profile.nsys import Nsys
+from launch.study.assemble import assemble
+from launch.study.identity import Sweep
+from launch.study.study import Study, prepare
+from launch.supervision import gpu_samples, supervise
+from launch.supervision.progress import Watch
+from launch.supervision.supervise import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurer:
+    """What every cell of a sweep is measured with."""
+
+    config: Config
+    machine: Machine
+    study: Study
+    sweep: Sweep
+    surrounding: Mapping[str, str]
+    nsys: Nsys | None
+    stopping: Callable[[], bool]
+    note: Callable[[str], None]  # tells the user
+
+    def measure(self, planned: Planned, known: list[Record], progress: Callable[[Watch], None]) -> Record:
+        """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
+
+        Raises:
+            OSError: the study's folder cannot be written any more.
+        """
+        cell, folder = planned.cell, self.study.folder / planned.cell.folder
+        token = uuid.uuid4().hex
+        variable = environment(cell, self.machine, folder, token, self.surrounding)
+        uuids = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
+        attempt = self.study.begin(
+            cell,
+            token,
+            {
+                "study": self.study.name,
+                "sweep_id": self.sweep.sweep_id,
+                "overrides": self.sweep.overrides,
+                "drift": planned.drift,
+                "environment": {**facts(), "planned_uuids": uuids, "variables": variables(variable)},
+            },
+        )
+        outcome = self._run(cell, folder, variable, uuids, progress)
+        ended_at = time.time()
+        if outcome.immortal:
+            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
+        if outcome.state == "finished" and self._wants_tuning(cell):
+            self._tuning_pass(cell, folder, variable)
+        record = self._record(folder, outcome, ended_at, known)
+        if outcome.state == "finished" and cell.profiler != "none":
+            # Whatever happens in the pass, what was measured is safe.
+            records.write(folder, judged(record, self.config.validity))
+            if trace := self._profiled(cell, folder, variable, progress):
+                record = _with_trace(record, trace)
+        record = judged(record, self.config.validity)
+        self.study.end(attempt, record)
+        return record
+
+    def _record(self, folder: Path, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
+        """What the timed pass left, not yet judged."""
+        record = assemble(folder, outcome.state, outcome.failure, ended_at)
+        metrics, checks = gpu_samples.summary(folder)
+        record = dataclasses.replace(
+            record,
+            metrics=record.metrics | metrics,
+            checks=record.checks | checks,
+            effective=observe(record, folder, known, self.study.folder_of),
+        )
+        share = efficiency(record, known)
+        if share is not None:
+            record.metrics["scaling/efficiency"] = share
+        return record
+
+    def _run(
+        self,
+        cell: Cell,
+        folder: Path,
+        variable: Mapping[str, str],
+        uuids: list[str],
+        progress: Callable[[Watch], None],
+        profiler: Sequence[str] = (),
+    ) -> Outcome:
+        try:
+            with gpu_samples.Sampler(folder, uuids if self.config.sample_gpus else [], variable[TOKEN]):
+                return supervise.run(
+                    cell, folder, variable, variable[TOKEN], self.config.engine, self.stopping, progress, profiler
+                )
+        except OSError as error:  # the agent could not be started, or the disk is full
+            return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
+
+    def _profiled(
+        self, cell: Cell, folder: Path, variable: Mapping[str, str], progress: Callable[[Watch], None]
+    ) -> profiled_pass.Profiled | None:
+        """The profiled pass; None where the user stopped it. Under nsys its environment is scrubbed: a report embeds it."""
+
+        def run(asked: Cell, inside: Path, command: Sequence[str]) -> Outcome:
+            needed = scrubbed(variable) if command else variable
+            logged = {"NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log")} if cell.device == "cuda" else {}
+            return self._run(asked, inside, {**needed, **logged}, [], progress, command)
+
+        trace = profiled_pass.profiled(cell, folder, self.nsys, run)
+        if trace.finding.severity == "unchecked" and self.stopping():
+            return None  # the next launcher measures the cell again, with its trace
+        if trace.finding.severity == "unchecked":
+            self.note(f"{cell.name}: {trace.finding.sentence}")
+        return trace
+
+    def _wants_tuning(self, cell: Cell) -> bool:
+        if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
+            return False
+        asked = self.config.tuning_pass
+        return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
+
+    def _tuning_pass(self, cell: Cell, folder: Path, variable: Mapping[str, str]) -> None:
+        """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
+        try:
+            inside = prepare(folder / TUNING_FOLDER, dataclasses.replace(cell, benchmark={"name": "tuning_pass"}))
+        except OSError as error:
+            self.note(f"the tuning pass of {cell.name} could not be run: {error}")
+            return
+        logged = {
+            "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
+            "NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log"),
+        }
+        outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
+        if outcome.failure:
+            self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
+
+
+def _with_trace(record: Record, trace: profiled_pass.Profiled) -> Record:
+    """The record with what the profiled pass adds to it."""
+    metrics = record.metrics | trace.metrics
+    findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
+    return dataclasses.replace(
+        record,
+        metrics=metrics | disagreement(metrics),
+        tables=record.tables | trace.tables,
+        effective=record.effective | trace.effective | {"findings": findings},
+    )

@@ -1,0 +1,1 @@
+"""A study's folder: attempts, records, the journal."""

@@ -1,0 +1,163 @@
+"""Samples of the GPUs of a cell while it runs, by NVML from the launching process: clocks, power, throttling, who else is there.
+
+Nothing runs in the ranks for it. Samples go to `<cell>/gpus.jsonl`; what they say of the timed window goes to the record.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.record import Lines, read_lines
+from launch.engines.environment import TOKEN
+
+PERIOD_SECONDS = 0.5
+SETTLE_SECONDS = 3.0
+FILE_NAME = "gpus.jsonl"
+# nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
+THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
+# What is measured first and foremost, where a benchmark says so; else its timed window is all but what prepares.
+TIMED_PHASES = ("timed", "concurrent")
+PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verify")
+
+
+class Sampler:
+    """Samples some GPUs in a thread between entering and leaving; does nothing without GPUs."""
+
+    def __init__(self, folder: Path, uuids: Sequence[str], token: str) -> None:
+        self._uuids, self._token = list(uuids), token
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if uuids:
+            import pynvml
+
+            self._nvml: Any = pynvml
+            try:
+                pynvml.nvmlInit()
+                self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            except pynvml.NVMLError:
+                self._uuids = []  # a GPU that is lost fails in its rank, with the reason; the samples are missing
+                return
+            self._lines = Lines(folder / FILE_NAME)
+
+    def __enter__(self) -> "Sampler":
+        """The first sample is taken before this returns: before any rank of ours exists.
+
+        The cell before this one may just have ended: its load is given a moment to leave the driver's averages.
+        """
+        if self._uuids:
+            deadline = time.monotonic() + SETTLE_SECONDS
+            while (idle := [self._one(handle) for handle in self._handles]) and time.monotonic() < deadline:
+                if all(gpu.get("busy_percent", 0) == 0 for gpu in idle):
+                    break
+                time.sleep(PERIOD_SECONDS / 2)
+            self._lines.write("before", time.time(), gpus=idle)
+            self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop sampling."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(PERIOD_SECONDS):
+                self._lines.write("sample", time.time(), gpus=[self._one(handle) for handle in self._handles])
+        except OSError:
+            return  # the disk is full: later windows have no samples, and their checks say so
+
+    def _one(self, handle: Any) -> dict[str, Any]:
+        """One GPU now; what the driver does not tell is absent."""
+        nvml = self._nvml
+        questions = {
+            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            "memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used),
+            "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "foreign_pids": lambda: self._foreign(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        }
+        answers: dict[str, Any] = {}
+        for name, ask in questions.items():
+            try:
+                answers[name] = ask()  # type: ignore[no-untyped-call]
+            except (nvml.NVMLError, AttributeError, TypeError):
+                continue
+        return answers
+
+    def _foreign(self, running: Sequence[Any]) -> list[int]:
+        """Ids of processes on the GPU that do not carry our token. A driver outside a container may name processes that
+        do not exist inside it: nothing is known of those, and foreign memory before the start is the other sign.
+        """
+        mark = f"{TOKEN}={self._token}".encode()
+        foreign = []
+        for process in running:
+            try:
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+            except PermissionError:
+                foreign.append(process.pid)  # somebody else's
+            except OSError:
+                continue
+            else:
+                if environ and mark not in environ.split(b"\0"):  # empty: it is just ending
+                    foreign.append(process.pid)
+        return foreign
+
+
+def summary(folder: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """What the samples of a cell say: (metrics of the timed window, facts for the validity checks); empty without samples."""
+    lines = list(read_lines(folder / FILE_NAME))
+    if not lines:
+        return {}, {}
+    opened, closed = _timed_window(folder)
+    inside = [gpu for line in lines if opened <= line["time"] <= closed for gpu in line["gpus"]]
+    before = [gpu for line in lines if line["kind"] == "before" for gpu in line["gpus"]]
+    facts: dict[str, Any] = {
+        "before_memory_bytes": max((gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None),
+        "before_busy_percent": max((gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None),
+        "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
+        "foreign_pids": sorted({pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}),
+        "samples": len(inside),
+    }
+    if not inside:
+        return {}, {"gpu_samples": facts}
+    reasons = [gpu["reasons"] for gpu in inside if "reasons" in gpu]
+    facts["throttle_reasons"] = sorted({hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED})
+    facts["reasons_known"] = bool(reasons)
+    metrics = {
+        "gpu/sm_mhz": _mean(inside, "sm_mhz"),
+        "gpu/power_w": _mean(inside, "power_w"),
+        "gpu/temperature_c": _mean(inside, "temperature_c"),
+        "gpu/power_capped_share": sum(bool(r & POWER_CAPPED) for r in reasons) / len(reasons) if reasons else None,
+    }
+    return {name: value for name, value in metrics.items() if value is not None}, {"gpu_samples": facts}
+
+
+def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
+    values = [sample[name] for sample in samples if name in sample]
+    return sum(values) / len(values) if values else None
+
+
+def _timed_window(folder: Path) -> tuple[float, float]:
+    """When rank 0 entered its first timed phase and left its last, seconds since 1970; an empty window where it had none.
+
+    Phases are timed that TIMED_PHASES names; where a benchmark has none of these, all but PREPARING_PHASES. The last phase ends
+    when the rank has its result.
+    """
+    lines = [line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+    phases = [line for line in lines if line["kind"] == "phase"]
+    named = [phase for phase in phases if phase["phase"] in TIMED_PHASES]
+    timed = named or [phase for phase in phases if phase["phase"] not in PREPARING_PHASES]
+    if not timed:
+        return float("inf"), float("-inf")
+    following = lines[lines.index(timed[-1]) + 1 :]
+    return timed[0]["time"], following[0]["time"] if following else float("inf")

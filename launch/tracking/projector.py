@@ -1,0 +1,74 @@
+"""The store beside a sweep: records are projected as they are made, and a store that fails never costs one."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.record import Record
+from conf.schema import Tracking
+from launch.study.identity import Sweep
+from launch.study.study import Study
+from launch.tracking.note import summary_markdown
+from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.tracking.tracker import Tracker
+
+
+class Projector:
+    """Projects one sweep to MLflow, or says once why not and how to do it later."""
+
+    def __init__(self, tracking: Tracking, study: Study, sweep: Sweep, console: Console) -> None:
+        self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
+        self._tracker: Tracker | None = None
+        self._failed = False
+
+    def open(self) -> None:
+        """Initialise the store and the parent run."""
+        if self._tracking.enabled:
+            self._try(self._open)
+
+    def _open(self) -> None:
+        self._tracker = Tracker.open(self._tracking, self._study.folder.parent, self._study.name)
+        self._tracker.start_sweep(self._sweep)
+
+    def log(self, record: Record) -> None:
+        """The child run of a record."""
+        if self._tracker and not self._failed:
+            tracker = self._tracker
+            self._try(lambda: tracker.log(record, self._study.folder_of(record)))
+
+    def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool, report: Path | None) -> None:
+        """The parent's note, report and state. What failed on the way is tried once more: a lock may be gone."""
+        if self._tracker is None:
+            return
+        tracker, self._failed = self._tracker, False
+
+        def finish() -> None:
+            for record in measured:
+                tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
+            failed = any(record.state == "failed" for record in measured)
+            state = "interrupted" if interrupted else "failed" if failed else "finished"
+            tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]), report)
+
+        self._try(finish)
+
+    def where(self) -> list[str]:
+        """Lines for the user: where the runs are, or how to project them later."""
+        if not self._tracking.enabled:
+            return [f"MLflow   not written (tracking.enabled=false); later: python -m launch sync {self._study.folder}"]
+        try:
+            uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+        except WrongUri:
+            uri = "URI"
+        if self._failed:
+            return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
+        lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
+        return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except TrackingUnavailable as error:
+            if not self._failed:
+                self._console.print(f"note: MLflow: {error}; measuring goes on", markup=False)
+            self._failed = True

@@ -1,0 +1,80 @@
+"""What the store lacks of a study is projected from its records, at any time, as often as one likes."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.record import FILE_NAME, Record, RecordError, read, read_study
+from conf.schema import Tracking
+from launch.study.identity import sweep_of
+from launch.study.report import REPORT
+from launch.tracking.note import summary_markdown
+from launch.tracking.tracker import Tracker
+
+DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # what a record with a field of another type raises
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What `sync` did with a study."""
+
+    projected: int  # records written now
+    already: int  # records that the store had
+    unreadable: list[str]  # a sentence for each record that could not be read
+
+
+def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
+    """Project every record of `<output_dir>/<study>` that is not in the store yet; twice changes nothing.
+
+    Raises:
+        ValueError: `study_dir` is no folder with records.
+        TrackingUnavailable: as Tracker.open.
+    """
+    study_dir = study_dir.absolute()
+    if not any(study_dir.glob(f"*/**/{FILE_NAME}")):
+        raise ValueError(f"{study_dir}: no folder of a study (it has no cell with a {FILE_NAME})")
+    records, errors = read_study(study_dir)
+    folders, unreadable = _folders(study_dir), [str(error) for error in errors]
+    tracker = Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name)
+    written = tracker.written()
+    sweeps: dict[str, list[Record]] = {}
+    for record in records:
+        sweeps.setdefault(record.sweep_id, []).append(record)
+    projected = already = 0
+    for own in sweeps.values():
+        if all(record.record_id in written for record in own):
+            already += len(own)
+        else:
+            with contextlib.suppress(*DAMAGED):  # the damaged one is named below
+                tracker.start_sweep(sweep_of(own))
+            for record in own:
+                try:
+                    new = record.record_id not in written and tracker.log(record, folders[record.record_id])
+                    projected, already = projected + new, already + (not new)
+                except DAMAGED as error:
+                    unreadable.append(f"{folders[record.record_id] / FILE_NAME}: a damaged record ({error})")
+        with contextlib.suppress(*DAMAGED):
+            _close(tracker, own, study_dir / REPORT)
+    return SyncReport(projected, already, unreadable)
+
+
+def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
+    """Give a sweep its table and the study's report, unless it has that of all these records or is still being written."""
+    sweep = sweep_of(records)
+    found = tracker.find_sweep(sweep.sweep_id)
+    if found is None or found.at_work or found.records == len(records):
+        return
+    state = "failed" if any(record.state == "failed" for record in records) else "finished"
+    cut_short = found.planned is not None and found.planned > len(records)
+    if cut_short or found.status == "KILLED" or any(record.state == "interrupted" for record in records):
+        state = "interrupted"
+    tracker.finish_sweep(sweep, records, state, summary_markdown(records), report)
+
+
+def _folders(study_dir: Path) -> dict[str, Path]:
+    """The folder of each readable record."""
+    folders = {}
+    for path in study_dir.glob(f"*/**/{FILE_NAME}"):
+        with contextlib.suppress(RecordError):
+            folders[read(path).record_id] = path.parent
+    return folders

@@ -1,0 +1,309 @@
+"""MLflow as a projection of records: written by the launching process, after each cell, in batches; replayable.
+
+A study is an experiment, a sweep a parent run, a record a child run. Every run carries the tag of what it projects
+(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag `ringside.projected` comes last:
+a child run that has it is complete, any other is completed, also one closed as left behind by a dead launcher.
+"""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.record import FILE_NAME, Record
+from conf.schema import Tracking
+from launch.study.identity import Process, Sweep, sweep_of
+from launch.tracking.note import cut_to
+from launch.tracking.projection import (
+    NAME_LENGTH,
+    STATUS,
+    TAG_LENGTH,
+    Projection,
+    identifier,
+    milliseconds,
+    plain,
+    project,
+)
+from launch.tracking.store import check_writable, connect, reaching, sqlite_file, store_uri, turn, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run, RunTag
+
+PROJECTED, KIND = "ringside.projected", "ringside.kind"
+RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
+ARTIFACTS = (
+    FILE_NAME,
+    "failures.json",
+    "topology.txt",
+    "*.log",
+    "logs/**/*",
+    "ranks/*.jsonl",
+    "nccl/*.log",
+    "gpus.jsonl",
+    # Never the report of nsys itself: it holds the environment of what it traced.
+    "profile/trace.sqlite.gz",
+    "profile/rank*.json.gz",
+    "profile/timeline.svg",
+)
+ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
+PAGE = 1000  # runs of one answer
+ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the store says about a sweep."""
+
+    status: str  # MLflow's word
+    planned: int | None  # cells
+    records: int | None  # that its table counts; None while it has no table
+    at_work: bool  # another process that may live is writing it
+
+
+class Tracker:
+    """The store of one study, as its launching process writes it. Every method may raise TrackingUnavailable."""
+
+    def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
+        """Use `Tracker.open`."""
+        self._uri, self._file = uri, sqlite_file(uri)
+        self._parents: dict[str, str] = {}  # sweep_id: run_id
+        artifacts = output_dir.absolute() / "mlartifacts"
+        # The lock lies beside the store: launchers with other output folders share it.
+        self._lock = self._file.with_name(f".{self._file.name}.lock") if self._file else output_dir / ".mlflow.lock"
+        with reaching(uri), turn(self._lock):
+            self._client = connect(uri, artifacts)
+            self._experiment = self._find_experiment(experiment, artifacts)
+            self._close_stale()
+
+    @staticmethod
+    def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
+        """Open the store, making it and the experiment where they are missing, and close what dead launchers left.
+
+        Raises:
+            WrongUri: `tracking.uri` cannot be one.
+            TrackingUnavailable: it cannot be reached or written, known within about 30 s (60 s where another launcher
+                holds the turn); the message is one sentence without credentials.
+        """
+        uri = store_uri(tracking.uri, output_dir)
+        return Tracker(uri, output_dir, plain(tracking.experiment or f"ringside/{study}", 500))
+
+    @property
+    def uri(self) -> str:
+        """Where it writes, for people: credentials removed."""
+        return without_credentials(self._uri)
+
+    @property
+    def page(self) -> str:
+        """The page of the experiment's runs, behind the address that `mlflow ui` prints; its first page shows none."""
+        return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning"
+
+    def start_sweep(self, sweep: Sweep) -> None:
+        """Make the parent run, RUNNING, unless the store has it."""
+        identifier(sweep.sweep_id)
+        with self._writing():
+            self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
+
+    def log(self, record: Record, folder: Path) -> bool:
+        """Write the child run of a record, with the artifacts of its folder.
+
+        Returns:
+            Whether anything was written: a run that is already complete is left untouched.
+
+        Raises:
+            ValueError, TypeError, AttributeError, KeyError: the record is damaged.
+        """
+        projection = project(record)
+        with self._writing():
+            found = self._find(RECORD, record.record_id, "cell", ALL)
+            if found is not None and _complete(found):
+                return False
+            if record.sweep_id not in self._parents:
+                self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
+            self._write(found, projection, self._parents[record.sweep_id], folder)
+            return True
+
+    def finish_sweep(
+        self, sweep: Sweep, records: list[Record], state: str, note_markdown: str, report: Path | None = None
+    ) -> None:
+        """Close the parent run with its table and its report.
+
+        Args:
+            sweep: the sweep.
+            records: what the table shows; those of other sweeps (cells resumed from them) are not counted.
+            state: finished, failed (a cell failed) or interrupted.
+            note_markdown: the table; beyond MLflow's 8000 characters it is cut, and whole in the artifact summary.md.
+            report: a folder that becomes the artifact `report`.
+        """
+        own = [record for record in records if record.sweep_id == sweep.sweep_id]
+        ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
+        counts = {state: sum(record.state == state for record in own) for state in STATUS}
+        invalid = sum(record.state == "finished" and not record.usable for record in own)
+        said = [f"{count} {state}" for state, count in counts.items() if count]
+        tags = {
+            # A tag: as metrics they would be the first charts of the experiment, before the cells' own.
+            "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
+            "mlflow.note.content": cut_to(note_markdown, TAG_LENGTH),
+            "ringside.records": str(len(own)),
+            "state": state,
+        }
+        with self._writing():
+            run_id = self._parent(sweep).info.run_id
+            self._client.log_text(run_id, note_markdown, "summary.md")
+            if report is not None and report.is_dir():
+                self._client.log_artifacts(run_id, str(report), "report")
+            self._client.log_batch(run_id, tags=_entities(tags))
+            self._client.set_terminated(run_id, STATUS[state], ended)
+
+    def written(self) -> set[str]:
+        """The ids of the records to which nothing is to be added."""
+        with reaching(self._uri):
+            runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
+            return {run.data.tags.get(RECORD, "") for run in runs if _complete(run)}
+
+    def find_sweep(self, sweep_id: str) -> Written | None:
+        """The parent run of a sweep; None where the store has none (or a user deleted it)."""
+        identifier(sweep_id)
+        with reaching(self._uri):
+            run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
+        if run is None:
+            return None
+        counts = [run.data.tags.get(name, "") for name in ("ringside.cells", "ringside.records")]
+        planned, records = (int(count) if count.isdigit() else None for count in counts)
+        process = _process(run)
+        at_work = run.info.status == "RUNNING" and process not in (None, Process.own()) and not process.gone
+        return Written(run.info.status, planned, records, at_work)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The turn, with a store that can be written."""
+        with reaching(self._uri), turn(self._lock):
+            if self._file:
+                check_writable(self._file)
+            yield
+
+    def _find_experiment(self, name: str, artifacts: Path) -> str:
+        """The experiment's id; made where missing, on this machine's disk unless a server keeps artifacts itself."""
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            location = None if self._uri.lower().startswith(("http", "databricks")) else artifacts.as_uri()
+            try:
+                return str(self._client.create_experiment(name, artifact_location=location))
+            except Exception:  # another machine may have made it since
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise ValueError(f"experiment {name!r} is deleted there: restore it or choose another tracking.experiment")
+        return str(found.experiment_id)
+
+    def _close_stale(self) -> None:
+        """End as KILLED what launchers of this host that are no more left RUNNING, in every study of the store."""
+        ours = self._client.search_experiments(filter_string="name LIKE 'ringside/%'", max_results=PAGE)
+        experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
+        now = round(time.time() * 1000)
+        for run in list(self._runs(experiments, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
+            process = _process(run)
+            if process is not None and process.gone:
+                self._client.set_terminated(run.info.run_id, "KILLED", now)
+
+    def _runs(self, experiments: list[str], filter_string: str, view: int) -> "Iterator[Run]":
+        token = None
+        while True:
+            page = self._client.search_runs(experiments, filter_string, view, PAGE, ["attributes.start_time"], token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
+        """The run with this tag; the written one where two machines at once made one each."""
+        runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
+        return max(runs, key=_complete, default=None)
+
+    def _parent(self, sweep: Sweep) -> "Run":
+        found = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
+        if found is not None:
+            return found
+        tags = {
+            KIND: "sweep",
+            SWEEP: sweep.sweep_id,
+            "ringside.cells": str(sweep.cells),
+            "ringside.overrides": plain(shlex.join(sweep.overrides), TAG_LENGTH),
+            **_process_tags(sweep.process),
+        }
+        return self._create(plain(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
+
+    def _create(self, name: str, started: int, tags: Mapping[str, str]) -> "Run":
+        tags = {**tags, "mlflow.source.name": "launch.py"}
+        return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
+
+    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: Path) -> None:
+        """Make or complete a child run; the tag that says so comes last."""
+        from mlflow.entities import Metric, Param
+
+        if run is None:
+            ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
+            # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
+            tags = {
+                "mlflow.parentRunId": parent,
+                **projection.tags,
+                KIND: "cell",
+                **ids,
+                **_process_tags(Process.own()),
+            }
+            run = self._create(projection.name, projection.started, tags)
+        run_id = run.info.run_id
+        left_out = []
+        for path in _artifacts(folder):
+            if path.stat().st_size > ARTIFACT_LIMIT:
+                left_out.append(str(path.relative_to(folder)))
+                continue
+            below = path.relative_to(folder).parent.as_posix()
+            self._client.log_artifact(run_id, str(path), None if below == "." else below)
+        tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
+        # Parameters cannot be changed: of a half-written run those that are there stay.
+        params = [Param(*item) for item in projection.params.items() if item[0] not in run.data.params]
+        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, _entities(tags))
+        self._client.set_terminated(run_id, projection.status, projection.ended)
+        self._client.set_tag(run_id, PROJECTED, "true")
+
+
+def _complete(run: "Run") -> bool:
+    """Whether nothing is to be added: written to the end, or deleted by a user, who is not to be contradicted."""
+    return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
+
+
+def _process_tags(process: Process) -> dict[str, str]:
+    return {
+        "ringside.host": process.host,
+        "ringside.pid": str(process.pid),
+        "ringside.pid_started": repr(process.started),
+        "ringside.boot_id": process.boot_id,
+    }
+
+
+def _process(run: "Run") -> Process | None:
+    """The process that wrote a run; None where its tags do not say."""
+    host, pid, started, boot_id = (
+        run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
+    )
+    try:
+        return Process(str(host), int(pid or ""), float(started or ""), boot_id or "")
+    except ValueError:
+        return None
+
+
+def _entities(tags: Mapping[str, str]) -> "list[RunTag]":
+    from mlflow.entities import RunTag
+
+    return [RunTag(name, value) for name, value in tags.items()]
+
+
+def _artifacts(folder: Path) -> list[Path]:
+    """The regular files of a cell's folder that belong to its run; links are not followed."""
+    found = {path for pattern in ARTIFACTS for path in folder.glob(pattern)}
+    real = folder.resolve()
+    return sorted(path for path in found if path.is_file() and path.resolve() == real / path.relative_to(folder))

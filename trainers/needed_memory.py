@@ -1,0 +1,27 @@
+"""`python -m trainers.needed_memory`: read a JSON list of cells, print a JSON list of the bytes of shared memory that each takes.
+
+A process of its own, because the launching process does not import torch.
+"""
+
+import json
+import sys
+
+import torch
+
+from conf.cell import Cell
+from trainers import models
+from trainers.strategy import load
+
+
+def shared_bytes(cell: Cell) -> int:
+    """Bytes in /dev/shm while the cell runs. Builds the model without memory."""
+    with torch.device("meta"):
+        model = models.build(cell.model)
+    if cell.precision == "bf16_weights":
+        model = models.bf16_weights(model)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return load(cell.strategy).shared_bytes(parameters, cell.world_size, cell.device == "cuda")
+
+
+if __name__ == "__main__":
+    print(json.dumps([shared_bytes(Cell.from_dict(plain)) for plain in json.load(sys.stdin)]))

@@ -1,0 +1,44 @@
+"""What the wires between neighbours allow, with all ranks sending and receiving at once."""
+
+import torch
+import torch.distributed as dist
+
+from trainers.strategy import Probe
+
+# Of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
+MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
+
+
+def probes(device: torch.device, bytes_each: float) -> list[Probe]:
+    """What exchanges in which each rank sends `bytes_each` are held to, over the transport that this cell's settings give.
+
+    On GPUs three ways around the ring, of which the fastest tells: a message to the next rank, an all-gather and an all-reduce.
+    NCCL gives each its own number of channels. Over gloo a message is no limit: gloo has several under way where this has one.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    size, on_gpu = MESSAGE_BYTES[device.type], device.type == "cuda"
+    out, into = (torch.ones(size // 4, device=device) for _ in range(2))
+
+    def message() -> None:
+        to_next = dist.P2POp(dist.isend, out, (rank + 1) % world_size)
+        from_last = dist.P2POp(dist.irecv, into, (rank - 1) % world_size)
+        for work in dist.batch_isend_irecv([to_next, from_last]):
+            work.wait()
+
+    one_message = Probe("ring", message, bytes_each / size, limit=on_gpu)
+    if not on_gpu or world_size == 1:
+        return [one_message]
+    share = into.numel() // world_size
+
+    def gather() -> None:
+        dist.all_gather_into_tensor(into[: share * world_size], out[:share])
+
+    def reduce() -> None:
+        dist.all_reduce(into)
+
+    passed_on = share * 4 * (world_size - 1)  # bytes that a rank sends in a gather, and in each half of an all-reduce
+    return [
+        one_message,
+        Probe("ring", gather, bytes_each / passed_on, way="gather"),
+        Probe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
+    ]
