@@ -24,7 +24,7 @@ from launch.study.assemble import assemble
 from launch.study.study import Study
 from launch.supervision import failure, progress, supervise
 from trainers.kvstore.buckets import Array
-from trainers.kvstore.shared_regions import Shared, Terms
+from trainers.kvstore.shared_regions import KvstoreConfig, Shared
 
 ROOT = Path(__file__).parent.parent
 SILENCE_S = 8.0
@@ -495,7 +495,7 @@ def test_a_process_whose_starter_has_ended_does_not_go_on():
 
 
 def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkeypatch):
-    terms = Terms((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
+    terms = KvstoreConfig((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
     paths = []
     for token in ("a" * 32, "b" * 32):
         monkeypatch.setenv("RINGSIDE_TOKEN", token)

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.server import Arithmetic, Server
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, Control, Terms
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, Control, KvstoreConfig
 
 BUCKETS, PUSHES = 3, 16
 
@@ -42,7 +42,7 @@ def drive(workers, synchronous, bound, seed, pushes=PUSHES, ask=UPDATE):
     """Workers that push all buckets, each in its own order, and go on once all are answered, in a random schedule."""
     chance = random.Random(seed)
     arrays = (Array(1, "float32", "float32"),) * BUCKETS
-    terms = Terms(arrays, tuple(range(BUCKETS)), 0, workers, 1, 10, synchronous, bound)
+    terms = KvstoreConfig(arrays, tuple(range(BUCKETS)), 0, workers, 1, 10, synchronous, bound)
     control = Control(np.zeros(Control.bytes(terms, BUCKETS), np.uint8), terms, BUCKETS)
     control.settings[:, 0] = ask
     arithmetic = Counting(control, workers)

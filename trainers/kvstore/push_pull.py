@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from trainers.kvstore import server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.shared_regions import Terms, needed_bytes
+from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import HostMemory, Peers, Worker
 from trainers.strategy import Probe
 
 
-class Mailboxes(Bucketed):
+class PushPull(Bucketed):
     """All workers share servers, which are threads in every worker (`servers=0`) or processes of their own."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Mailboxes(Bucketed):
         self._max_staleness, self._server_gpu = max_staleness, server_gpus is not None
         self.worker: Worker | None = None
 
-    def terms(self, parameters: Sequence[Tensor], order: Sequence[int], workers: int, on_gpu: bool) -> Terms:
+    def terms(self, parameters: Sequence[Tensor], order: Sequence[int], workers: int, on_gpu: bool) -> KvstoreConfig:
         """What an exchange of these parameters is made of."""
         # A synchronous answer is one for all GPUs; else each worker needs its own, to read in place or untorn.
         copies = 1 if self.synchronous and on_gpu else workers
-        return Terms(
+        return KvstoreConfig(
             arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
             self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu, copies,
         )  # fmt: skip
@@ -140,3 +140,41 @@ class Mailboxes(Bucketed):
             self.worker.close()
         elif self._servers and dist.get_rank() == 0:
             server_process.dismiss()
+
+
+class SynchronousServers(PushPull):
+    """MXNet's kvstore=dist_sync and dist_sync_device: servers in processes of their own; an update waits for all workers."""
+
+    def __init__(
+        self,
+        servers: int,
+        bigarray_bound: int,
+        bucket_cap_mb: float,
+        comm_hook: str,
+        threads: int | str = 1,
+        server_gpus: Any = None,
+    ) -> None:
+        """Take the options of the YAML. `server_gpus` is given where servers keep weights on GPUs; they need one thread."""
+        super().__init__(
+            bucket_cap_mb, comm_hook, threads, servers, bigarray_bound, synchronous=True, server_gpus=server_gpus
+        )
+
+
+class AsynchronousServers(PushPull):
+    """MXNet's kvstore=dist_async and dist_async_device: the same servers; each push is applied when it arrives."""
+
+    def __init__(
+        self,
+        servers: int,
+        bigarray_bound: int,
+        bucket_cap_mb: float,
+        comm_hook: str,
+        max_staleness: int | None,
+        threads: int | str = 1,
+        server_gpus: Any = None,
+    ) -> None:
+        """Take the options of the YAML, as SynchronousServers does. `max_staleness` is in updates; None: no bound."""
+        super().__init__(
+            bucket_cap_mb, comm_hook, threads, servers, bigarray_bound, synchronous=False,
+            max_staleness=max_staleness, server_gpus=server_gpus,
+        )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainers.kvstore import cpu_sums
-from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, Regions, Shared, Terms
+from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, KvstoreConfig, Regions, Shared
 
 PR_SET_TIMERSLACK = 29  # <linux/prctl.h>
 # Between two looks at the flags: short where a GPU waits, longer where looking takes the time of those who compute.
@@ -42,7 +42,7 @@ class Arithmetic(ABC):
 class OnCpu(Arithmetic):
     """In host memory, on the threads of the thread that calls (torch.set_num_threads)."""
 
-    def __init__(self, terms: Terms, shared: Shared, mine: list[int]) -> None:
+    def __init__(self, terms: KvstoreConfig, shared: Shared, mine: list[int]) -> None:
         assert shared.regions is not None
         self._terms, self._control, self._regions = terms, shared.control, shared.regions
         self._momentum = {bucket: torch.zeros_like(self._regions.weights[bucket]) for bucket in mine}
@@ -78,7 +78,9 @@ class OnGpu(Arithmetic):
     H200s: 395 GB/s one way, 2 × 197 both ways from one side, 2 × 370 when each side writes).
     """
 
-    def __init__(self, terms: Terms, shared: Shared, regions: Regions, inboxes: list[int], mine: list[int]) -> None:
+    def __init__(
+        self, terms: KvstoreConfig, shared: Shared, regions: Regions, inboxes: list[int], mine: list[int]
+    ) -> None:
         """`inboxes` are the workers' addresses for answers."""
         from trainers.kvstore import cuda_copies
 
@@ -128,7 +130,9 @@ class OnGpu(Arithmetic):
 class Server:
     """Serves some buckets to their end. One thread calls it."""
 
-    def __init__(self, terms: Terms, control: Control, number: int, mine: list[int], arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, terms: KvstoreConfig, control: Control, number: int, mine: list[int], arithmetic: Arithmetic
+    ) -> None:
         self._terms, self._control, self._mine, self._arithmetic = terms, control, mine, arithmetic
         self._columns = np.array(mine, dtype=np.intp)
         self._taken = np.zeros((terms.workers, len(mine)), dtype=np.int64)  # pushes whose serving has begun

@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.server import PAUSE_SECONDS as PAUSES
 from trainers.kvstore.server import Arithmetic, OnCpu, OnGpu, Server
-from trainers.kvstore.shared_regions import Regions, Shared, Terms
+from trainers.kvstore.shared_regions import KvstoreConfig, Regions, Shared
 
 KEY = "terms"
 PAUSE_SECONDS = 0.02
@@ -24,7 +24,7 @@ def _store() -> PrefixStore:
     return PrefixStore("ringside/kvstore", TCPStore(address, port, is_master=False))
 
 
-def announce(path: Path, terms: Terms) -> None:
+def announce(path: Path, terms: KvstoreConfig) -> None:
     """Tell the servers where to find the workers."""
     _store().set(KEY, json.dumps({"path": str(path), "terms": terms.to_dict()}))
 
@@ -54,7 +54,7 @@ def serve(
     told = json.loads(store.get(KEY))
     if told is None:
         return
-    terms = Terms.from_dict(told["terms"])
+    terms = KvstoreConfig.from_dict(told["terms"])
     layout = terms.layout()
     shared = Shared(Path(told["path"]), terms, layout)
     control = shared.control

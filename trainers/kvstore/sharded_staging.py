@@ -10,7 +10,7 @@ from trainers import ring_probe
 from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Array, Layout
-from trainers.kvstore.shared_regions import Terms, needed_bytes
+from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
 from trainers.strategy import Probe
 
@@ -40,13 +40,15 @@ class ShardedStaging(Bucketed):
         self.worker.begin(sharding.shares(self.flat_weights, rank, world_size), self.settings())
 
     @staticmethod
-    def _terms(layout: Layout, world_size: int, on_gpu: bool) -> tuple[Terms, Layout]:
+    def _terms(layout: Layout, world_size: int, on_gpu: bool) -> tuple[KvstoreConfig, Layout]:
         """A rank's shares as arrays of their own, each in its own bucket."""
         arrays = []
         for bucket in layout.buckets:
             kind = layout.arrays[bucket.parts[0].array]
             arrays.append(Array(sharding.share_of(bucket, world_size), kind.kept, kind.sent))
-        terms = Terms(tuple(arrays), tuple(range(len(arrays))), cap_bytes=0, workers=1, servers=0, worker_gpu=on_gpu)
+        terms = KvstoreConfig(
+            tuple(arrays), tuple(range(len(arrays))), cap_bytes=0, workers=1, servers=0, worker_gpu=on_gpu
+        )
         return terms, terms.layout()
 
     def switch(self, only_gradients: bool) -> None:

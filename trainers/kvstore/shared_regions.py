@@ -29,7 +29,7 @@ STALENESS_BINS = 64
 
 
 @dataclass(frozen=True)
-class Terms:
+class KvstoreConfig:
     """What workers and servers agree on; all else follows from it."""
 
     arrays: tuple[Array, ...]
@@ -66,16 +66,16 @@ class Terms:
         return asdict(self)
 
     @staticmethod
-    def from_dict(plain: dict[str, Any]) -> "Terms":
+    def from_dict(plain: dict[str, Any]) -> "KvstoreConfig":
         """The inverse of to_dict."""
         arrays = tuple(Array(**array) for array in plain["arrays"])
-        return Terms(**{**plain, "arrays": arrays, "order": tuple(plain["order"])})
+        return KvstoreConfig(**{**plain, "arrays": arrays, "order": tuple(plain["order"])})
 
 
 class Regions:
     """Views of one base (host memory, or a server's GPU): weights, what is handed back, and every worker's gradients."""
 
-    def __init__(self, base: Tensor, terms: Terms, layout: Layout) -> None:
+    def __init__(self, base: Tensor, terms: KvstoreConfig, layout: Layout) -> None:
         """`base` holds `Regions.size(terms, layout)` bytes, as uint8."""
         self._base, self._layout, self._terms = base, layout, terms
         self.weights = self._views(0, kept=True)
@@ -88,7 +88,7 @@ class Regions:
         ]
 
     @staticmethod
-    def size(terms: Terms, layout: Layout) -> int:
+    def size(terms: KvstoreConfig, layout: Layout) -> int:
         """Bytes of the base."""
         return layout.pull_bytes * (1 + terms.copies) + layout.push_bytes * terms.workers
 
@@ -97,7 +97,7 @@ class Regions:
         return self._layout.pull_bytes * (1 + copy)
 
     @staticmethod
-    def pushed_start(terms: Terms, layout: Layout, worker: int) -> int:
+    def pushed_start(terms: KvstoreConfig, layout: Layout, worker: int) -> int:
         """Bytes from the base to a worker's gradients."""
         return layout.pull_bytes * (1 + terms.copies) + layout.push_bytes * worker
 
@@ -133,7 +133,7 @@ class Control:
     worst: "np.ndarray[Any, Any]"  # (servers) largest staleness
     handles: "np.ndarray[Any, Any]"  # (workers + servers, 64) of exported GPU memory
 
-    def __init__(self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", terms: Terms, buckets: int) -> None:
+    def __init__(self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", terms: KvstoreConfig, buckets: int) -> None:
         workers, sharers = terms.workers, terms.sharers
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pushed", np.int32, (workers, buckets)),
@@ -155,12 +155,12 @@ class Control:
         self.size = offset
 
     @staticmethod
-    def bytes(terms: Terms, buckets: int) -> int:
+    def bytes(terms: KvstoreConfig, buckets: int) -> int:
         """Size of the block."""
         return Control(np.empty(0, np.uint8), terms, buckets).size
 
 
-def needed_bytes(terms: Terms, layout: Layout) -> int:
+def needed_bytes(terms: KvstoreConfig, layout: Layout) -> int:
     """Bytes of shared memory that a cell takes."""
     control = Control.bytes(terms, len(layout.buckets))
     return control if terms.server_gpu else control + Regions.size(terms, layout)
@@ -169,7 +169,7 @@ def needed_bytes(terms: Terms, layout: Layout) -> int:
 class Shared:
     """The mapping of one process."""
 
-    def __init__(self, path: Path, terms: Terms, layout: Layout, create: bool = False) -> None:
+    def __init__(self, path: Path, terms: KvstoreConfig, layout: Layout, create: bool = False) -> None:
         """Map the file; the one who creates it takes its pages at once.
 
         Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainers.kvstore import cpu_sums, server_process
 from trainers.kvstore.server import PAUSE_SECONDS, OnCpu, Server, short_naps
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, Regions, Shared, Terms, views
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, Shared, views
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Peers:
 class Worker:
     """One worker among its peers. `sent` and `weights`, `means` hold a flat tensor for each bucket."""
 
-    def __init__(self, terms: Terms, peers: Peers, device: torch.device, threads: int | str) -> None:
+    def __init__(self, terms: KvstoreConfig, peers: Peers, device: torch.device, threads: int | str) -> None:
         """Map the shared memory and meet the servers. Collective over the peers.
 
         Raises:

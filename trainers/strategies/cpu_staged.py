@@ -7,7 +7,7 @@ reduce-scatter among themselves first, so that each stages 1/n. `transport=gloo`
 from typing import Any
 
 from trainers.kvstore.gloo_staging import GlooStaging
-from trainers.kvstore.push_pull import Mailboxes
+from trainers.kvstore.push_pull import PushPull
 from trainers.kvstore.sharded_staging import ShardedStaging
 from trainers.strategy import Strategy
 
@@ -26,7 +26,7 @@ def staged(
         return GlooStaging(**given, comm_hook=comm_hook)
     if staging == "sharded":
         return ShardedStaging(**given, comm_hook=comm_hook, threads=threads)
-    return Mailboxes(**given, comm_hook=comm_hook, threads=threads)
+    return PushPull(**given, comm_hook=comm_hook, threads=threads)
 
 
 STRATEGY = staged

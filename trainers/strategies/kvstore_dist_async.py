@@ -1,7 +1,5 @@
 """MXNet's kvstore=dist_async: parameter servers of their own processes, in host memory; every push is applied when it arrives."""
 
-import functools
+from trainers.kvstore.push_pull import AsynchronousServers
 
-from trainers.kvstore.push_pull import Mailboxes
-
-STRATEGY = functools.partial(Mailboxes, synchronous=False)
+STRATEGY = AsynchronousServers
