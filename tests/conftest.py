@@ -6,6 +6,7 @@ import io
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import hypothesis
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from rank_cases import CASES
 
 from conf import schema
 
@@ -58,14 +60,8 @@ def launch(monkeypatch, tmp_path):
 def forked(tmp_path_factory):
     """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
 
-    The ranks of all cases are forked, one case after the other, from one process (kvstore_ranks).
+    The ranks of all cases are forked, one case after the other, from one process (forked_ranks).
     """
-    import test_collectives
-    import test_exchange
-    import test_jacobi
-    import test_kvstore
-    import test_p2p_benchmark
-
     # pytest-xdist's processes each have a folder in the same one: the first that comes runs them for all.
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "forked"
@@ -73,13 +69,10 @@ def forked(tmp_path_factory):
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            cases = {"measuring": {"workers": 2}}
-            for module in (test_kvstore, test_exchange, test_collectives, test_jacobi, test_p2p_benchmark):
-                cases |= module.CASES
-            (folder / "cases.json").write_text(json.dumps(cases))
+            (folder / "cases.json").write_text(json.dumps(CASES))
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
             done = subprocess.run(
-                [sys.executable, str(ROOT / "tests" / "kvstore_ranks.py"), str(folder)],
+                [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
                 env=environment, capture_output=True, text=True, timeout=200,
             )  # fmt: skip
             (folder / "done").write_text(done.stdout)
@@ -94,3 +87,23 @@ def forked(tmp_path_factory):
 
     read.folder = folder
     return read
+
+
+@pytest.fixture(scope="session")
+def store_template(tmp_path_factory):
+    """An initialised store: making one takes seconds."""
+    from launch.tracking import store
+
+    folder = tmp_path_factory.mktemp("template")
+    uri = store.store_uri(None, folder)
+    store.connect(uri, folder / "mlartifacts")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def output_dir(tmp_path, store_template):
+    """An output folder with an initialised store."""
+    folder = tmp_path / "out puts%20#1"  # a space, a percent sign and a hash: all three mean something in a URI
+    folder.mkdir()
+    shutil.copy(store_template, folder / "mlflow.db")
+    return folder

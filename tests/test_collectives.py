@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import make_cell
 from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
-from test_measuring import make_cell
+from rank_cases import OTHER_COLLECTIVES, SHORT
 
 from analysis.nccl_tests.reader import parse_nccl_tests
 from benchmarks.collectives import nccl_tests_table
@@ -33,31 +34,6 @@ from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
-SHORT = {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
-TABLE = {**SHORT, "max_bytes": "16KiB", "factor": 4, "format": "nccl-tests"}
-OTHERS = [
-    *({"op": op} for op in ("prod", "min", "max")),
-    *({"dtype": dtype} for dtype in ELEMENT_BYTES),
-    {"collective": "reduce", "root": 1, "op": "max"},
-    {"collective": "broadcast", "root": 1},
-    {"collective": "gather", "root": 1},
-    {"collective": "scatter", "root": 1},
-    {"coalesced": 3},
-    {"collective": "all_gather", "coalesced": 2},
-    {"collective": "reduce_scatter", "coalesced": 2, "percentiles": False},
-    {"verify": False, "format": "nccl-tests"},
-]
-CASES = {
-    "collectives": {"workers": 2, "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES]},
-    "collectives_other": {"workers": 2, "benchmarks": [{**SHORT, **other} for other in OTHERS]},
-    "collectives_three": {
-        "workers": 3,
-        "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
-    },
-}
-CASES["collectives_idle"] = {
-    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "Torch", "prepare"],
-}  # fmt: skip
 PLACES = ("out_of_place", "in_place")
 
 
@@ -101,13 +77,15 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
     assert {**one, "output": ""} == {**other, "output": ""}
 
 
-@pytest.mark.parametrize("number", range(len(OTHERS)), ids=lambda number: "-".join(map(str, OTHERS[number].values())))
+@pytest.mark.parametrize(
+    "number", range(len(OTHER_COLLECTIVES)), ids=["-".join(map(str, asked.values())) for asked in OTHER_COLLECTIVES]
+)
 def test_other_forms_of_collectives_return_what_they_should(forked, number):
     found = forked("collectives_other")[0][number]
-    verified = OTHERS[number].get("verify", True)
+    verified = OTHER_COLLECTIVES[number].get("verify", True)
     for _, figure in figures(run_of(found)):
         assert figure["wrong"] == (0 if verified else None)
-        assert ("per_iteration" in figure) == OTHERS[number].get("percentiles", True)
+        assert ("per_iteration" in figure) == OTHER_COLLECTIVES[number].get("percentiles", True)
     assert found["checks"].get("wrong_elements") == (0 if verified else None)
 
 

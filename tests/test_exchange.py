@@ -6,15 +6,16 @@ tests/data/mxnet_bandwidth.txt is what measure.py printed on eight GPUs.
 import dataclasses
 import itertools
 import math
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from cells import exchange_cell
 from hydra import compose
-from kvstore_ranks import exchange_cell
+from mxnet_lines import FORMS
 from omegaconf import OmegaConf
+from rank_cases import CASES, SERVERS, STRATEGIES
 
 from benchmarks.rank.result import Result
 from benchmarks.training.exchange import gradients_like, limits, mxnet_lines
@@ -25,49 +26,6 @@ from trainers.needed_memory import shared_bytes
 from trainers.strategy import Probe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
-FORMS = (
-    re.compile(
-        r"INFO:root:Namespace\(disp_batches=1, gpus='(?P<gpus>[\d,]+)', image_shape='(?P<shape>\d+,\d+,\d+)', "
-        r"kv_store='(?P<store>[a-z_]+)', network='(?P<network>[\w-]+)', num_batches=(?P<batches>\d+), "
-        r"num_classes=(?P<classes>\d+), num_layers=(?P<layers>\d+), optimizer='\w+', test_results=1\)"
-    ),
-    re.compile(r"INFO:root:num of arrays = (?P<arrays>\d+), total size = (?P<mb>\d+\.\d{6}) MB"),
-    re.compile(
-        r"INFO:root:iter (?P<number>\d+), (?P<seconds>\d+\.\d{6}) sec, (?P<rate>\d+\.\d{6}) GB/sec per gpu, "
-        r"error (?P<error>\d+\.\d{6})"
-    ),
-)
-STRATEGIES = {
-    "nccl_allreduce": {"name": "nccl_allreduce"},
-    "cpu_staged": {"name": "cpu_staged"},
-    "kvstore_device": {"name": "kvstore_device"},
-}
-SERVERS = {
-    "kvstore_dist_sync": {"name": "kvstore_dist_sync", "servers": 2, "bucket_cap_mb": 100.0},
-    "kvstore_dist_async": {"name": "kvstore_dist_async", "servers": 1, "bucket_cap_mb": 100.0},
-}
-OTHERS = {
-    "sharded": {"strategy": {"name": "cpu_staged", "staging": "sharded"}},
-    "one_rank": {"workers": 1, "strategy": STRATEGIES["nccl_allreduce"]},
-    "bf16_hook": {"strategy": {"name": "kvstore_device", "comm_hook": "bf16"}},
-    "bf16_weights": {"strategy": STRATEGIES["cpu_staged"], "precision": "bf16_weights"},
-    "one_bias": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "one bias"},
-    "sums": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums"},
-    "nan": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "nan"},
-    "lossy": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums", "lossy": True},
-}
-CASES = {
-    f"exchange_{name}": {"workers": 2, "exchange": {}} | case
-    for name, case in {
-        **{
-            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key, "format": "mxnet"}}
-            for name, strategy in STRATEGIES.items()
-            for per_key in (False, True)
-        },
-        **{name: {"strategy": strategy} for name, strategy in SERVERS.items()},
-        **OTHERS,
-    }.items()
-}
 
 
 # The same arrays.

@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
+from cells import make_cell
 from hydra import compose
 from omegaconf import OmegaConf
-from test_measuring import make_cell
 
 from benchmarks.host_link import measure
 from benchmarks.rank.group import Ranks

@@ -14,8 +14,9 @@ from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
+from rank_cases import ASKED, KERNELS
 
-from benchmarks.jacobi.grid import EDGE, TILES, Rows, Slab, Tile, TorchStencil, TritonStencil, split, tiles
+from benchmarks.jacobi.grid import EDGE, TILES, Slab, TorchStencil, split, tiles
 from benchmarks.jacobi.measure import lines
 from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
@@ -25,22 +26,6 @@ from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
-SMALL = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
-ASKED = {
-    "host": {"exchange": "host"},
-    "gloo": {"exchange": "gloo"},
-    "one_row_each": {"ny": 5, "nx": 5},
-    "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
-}
-CASES = {
-    f"jacobi_{workers}": {"workers": workers, "benchmarks": [SMALL | asked for asked in ASKED.values()]}
-    for workers in (1, 2, 3)
-}
-CASES["jacobi_deaf"] = {
-    "workers": 2, "benchmarks": [SMALL], "fault": ["benchmarks.jacobi.halo", "HostOnCpu", "receive"],
-}  # fmt: skip
-KERNELS = list(itertools.product((512, 201), (1, 2, 3, 9, 10, 11)))  # columns, rows
-CASES["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
 # jacobi_memcpy's lines, as the documents hold them.
 LINES = (
     re.compile(r"Num (GPU|CPU worker)s: (\d+)\. Using \1 ID: ((?:\d+, )+)"),
@@ -158,40 +143,6 @@ def test_plain_operators_are_the_definition():
         new[0], new[-1] = new[-2], new[1]
         assert math.sqrt(stencil.change()()) == pytest.approx(norms[number - 1], rel=1e-5)
     assert torch.allclose(slab.inner(5), expected, atol=1e-6)
-
-
-def wide_slab(nx, count):
-    """A slab with the pitch that GPUs have, of random numbers."""
-    base = torch.empty(2 * (count + 2) * 512 * 4, dtype=torch.uint8)
-    slab = Slab(512, 100, Rows(1, count), CPU, base)
-    slab.nx = nx
-    slab.buffers[0].copy_(torch.rand(count + 2, 512, generator=torch.Generator().manual_seed(0)))
-    return slab
-
-
-def kernel(nx, count):
-    """What the kernel makes of a slab, in a process where Triton interprets: kvstore_ranks calls it."""
-    from benchmarks.jacobi.kernel import sweep
-
-    slab = wide_slab(nx, count)
-    plain = TorchStencil(slab)
-    plain.edges(1, norm=True)
-    expected, change = slab.inner(1)[:, 1:-1].clone(), plain.change()()
-    slab.buffers[1].fill_(-1)
-    stencil = object.__new__(TritonStencil)
-    stencil._slab, stencil._sweep, stencil.tile = slab, sweep, Tile(8, 256, 2)
-    stencil._edge_sums, stencil._rest_sums = torch.zeros(8), torch.zeros(4)
-    stencil.edges(1, norm=True)
-    edges = slab.inner(1)[:, 1:-1].clone()
-    stencil.rest(1, norm=True)
-    return {
-        "edges_right": torch.equal(edges[0], expected[0]) and torch.equal(edges[-1], expected[-1]),
-        "rest_left_for_later": bool((edges[1:-1] == -1).all()),
-        "right": torch.equal(slab.inner(1)[:, 1:-1], expected),
-        "boundary_stays": torch.equal(slab.inner(1)[:, 0], slab.buffers[0][1:-1, 0]),
-        "halo_untouched": bool((slab.buffers[1][0] == -1).all() and (slab.buffers[1][-1] == -1).all()),
-        "change": float(stencil._edge_sums.double().sum() + stencil._rest_sums.double().sum()) / change,
-    }
 
 
 @pytest.mark.parametrize("number", range(len(KERNELS)), ids=lambda number: "x".join(map(str, KERNELS[number])))

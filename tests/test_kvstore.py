@@ -2,61 +2,7 @@
 
 import numpy as np
 import pytest
-
-STEPS = 5
-SMALL = {"bucket_cap_mb": 0.0003}  # MiB: about 80 elements, several buckets
-SYNCHRONOUS = {
-    "staged": {"name": "cpu_staged", **SMALL},
-    "staged_gpu": {"name": "cpu_staged", "optimizer_on": "gpu", **SMALL},
-    "staged_threads": {"name": "cpu_staged", "threads": 2},
-    "staged_sharded": {"name": "cpu_staged", "staging": "sharded", **SMALL},
-    "staged_sharded_gpu": {"name": "cpu_staged", "staging": "sharded", "optimizer_on": "gpu"},
-    "staged_gloo": {"name": "cpu_staged", "transport": "gloo", **SMALL},
-    "staged_gloo_gpu": {"name": "cpu_staged", "transport": "gloo", "optimizer_on": "gpu"},
-    "local": {"name": "kvstore_local"},
-    "device": {"name": "kvstore_device", **SMALL},
-    "device_owner": {"name": "kvstore_device", "reduce": "owner", **SMALL},
-    "sync": {"name": "kvstore_dist_sync", "servers": 1, **SMALL},
-    "sync_2_split": {"name": "kvstore_dist_sync", "servers": 2, "bigarray_bound": 60},
-    "sync_3": {"name": "kvstore_dist_sync", "servers": 3, "bigarray_bound": 60, **SMALL},
-    "sync_device": {"name": "kvstore_dist_sync_device", "servers": 1},
-}
-HALF = {
-    "staged": {"name": "cpu_staged"},
-    "staged_sharded": {"name": "cpu_staged", "staging": "sharded"},
-    "device": {"name": "kvstore_device"},
-    "sync": {"name": "kvstore_dist_sync", "servers": 1},
-}
-REFERENCE = {"name": "nccl_allreduce"}
-
-
-def _cases():
-    cases = {}
-    for workers in (2, 4):
-        cases[f"allreduce_{workers}"] = {"workers": workers, "strategy": REFERENCE}
-    for name, strategy in SYNCHRONOUS.items():
-        cases[f"{name}_2"] = {"workers": 2, "strategy": strategy, "more": True}
-    for name in ("staged", "staged_sharded", "device", "device_owner"):
-        cases[f"{name}_4"] = {"workers": 4, "strategy": SYNCHRONOUS[name]}
-    cases["sync_4_4"] = {"workers": 4, "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60}}
-    for hook in ("fp16", "bf16"):
-        cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
-        for name, strategy in HALF.items():
-            cases[f"{name}_{hook}"] = {"workers": 2, "strategy": {**strategy, "comm_hook": hook}}
-    cases["alone"] = {"workers": 1, "strategy": REFERENCE}
-    cases["async_alone"] = {"workers": 1, "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL}}
-    slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
-    for bound in (None, 1, 3):
-        cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
-    cases["async_device"] = {**slow, "strategy": {"name": "kvstore_dist_async_device"}, "more": True}
-    for case in cases.values():
-        case.setdefault("steps", STEPS)
-        if "dist" in case["strategy"]["name"]:
-            case["strategy"].setdefault("servers", 1)
-    return cases
-
-
-CASES = _cases()
+from rank_cases import HALF, SYNCHRONOUS
 
 
 @pytest.fixture

@@ -1,187 +1,23 @@
 """The real measurement in two real ranks: every metric of the contract, what is counted, and faults that the checks find.
 
-Each of the two ranks measures all cases of `CASES` one after the other.
+Each of the two ranks measures all cases of `measuring.CASES` one after the other.
 """
 
-import contextlib
-import dataclasses
 import math
-import time
 
 import pytest
-import torch
-import torch.distributed as dist
+from cells import DDP
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
-from benchmarks.training import correctness, throughput
-from conf.cell import Cell, Network
-from conf.schema import Optimizer
-from trainers.step import Training
-from trainers.strategy import Strategy, load
+from benchmarks.training import correctness
+from trainers.strategy import load
 
 PARAMETERS = 1_199_882
-BENCHMARK = {
-    "name": "throughput",
-    "min_iterations": 4,
-    "max_iterations": 6,
-    "max_seconds": 0.2,
-    "interval_target": 0.0025,
-    "warmup_iterations": 2,
-    "warmup_max_seconds": 0.1,
-    "exchange_iterations": 4,
-    "limit_iterations": 2,
-    "exposed_rounds": 1,
-}
-DDP = {
-    "name": "nccl_allreduce",
-    "bucket_cap_mb": 25.0,
-    "gradient_as_bucket_view": True,
-    "static_graph": True,
-    "broadcast_buffers": False,
-    "comm_hook": "none",
-    "powersgd_rank": 4,
-}
 METRICS = {
     "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
     "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s",
     "comm/exposed_ms", "comm/overlap_fraction", "stage/ring_ms",
 }  # fmt: skip
-
-
-def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benchmark):
-    """A tiny cell of the Fashion-MNIST network on CPU workers."""
-    return Cell(
-        model=Network("fmnist_cnn", "ringside", "fmnist_cnn", 1, 10, 28, 0.0, {}),
-        strategy=strategy or DDP,
-        benchmark=BENCHMARK | benchmark,
-        nccl={},
-        optimizer=Optimizer(),
-        profiler="none",
-        gpus=gpus,
-        device="cpu",
-        batch_size=batch_size,
-        global_batch_size=None,
-        precision=precision,
-        optimize="eager",
-        channels_last=False,
-        seed=0,
-    )
-
-
-CASES = {
-    "ddp": make_cell(),
-    "none": make_cell(strategy={"name": "none"}),
-    "fp16": make_cell(strategy=DDP | {"comm_hook": "fp16"}, exposed_rounds=0),
-    "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
-    "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
-    "small buckets": make_cell(strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0),
-}
-
-
-# Strategies with a fault. Each wraps the model of a healthy one; the checks must notice.
-
-
-@contextlib.contextmanager
-def _nothing():
-    yield
-
-
-class Skips(Strategy):
-    """Claims to be synchronous and exchanges nothing."""
-
-    def prepare(self, model, optimizer):
-        self.model = model
-        return model
-
-    def without_exchange(self):
-        return _nothing()
-
-    def bytes_moved(self, gradient_bytes, world_size):
-        return gradient_bytes
-
-
-class Exchanges(Skips):
-    """Sums in place between backward and update; `share` is what the sum is divided by."""
-
-    share = 2.0
-
-    def __init__(self):
-        self.on = True
-
-    @contextlib.contextmanager
-    def without_exchange(self):
-        self.on = False
-        yield
-        self.on = True
-
-    def exchange(self):
-        if self.on:
-            for parameter in self.model.parameters():
-                self.reduce(parameter.grad)
-
-    def reduce(self, gradient):
-        dist.all_reduce(gradient)
-        gradient /= self.share
-
-
-class Sums(Exchanges):
-    """Forgets to divide by the number of ranks."""
-
-    share = 1.0
-
-
-class SkipsBias(Exchanges):
-    """Exchanges all but the first element of each array: the kind of fault that a broken kernel makes."""
-
-    def reduce(self, gradient):
-        kept = gradient.flatten()[0].item()
-        super().reduce(gradient)
-        gradient.view(-1)[0] = kept
-
-
-FAULTY = {"healthy": Exchanges, "skips": Skips, "sums": Sums, "skips one element": SkipsBias}
-
-
-def measure(rank, folder):
-    """What each rank does (kvstore_ranks): all cases, then the faulty strategies, then a slow rank."""
-    ranks = Ranks(rank, 2, torch.device("cpu"))
-    found = {}
-    for name, cell in CASES.items():
-        result = throughput.run(cell, ranks, Reporter(folder / f"{name}-{rank}.jsonl"))
-        found[name] = dataclasses.asdict(result)
-    for name, faulty in FAULTY.items():
-        training = faulty_training(faulty(), ranks)
-        for _ in range(2):
-            training.step()
-        error, spread = correctness.gradient_error(training, ranks)
-        found[name] = {"error": error, "spread": spread, "equal": correctness.replicas_equal(training, ranks)}
-    found["slow rank"] = slow_rank(ranks, folder)
-    return found
-
-
-def faulty_training(strategy, ranks):
-    """A Training whose strategy is replaced before its first step."""
-    training = Training(make_cell(strategy={"name": "none"}), ranks.device, ranks.rank)
-    strategy.prepare(training.model, training.optimizer)
-    training.strategy = strategy
-    return training
-
-
-def slow_rank(ranks, folder):
-    """Independent ranks of which the second sleeps longer in every step."""
-    cell = make_cell(strategy={"name": "none"}, batch_size=8, min_iterations=10, max_iterations=10)
-    measurement = throughput.Measurement(cell, ranks, Reporter(folder / f"slow-{ranks.rank}.jsonl"))
-
-    def step():
-        time.sleep(0.03 if ranks.rank else 0.01)
-        measurement.training.images += 8
-
-    measurement.training.step = step
-    measurement.step_ms = 200.0
-    measurement.timed()
-    return measurement.result.metrics
 
 
 @pytest.fixture

@@ -38,20 +38,6 @@ from launch.machine.devices import Device, Machine
 from launch.plan import peer_access
 
 DATA = Path(__file__).parent / "data"
-SMALL = {"bytes": 65536, "iterations": 2, "latency_iterations": 5, "repeats": 2}
-CASES = {
-    "p2p_two": {
-        "workers": 2,
-        "benchmarks": [
-            {"name": "p2p", **SMALL, "direction": "read", "format": "cuda-samples"},
-            {"name": "p2p", **SMALL, "repeats": 1, "p2p": "disabled"},
-        ],
-    },
-    "p2p_three": {
-        "workers": 3,
-        "benchmarks": [{"name": "p2p", **SMALL, "repeats": 1, "concurrent": True, "p2p": "required"}],
-    },
-}
 NAMES = [
     "unidirectional_disabled", "unidirectional_enabled", "unidirectional_enabled_reads", "bidirectional_disabled",
     "bidirectional_enabled", "latency_cpu_disabled", "latency_cpu_enabled", "latency_cpu_enabled_reads",

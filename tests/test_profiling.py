@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_measuring import make_cell
-from test_trace_nsys import GEMM, REDUCE, make_export, two_ranks
+from cells import make_cell
+from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.trace.metrics import disagreement, trace_metrics
 from analysis.trace.source import load_trace

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import make_record
 
 from benchmarks import record as records
 from benchmarks.record import (
     SCHEMA_VERSION,
-    Failure,
     Lines,
     Record,
     RecordError,
@@ -30,30 +30,6 @@ from benchmarks.record import (
 )
 
 ROOT = Path(__file__).parent.parent
-
-
-def make_record(**changes):
-    made = Record(
-        record_id="0" * 32,
-        cell_key="1" * 16,
-        name="resnet50 · nccl_allreduce · gpus 0,3",
-        cell={"gpus": [0, 3], "nccl": {"NCCL_P2P_LEVEL": "LOC"}, "global_batch_size": None},
-        study="default",
-        sweep_id="2" * 32,
-        overrides=["gpus=0,3"],
-        state="finished",
-        started_at=1_795_000_000.25,
-        ended_at=1_795_000_060.5,
-        failure=Failure("hang", 1, "rank 1 gave no sign", "last line"),
-        validity=Validity("suspect", {"noisy": "wide"}, {"wrong_gpu": "no identity"}),
-        environment={"versions": {"torch": "2.11"}},
-        model={"parameters": 1199882},
-        metrics={"throughput/images_per_second": 5000.0},
-        series={"step/ms_median": [[20, 51.0], [40, 50.0]]},
-        checks={"losses": [2.3, 2.2], "half_width": 0.01, "warmup_flat": True},
-        ranks=[{"rank": 0, "done": True}],
-    )
-    return dataclasses.replace(made, **changes)
 
 
 def damaged(tmp_path, change):
@@ -232,7 +208,7 @@ sys.path.insert(0, {str(ROOT)!r})
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
 from benchmarks.record import write
-from test_record import make_record
+from records import make_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:
@@ -255,7 +231,7 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
 from benchmarks.record import write
-from test_record import make_record
+from records import make_record
 big = make_record(series={{"s": [[n, n / 3] for n in range(3000)]}})
 print("go", flush=True)
 while True:

@@ -1,6 +1,5 @@
 """The report of a study: what it says, that nothing in a record gets out of its place, and that it always comes."""
 
-import copy
 import csv
 import dataclasses
 import json
@@ -14,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from records import EVIL, REAL, record, study
 
 from analysis.__main__ import main
 from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
@@ -29,30 +29,6 @@ from analysis.report.tables import Column, Table, to_csv, to_latex, to_markdown
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
-REAL = json.loads((H200 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
-EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
-
-
-def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
-    """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
-    made = copy.deepcopy(REAL) | {"record_id": f"{number:032x}", "cell_key": f"{number:016x}", "series": {}}
-    made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | changes.pop("cell", {})
-    made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
-    made["started_at"] += 60 * number
-    made["ended_at"] = made["started_at"] + 50
-    metrics = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
-    made["metrics"] |= {f"throughput/{name}": value for name, value in metrics.items()} | changes.pop("metrics", {})
-    uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
-    made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
-    return made | changes
-
-
-def study(folder, records):
-    for one in records:
-        cell = folder / one["record_id"]
-        cell.mkdir(parents=True)
-        (cell / "record.json").write_text(json.dumps(one))
-    return folder
 
 
 def everything():

@@ -5,7 +5,7 @@ import csv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report import EVIL, record, study
+from records import EVIL, record, study
 
 from analysis.findings.study import open_study
 from analysis.report.build import examine, report

@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from mxnet_lines import FORMS
 from omegaconf import OmegaConf
-from test_exchange import FORMS
 
 from benchmarks import record as records
 from conf import schema

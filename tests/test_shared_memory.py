@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-from kvstore_ranks import strategy_of
-from test_measuring import make_cell
+from cells import make_cell, strategy_of
 
 from conf.options import Refused
 from launch.plan.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from cells import make_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_measuring import make_cell
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter

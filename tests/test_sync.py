@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_tracking import make_folder, make_record, make_sweep, output_dir, rows, runs, template  # noqa: F401
+from tracked import make_folder, make_record, make_sweep, rows, runs
 
 from benchmarks.record import Failure, Validity
 from conf.schema import Tracking
@@ -19,7 +19,7 @@ OTHER = "b" * 32
 
 
 @pytest.fixture
-def study_dir(output_dir):  # noqa: F811
+def study_dir(output_dir):
     """Two sweeps of a study, one with a failed cell; nothing of them in the store."""
     folder = output_dir / "scaling"
     failed = make_record(3, sweep_id=OTHER, state="failed", failure=Failure("hang", 1, "rank 1 went silent"))

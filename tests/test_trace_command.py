@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from test_trace_nsys import LOC, NVL, REDUCE, make_export, two_ranks
+from traces import LOC, NVL, REDUCE, make_export, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput

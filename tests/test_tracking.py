@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import shutil
 import socket
 import sqlite3
 import subprocess
@@ -14,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tracked import make_folder, make_record, make_sweep, rows, runs
 
-from benchmarks import record as records
-from benchmarks.record import Failure, Record, Validity
+from benchmarks.record import Failure, Validity
 from conf.schema import Tracking
-from launch.study.identity import Process, Sweep
+from launch.study.identity import Process
 from launch.tracking import store
 from launch.tracking.note import COLUMNS, cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
@@ -26,87 +25,6 @@ from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, with
 from launch.tracking.tracker import Tracker
 
 SECRET = "hunter2-secret"
-START = 1_795_000_000.0
-
-
-def make_record(number=0, **changes):
-    """A finished cell; `number` makes its ids and times its own."""
-    cell = {
-        "model": {"name": "resnet50", "image_size": 224, "options": {}},
-        "strategy": {"name": "nccl_allreduce", "bucket_cap_mb": 25, "comm_hook": "none"},
-        "benchmark": {"name": "throughput", "windows": 5},
-        "nccl": {"NCCL_P2P_LEVEL": "LOC"},
-        "gpus": [0, 3],
-        "device": "cuda",
-        "batch_size": 256,
-        "global_batch_size": None,
-        "precision": "bf16",
-        "optimize": "eager",
-        "seed": 0,
-        "repeat": 0,
-    }
-    made = Record(
-        record_id=f"{number:032x}",
-        cell_key=f"{number:016x}",
-        name="resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC",
-        cell=cell,
-        study="scaling",
-        sweep_id="a" * 32,
-        overrides=["gpus=0,3", "nccl.p2p_level=LOC"],
-        state="finished",
-        started_at=START + number,
-        ended_at=START + number + 60,
-        model={"parameters": 25557032.0, "gradient_bytes": 102228128.0},
-        metrics={"throughput/images_per_second": 5000.0, "comm/busbw_gb_per_s": 12.5},
-        series={"step/ms": [[0, 51.0], [1, 50.0], [2, 50.0]]},
-        effective={"transport": "SHM", "link_class": "NV18"},
-    )
-    return dataclasses.replace(made, **changes)
-
-
-def make_folder(study_dir, record):
-    """A cell's folder with its record, as the supervisor leaves it."""
-    folder = study_dir / f"cell-{record.record_id[-6:]}"
-    for name in ("ranks", "logs", "nccl"):
-        (folder / name).mkdir(parents=True)
-    (folder / "ranks" / "0.jsonl").write_text('{"kind": "start", "time": 1}\n')
-    (folder / "logs" / "0.log").write_text("rank 0\n")
-    (folder / "nccl" / "0.log").write_text("NCCL INFO\n")
-    (folder / "topology.txt").write_text("GPU0\n")
-    records.write(folder, record)
-    return folder
-
-
-def make_sweep(cells=2):
-    return Sweep("a" * 32, "scaling", ["gpus=0,3"], START, cells, Process.own())
-
-
-def rows(file):
-    """Every row of every table: what 'changes nothing' means."""
-    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
-        return {name: sorted(map(repr, connection.execute(f'SELECT * FROM "{name}"'))) for name in tables}
-
-
-def runs(tracker):
-    return {run.info.run_name: run for run in tracker._client.search_runs([tracker._experiment])}
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory):
-    """An initialised store: making one takes seconds."""
-    folder = tmp_path_factory.mktemp("template")
-    uri = store_uri(None, folder)
-    store.connect(uri, folder / "mlartifacts")
-    return folder / "mlflow.db"
-
-
-@pytest.fixture
-def output_dir(tmp_path, template):
-    folder = tmp_path / "out puts%20#1"  # a space, a percent sign and a hash: all three mean something in a URI
-    folder.mkdir()
-    shutil.copy(template, folder / "mlflow.db")
-    return folder
 
 
 @pytest.fixture

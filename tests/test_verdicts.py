@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from records import record, study
 from simulated import STRATEGY, Simulator, Truth, changed
-from test_report import record, study
 
 from analysis.findings.comparisons import comparisons, noises
 from analysis.findings.rates import HEADLINES

@@ -1,9 +1,7 @@
-"""Runs cases of strategies in forked ranks and servers: `python tests/kvstore_ranks.py FOLDER`, for conftest's `forked`.
+"""Runs cases of strategies in forked ranks and servers: `python tests/forked_ranks.py FOLDER`, for conftest's `forked`.
 
 torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
-(name: {workers, steps, strategy}; {workers, exchange, strategy} for benchmark=exchange; {workers, benchmarks: [options, …]}
-for benchmarks that train nothing, in the same ranks; {kernels} for test_jacobi; `measuring` for test_measuring) and writes
-`<name>-<rank>.json`: what each rank found.
+(rank_cases.CASES) and writes `<name>-<rank>.json`: what each rank found.
 """
 
 import contextlib
@@ -18,20 +16,18 @@ import time
 import traceback
 from pathlib import Path
 
-import test_jacobi
-import test_measuring
+import measuring
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
+from cells import exchange_cell, links_cell, strategy_of
 from torch import nn
 
+from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.worker import MODULES
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
-from conf import cell as cells
-from conf.resolve import RULES
 from trainers.kvstore import server_process
 from trainers.strategy import Alone, load
 
@@ -52,12 +48,6 @@ class Network(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.tied(torch.tanh(self.again(torch.tanh(self.first(x)))))))
-
-
-def strategy_of(asked):
-    """A strategy with its YAML's defaults."""
-    declared = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "strategy" / f"{asked['name']}.yaml"))
-    return {name: value for name, value in declared.items() if name not in RULES} | asked
 
 
 def train(rank, case):
@@ -155,17 +145,6 @@ class Faulty(Alone):
         return found
 
 
-def exchange_cell(case):
-    """The cell of a case of benchmark=exchange."""
-    defaults = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / "exchange.yaml"))
-    short = {"iterations": 3, "limit_iterations": 2}
-    benchmark = {name: value for name, value in defaults.items() if name not in RULES} | short | case["exchange"]
-    cell = test_measuring.make_cell(
-        tuple(range(case["workers"])), strategy_of(case["strategy"]), precision=case.get("precision", "fp32")
-    )
-    return dataclasses.replace(cell, benchmark=benchmark)
-
-
 def exchanged(rank, case, folder):
     """What benchmark=exchange finds; a fault is planted where the case names one."""
     loaded = []
@@ -190,16 +169,6 @@ def exchanged(rank, case, folder):
     return found
 
 
-def links_cell(workers, asked):
-    """The cell of a benchmark that trains nothing, with its YAML's defaults."""
-    declared = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / f"{asked['name']}.yaml"))
-    options = {name: value for name, value in declared.items() if name not in RULES} | asked
-    return dataclasses.replace(
-        test_measuring.make_cell(tuple(range(workers))),
-        model=cells.Network("none", "ringside", "none", 0, 0, 0, 0.0, {}), strategy={"name": "none"}, benchmark=options,
-    )  # fmt: skip
-
-
 def measured(rank, case, folder):
     """What each benchmark of a case finds, with what it prints; `fault` names a method that does nothing."""
     if "fault" in case:
@@ -219,6 +188,40 @@ def measured(rank, case, folder):
     return found
 
 
+def wide_slab(nx, count):
+    """A slab with the pitch that GPUs have, of random numbers."""
+    base = torch.empty(2 * (count + 2) * 512 * 4, dtype=torch.uint8)
+    slab = Slab(512, 100, Rows(1, count), torch.device("cpu"), base)
+    slab.nx = nx
+    slab.buffers[0].copy_(torch.rand(count + 2, 512, generator=torch.Generator().manual_seed(0)))
+    return slab
+
+
+def kernel(nx, count):
+    """What the kernel makes of a slab, in a process where Triton interprets."""
+    from benchmarks.jacobi.kernel import sweep
+
+    slab = wide_slab(nx, count)
+    plain = TorchStencil(slab)
+    plain.edges(1, norm=True)
+    expected, change = slab.inner(1)[:, 1:-1].clone(), plain.change()()
+    slab.buffers[1].fill_(-1)
+    stencil = object.__new__(TritonStencil)
+    stencil._slab, stencil._sweep, stencil.tile = slab, sweep, Tile(8, 256, 2)
+    stencil._edge_sums, stencil._rest_sums = torch.zeros(8), torch.zeros(4)
+    stencil.edges(1, norm=True)
+    edges = slab.inner(1)[:, 1:-1].clone()
+    stencil.rest(1, norm=True)
+    return {
+        "edges_right": torch.equal(edges[0], expected[0]) and torch.equal(edges[-1], expected[-1]),
+        "rest_left_for_later": bool((edges[1:-1] == -1).all()),
+        "right": torch.equal(slab.inner(1)[:, 1:-1], expected),
+        "boundary_stays": torch.equal(slab.inner(1)[:, 0], slab.buffers[0][1:-1, 0]),
+        "halo_untouched": bool((slab.buffers[1][0] == -1).all() and (slab.buffers[1][-1] == -1).all()),
+        "change": float(stencil._edge_sums.double().sum() + stencil._rest_sums.double().sum()) / change,
+    }
+
+
 def rank_main(folder, name, case, rank):
     """One process of a case; never returns."""
     try:
@@ -228,11 +231,11 @@ def rank_main(folder, name, case, rank):
             dist.init_process_group("gloo", rank=rank, world_size=workers)
             (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
             if name == "measuring":
-                found = test_measuring.measure(rank, folder / name)
+                found = measuring.measure(rank, folder / name)
             elif "benchmarks" in case:
                 found = measured(rank, case, folder / name)
             elif "kernels" in case:
-                found = [test_jacobi.kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
+                found = [kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
             else:
                 found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
             (folder / f"{name}-{rank}.json").write_text(json.dumps(found))

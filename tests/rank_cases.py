@@ -1,0 +1,160 @@
+"""The cases that real ranks run for tests (conftest's `forked`): a name, and what forked_ranks does under it.
+
+{workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
+runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure.
+"""
+
+import itertools
+
+from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES
+
+# test_kvstore
+STEPS = 5
+SMALL_BUCKETS = {"bucket_cap_mb": 0.0003}  # MiB: about 80 elements, several buckets
+SYNCHRONOUS = {
+    "staged": {"name": "cpu_staged", **SMALL_BUCKETS},
+    "staged_gpu": {"name": "cpu_staged", "optimizer_on": "gpu", **SMALL_BUCKETS},
+    "staged_threads": {"name": "cpu_staged", "threads": 2},
+    "staged_sharded": {"name": "cpu_staged", "staging": "sharded", **SMALL_BUCKETS},
+    "staged_sharded_gpu": {"name": "cpu_staged", "staging": "sharded", "optimizer_on": "gpu"},
+    "staged_gloo": {"name": "cpu_staged", "transport": "gloo", **SMALL_BUCKETS},
+    "staged_gloo_gpu": {"name": "cpu_staged", "transport": "gloo", "optimizer_on": "gpu"},
+    "local": {"name": "kvstore_local"},
+    "device": {"name": "kvstore_device", **SMALL_BUCKETS},
+    "device_owner": {"name": "kvstore_device", "reduce": "owner", **SMALL_BUCKETS},
+    "sync": {"name": "kvstore_dist_sync", "servers": 1, **SMALL_BUCKETS},
+    "sync_2_split": {"name": "kvstore_dist_sync", "servers": 2, "bigarray_bound": 60},
+    "sync_3": {"name": "kvstore_dist_sync", "servers": 3, "bigarray_bound": 60, **SMALL_BUCKETS},
+    "sync_device": {"name": "kvstore_dist_sync_device", "servers": 1},
+}
+HALF = {
+    "staged": {"name": "cpu_staged"},
+    "staged_sharded": {"name": "cpu_staged", "staging": "sharded"},
+    "device": {"name": "kvstore_device"},
+    "sync": {"name": "kvstore_dist_sync", "servers": 1},
+}
+REFERENCE = {"name": "nccl_allreduce"}
+
+
+def _kvstore():
+    """Cases of test_kvstore: training steps of a strategy."""
+    cases = {}
+    for workers in (2, 4):
+        cases[f"allreduce_{workers}"] = {"workers": workers, "strategy": REFERENCE}
+    for name, strategy in SYNCHRONOUS.items():
+        cases[f"{name}_2"] = {"workers": 2, "strategy": strategy, "more": True}
+    for name in ("staged", "staged_sharded", "device", "device_owner"):
+        cases[f"{name}_4"] = {"workers": 4, "strategy": SYNCHRONOUS[name]}
+    cases["sync_4_4"] = {"workers": 4, "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60}}
+    for hook in ("fp16", "bf16"):
+        cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
+        for name, strategy in HALF.items():
+            cases[f"{name}_{hook}"] = {"workers": 2, "strategy": {**strategy, "comm_hook": hook}}
+    cases["alone"] = {"workers": 1, "strategy": REFERENCE}
+    cases["async_alone"] = {"workers": 1, "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL_BUCKETS}}
+    slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
+    for bound in (None, 1, 3):
+        cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
+    cases["async_device"] = {**slow, "strategy": {"name": "kvstore_dist_async_device"}, "more": True}
+    for case in cases.values():
+        case.setdefault("steps", STEPS)
+        if "dist" in case["strategy"]["name"]:
+            case["strategy"].setdefault("servers", 1)
+    return cases
+
+
+# test_exchange
+STRATEGIES = {
+    "nccl_allreduce": {"name": "nccl_allreduce"},
+    "cpu_staged": {"name": "cpu_staged"},
+    "kvstore_device": {"name": "kvstore_device"},
+}
+SERVERS = {
+    "kvstore_dist_sync": {"name": "kvstore_dist_sync", "servers": 2, "bucket_cap_mb": 100.0},
+    "kvstore_dist_async": {"name": "kvstore_dist_async", "servers": 1, "bucket_cap_mb": 100.0},
+}
+OTHER_EXCHANGES = {
+    "sharded": {"strategy": {"name": "cpu_staged", "staging": "sharded"}},
+    "one_rank": {"workers": 1, "strategy": STRATEGIES["nccl_allreduce"]},
+    "bf16_hook": {"strategy": {"name": "kvstore_device", "comm_hook": "bf16"}},
+    "bf16_weights": {"strategy": STRATEGIES["cpu_staged"], "precision": "bf16_weights"},
+    "one_bias": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "one bias"},
+    "sums": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums"},
+    "nan": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "nan"},
+    "lossy": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums", "lossy": True},
+}
+EXCHANGE = {
+    f"exchange_{name}": {"workers": 2, "exchange": {}} | case
+    for name, case in {
+        **{
+            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key, "format": "mxnet"}}
+            for name, strategy in STRATEGIES.items()
+            for per_key in (False, True)
+        },
+        **{name: {"strategy": strategy} for name, strategy in SERVERS.items()},
+        **OTHER_EXCHANGES,
+    }.items()
+}
+
+# test_collectives
+SHORT = {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
+TABLE = {**SHORT, "max_bytes": "16KiB", "factor": 4, "format": "nccl-tests"}
+OTHER_COLLECTIVES = [
+    *({"op": op} for op in ("prod", "min", "max")),
+    *({"dtype": dtype} for dtype in ELEMENT_BYTES),
+    {"collective": "reduce", "root": 1, "op": "max"},
+    {"collective": "broadcast", "root": 1},
+    {"collective": "gather", "root": 1},
+    {"collective": "scatter", "root": 1},
+    {"coalesced": 3},
+    {"collective": "all_gather", "coalesced": 2},
+    {"collective": "reduce_scatter", "coalesced": 2, "percentiles": False},
+    {"verify": False, "format": "nccl-tests"},
+]
+COLLECTIVE = {
+    "collectives": {"workers": 2, "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES]},
+    "collectives_other": {"workers": 2, "benchmarks": [{**SHORT, **other} for other in OTHER_COLLECTIVES]},
+    "collectives_three": {
+        "workers": 3,
+        "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
+    },
+}
+COLLECTIVE["collectives_idle"] = {
+    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "Torch", "prepare"],
+}  # fmt: skip
+
+# test_jacobi
+SMALL_GRID = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
+ASKED = {
+    "host": {"exchange": "host"},
+    "gloo": {"exchange": "gloo"},
+    "one_row_each": {"ny": 5, "nx": 5},
+    "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
+}
+JACOBI = {
+    f"jacobi_{workers}": {"workers": workers, "benchmarks": [SMALL_GRID | asked for asked in ASKED.values()]}
+    for workers in (1, 2, 3)
+}
+JACOBI["jacobi_deaf"] = {
+    "workers": 2, "benchmarks": [SMALL_GRID], "fault": ["benchmarks.jacobi.halo", "HostOnCpu", "receive"],
+}  # fmt: skip
+KERNELS = list(itertools.product((512, 201), (1, 2, 3, 9, 10, 11)))  # columns, rows
+JACOBI["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
+
+# test_p2p_benchmark
+SMALL_COPIES = {"bytes": 65536, "iterations": 2, "latency_iterations": 5, "repeats": 2}
+P2P = {
+    "p2p_two": {
+        "workers": 2,
+        "benchmarks": [
+            {"name": "p2p", **SMALL_COPIES, "direction": "read", "format": "cuda-samples"},
+            {"name": "p2p", **SMALL_COPIES, "repeats": 1, "p2p": "disabled"},
+        ],
+    },
+    "p2p_three": {
+        "workers": 3,
+        "benchmarks": [{"name": "p2p", **SMALL_COPIES, "repeats": 1, "concurrent": True, "p2p": "required"}],
+    },
+}
+
+CASES = {"measuring": {"workers": 2}, **_kvstore(), **EXCHANGE, **COLLECTIVE, **JACOBI, **P2P}

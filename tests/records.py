@@ -1,0 +1,58 @@
+"""Records for tests: one with every field filled, and studies of records made from a real one."""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+from benchmarks.record import Failure, Record, Validity
+
+H200_X4 = Path(__file__).parent / "data" / "h200_x4"
+REAL = json.loads((H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
+EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
+
+
+def make_record(**changes):
+    made = Record(
+        record_id="0" * 32,
+        cell_key="1" * 16,
+        name="resnet50 · nccl_allreduce · gpus 0,3",
+        cell={"gpus": [0, 3], "nccl": {"NCCL_P2P_LEVEL": "LOC"}, "global_batch_size": None},
+        study="default",
+        sweep_id="2" * 32,
+        overrides=["gpus=0,3"],
+        state="finished",
+        started_at=1_795_000_000.25,
+        ended_at=1_795_000_060.5,
+        failure=Failure("hang", 1, "rank 1 gave no sign", "last line"),
+        validity=Validity("suspect", {"noisy": "wide"}, {"wrong_gpu": "no identity"}),
+        environment={"versions": {"torch": "2.11"}},
+        model={"parameters": 1199882},
+        metrics={"throughput/images_per_second": 5000.0},
+        series={"step/ms_median": [[20, 51.0], [40, 50.0]]},
+        checks={"losses": [2.3, 2.2], "half_width": 0.01, "warmup_flat": True},
+        ranks=[{"rank": 0, "done": True}],
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
+    """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
+    made = copy.deepcopy(REAL) | {"record_id": f"{number:032x}", "cell_key": f"{number:016x}", "series": {}}
+    made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | changes.pop("cell", {})
+    made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
+    made["started_at"] += 60 * number
+    made["ended_at"] = made["started_at"] + 50
+    metrics = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
+    made["metrics"] |= {f"throughput/{name}": value for name, value in metrics.items()} | changes.pop("metrics", {})
+    uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
+    made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
+    return made | changes
+
+
+def study(folder, records):
+    for one in records:
+        cell = folder / one["record_id"]
+        cell.mkdir(parents=True)
+        (cell / "record.json").write_text(json.dumps(one))
+    return folder
