@@ -25,7 +25,7 @@ import json, os, sys, threading, time
 def plant(fault, rank):
     while not hasattr(sys.modules.get("benchmarks.rank.reporter"), "Reporter"):
         time.sleep(0.005)
-    from benchmarks.reporter import Reporter
+    from benchmarks.rank.reporter import Reporter
     real, steps = Reporter.beat, [0]
     def beat(self, iterations=1):  # after every step or exchange
         steps[0] += 1

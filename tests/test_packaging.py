@@ -126,6 +126,12 @@ def test_tests_are_flat():
     assert not (ROOT / "tests" / "__init__.py").exists()
 
 
+def test_no_test_file_imports_another():
+    for path in (ROOT / "tests").glob("*.py"):
+        written = path.read_text(encoding="utf-8")  # also in the programs that a test hands to another process
+        assert not re.search(r"^\s*(from|import) +test_", written, re.MULTILINE), f"{path.name} imports a test file"
+
+
 def test_the_package_list_is_explicit_and_complete():
     find = PROJECT["tool"]["setuptools"]["packages"]["find"]
     assert find["namespaces"] is False

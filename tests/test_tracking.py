@@ -125,8 +125,8 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from conf.schema import Tracking
-from launch.sweeps import Sweep
-from launch.tracking import Tracker
+from launch.study.identity import Sweep
+from launch.tracking.tracker import Tracker
 tracker = Tracker.open(Tracking(), Path(sys.argv[1]), "scaling")
 tracker.start_sweep(Sweep.begin("scaling", [], 1))
 print("ready", flush=True)
