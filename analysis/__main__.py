@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     modules = {}
     for name, (module, text) in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text)
-        if arguments[:1] == [name]:  # only the command asked for is imported: numpy and networkx take a second
+        if arguments[:1] == [name]:  # import only the command asked for: numpy and matplotlib take a second
             modules[name] = importlib.import_module(module)
             modules[name].configure(sub)
     parsed = parser.parse_args(arguments)

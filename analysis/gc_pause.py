@@ -1,4 +1,7 @@
-"""Python's cyclic garbage collector, paused while much is made that holds no cycles: it would walk all of it again and again."""
+"""A pause of Python's cyclic garbage collector.
+
+Use it while many objects without cycles are made: the collector would walk all of them again and again.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -6,12 +9,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Inside it nothing is collected; afterwards it is as it was."""
-    was = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Pause the collector, then set it as it was before."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()

@@ -10,8 +10,8 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands.place import read_p2p
 from analysis.errors import UnreadableInput
-from analysis.topology.model import parse_topology_text
 from analysis.topology.placement import place
+from analysis.topology.smi_text import parse_topology_text
 
 DATA = Path(__file__).parent / "data"
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())

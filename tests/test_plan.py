@@ -8,6 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from analysis.topology.link_classes import distinct_classes
 from analysis.topology.source import load_topology
 from analysis.topology.subsets import classes
 from conf import schema
@@ -141,7 +142,7 @@ def test_sizes_best_worst_and_second_members():
     topology = load_topology(DGX1)
     for word, expected in (("best:2", "NV2"), ("worst:2", "SYS")):
         (subset,) = subsets(planned([f"gpus={word}", *dgx1]))
-        assert topology.link_class_of(subset) == expected
+        assert distinct_classes(subset, topology.to_json()["links"]) == expected
     assert [one.size for one in classes(topology, 2)] == [2, 2, 2]
     with pytest.raises(Refused, match="classes:9: accepted is a size of 1 to 8"):
         planned(["gpus=classes:9", *dgx1])

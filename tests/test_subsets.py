@@ -9,7 +9,8 @@ import networkx
 import pytest
 
 from analysis.__main__ import main
-from analysis.topology.model import Gpu, Topology, parse_topology_text
+from analysis.topology.model import Gpu, Topology
+from analysis.topology.smi_text import parse_topology_text
 from analysis.topology.subsets import best, classes, worst
 
 DATA = Path(__file__).parent / "data"

@@ -15,10 +15,11 @@ from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.topology.drawing import draw
 from analysis.topology.layout import lay_out
-from analysis.topology.link_classes import is_known, nvlink_gb_per_s, pcie_gb_per_s
-from analysis.topology.model import Gpu, Topology, infer_nvswitch, parse_topology_text
+from analysis.topology.link_classes import distinct_classes, is_known, nvlink_gb_per_s, pcie_gb_per_s
+from analysis.topology.model import Gpu, Topology, infer_nvswitch
 from analysis.topology.nccl_xml import parse_topology_xml
 from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
+from analysis.topology.smi_text import parse_topology_text
 from analysis.topology.source import parse_topology
 
 DATA = Path(__file__).parent / "data"
@@ -62,11 +63,12 @@ def test_a100_pcie_pairs_are_joined_by_a_bridge():
 
 def test_link_class_of_a_subset_lists_distinct_classes_best_first():
     topology = parse_topology_text(capture("dgx1_v100"))
-    assert topology.link_class_of([0]) == ""
-    assert topology.link_class_of([0, 3]) == "NV2"
-    assert topology.link_class_of([7, 0, 3]) == "NV2+NV1+SYS"
+    links = topology.to_json()["links"]
+    assert distinct_classes([0], links) == ""
+    assert distinct_classes([0, 3], links) == "NV2"
+    assert distinct_classes([7, 0, 3], links) == "NV2+NV1+SYS"
     with pytest.raises(ValueError, match="no link between 0 and 9"):
-        topology.link_class_of([0, 9])
+        topology.link_between(0, 9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
-from analysis.topology.link_classes import summary
+from analysis.topology.link_classes import describe_counts
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, place
 from analysis.topology.source import load_topology, read_text
@@ -97,7 +97,7 @@ def _print(placement: Placement) -> None:
         table.add_column("slowest GB/s", justify="right")
         table.add_column("sum GB/s", justify="right")
     for name, ring in rings:
-        row = [name, ",".join(map(str, ring.order)), summary(ring.links)]
+        row = [name, ",".join(map(str, ring.order)), describe_counts(ring.links)]
         if measured:
             row += [f"{ring.slowest_gb_per_s:.1f}", f"{ring.sum_gb_per_s:.1f}"]
         table.add_row(*row)

@@ -6,7 +6,7 @@ import json
 from rich.table import Table
 
 from analysis.commands.console import console
-from analysis.topology.link_classes import summary
+from analysis.topology.link_classes import describe_counts
 from analysis.topology.source import load_topology
 from analysis.topology.subsets import classes
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.second_member:
         table.add_column("second member")
     for one in found:
-        row = [str(one.size), summary(one.links), str(one.members), ",".join(map(str, one.representative))]
+        row = [str(one.size), describe_counts(one.links), str(one.members), ",".join(map(str, one.representative))]
         if arguments.second_member:
             row.append(",".join(map(str, one.second_member or ())) or "none")
         table.add_row(*row)

@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.findings.examine import study_findings
 from analysis.findings.model import Findings
 from analysis.findings.study import Study, hardware, named, open_study
-from analysis.gc_pause import uncollected
+from analysis.gc_pause import gc_paused
 from analysis.report.finding import sentences
 from analysis.report.numbers import count, listed
 from analysis.report.page import Report, markdown_page, page
@@ -49,7 +49,7 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 
 def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
-    with uncollected():  # thousands of records
+    with gc_paused():  # thousands of records
         study = open_study(study_folder)
         found = study_findings(study.attempts)
         return tell(study, found), found

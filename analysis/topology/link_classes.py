@@ -7,7 +7,8 @@ Sources: the legend that nvidia-smi prints; NVIDIA's data sheets (NVLink 1 to 5)
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 UNKNOWN = "N/A"  # what nvidia-smi prints where it does not know
 PCIE_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # best first
@@ -59,8 +60,17 @@ def best_first(words: Iterable[str]) -> list[str]:
     return sorted(set(words), key=lambda word: (-quality(word), word))
 
 
-def summary(counts: dict[str, int]) -> str:
-    """`3 x NV2 + 1 x NV1`, best class first."""
+def distinct_classes(gpus: Iterable[int], links: Mapping[str, str]) -> str:
+    """Join the distinct link classes inside a subset, best first: `NV18`, `NV2+SYS`; empty where none is known.
+
+    `links` maps a pair of GPU ids, the smaller first, to its class: `{"0-1": "NV18"}`.
+    """
+    pairs = (f"{a}-{b}" for a, b in combinations(sorted(gpus), 2))
+    return "+".join(best_first(links[pair] for pair in pairs if pair in links))
+
+
+def describe_counts(counts: dict[str, int]) -> str:
+    """Write counts of link classes as `3 x NV2 + 1 x NV1`, best class first."""
     return " + ".join(f"{counts[word]} x {word}" for word in best_first(counts))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from analysis.topology.link_classes import best_first, quality, summary
+from analysis.topology.link_classes import best_first, describe_counts, quality
 from analysis.topology.model import Topology
 
 MOST_GPUS = 16  # 2^16 subsets x 16 ends: a second and some megabytes; one more GPU doubles both
@@ -33,7 +33,7 @@ class Ring:
 
     def describe(self) -> str:
         """`0-1-2-3 (3 x NV2 + 1 x NV1)`, with the measured numbers where there are any."""
-        parts = [summary(self.links)] if self.links else []
+        parts = [describe_counts(self.links)] if self.links else []
         if self.slowest_gb_per_s is not None:
             parts.append(f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s")
         return "-".join(map(str, self.order)) + (f" ({'; '.join(parts)})" if parts else "")

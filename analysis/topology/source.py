@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.topology.model import Topology, parse_topology_text
+from analysis.topology.model import Topology
 from analysis.topology.nccl_xml import LARGEST_BYTES, is_topology_xml, parse_topology_xml
+from analysis.topology.smi_text import parse_topology_text
 
 
 def parse_topology(text: str, gpu_name: str | None = None) -> Topology:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.errors import UnreadableInput
-from analysis.gc_pause import uncollected
+from analysis.gc_pause import gc_paused
 from analysis.trace.intervals import Times, covers, union
 from analysis.trace.model import Collectives, Copies, Events, Names, Part, Rank, column, no_copies, no_events
 from analysis.trace.names import copy_kind, gloo_collective, nccl_collective
@@ -61,7 +61,7 @@ def read_kineto(file: str, text: str, names: Names) -> Part:
 
     Raises UnreadableInput for text that is cut, or no trace, or has neither GPU kernels nor operators.
     """
-    with uncollected():
+    with gc_paused():
         return _read(file, _parse(text), names)
 
 

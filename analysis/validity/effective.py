@@ -9,7 +9,7 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import INCIDENTAL
 from analysis.nccl.log import NcclLog, parse_nccl_log
-from analysis.topology.link_classes import best_first
+from analysis.topology.link_classes import distinct_classes
 from analysis.validity.settings import Finding, describe_transport, judge
 from benchmarks.record import Record
 
@@ -38,7 +38,7 @@ def observe(
     links: Mapping[str, str] = record.environment.get("links", {})
     gpus = record.cell["gpus"]
     effective: dict[str, Any] = {}
-    if link_class := link_classes(gpus, links):
+    if link_class := distinct_classes(gpus, links):
         effective["link_class"] = link_class
     log = read_logs(folder)
     tuning = read_logs(folder / TUNING_FOLDER)
@@ -88,13 +88,6 @@ def observe(
 def _not_applicable(name: str, value: str) -> dict[str, str]:
     sentence = f"{name}={value}: not applicable, CPU workers communicate through gloo"
     return {"code": "setting_ignored", "sentence": sentence, "severity": "unchecked", "setting": name}
-
-
-def link_classes(gpus: Iterable[int], links: Mapping[str, str]) -> str:
-    """The link classes among a subset, best first and joined by '+': 'NV18', 'NV2+SYS'; '' where none is known."""
-    ids = sorted(gpus)
-    found = {links[f"{a}-{b}"] for a in ids for b in ids if f"{a}-{b}" in links}
-    return "+".join(best_first(found))
 
 
 def without(record: Record, setting: str, known: Iterable[Record]) -> Record | None:
