@@ -10,8 +10,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.command_line import GROUPS, ROOT
 from conf.gpus import FORMS
+from conf.groups import RULES
 from conf.options import Refused, accepted, closest, described
-from conf.resolve import RULES
 from conf.schema import Config
 
 KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}

@@ -6,14 +6,14 @@ starts. Source: NVIDIA's "Environment Variables" page of the NCCL user guide and
 Variables that load libraries, write files or redirect traffic to another host have no field and are refused.
 """
 
-# ruff: noqa: RUF009 (knob() makes a dataclass field, not a value)
+# ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
 
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from conf.options import Refused, check, closest, described, knob
+from conf.options import Refused, check, closest, described, option
 
 LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 # NCCL's legacy integers (paths.cc): 4 and above all mean SYS.
@@ -31,22 +31,22 @@ WORKING = {
 
 def switch(help: str) -> int | None:
     """A variable that is 0 or 1."""
-    return knob(None, help, least=0, most=1)  # type: ignore[no-any-return]
+    return option(None, help, least=0, most=1)  # type: ignore[no-any-return]
 
 
 def number(help: str, least: int, most: int) -> int | None:
     """A variable that is an integer between two bounds."""
-    return knob(None, help, least=least, most=most)  # type: ignore[no-any-return]
+    return option(None, help, least=least, most=most)  # type: ignore[no-any-return]
 
 
 def level(help: str) -> str | None:
     """A variable that is a distance between two devices."""
-    return knob(None, help, words=LEVELS)  # type: ignore[no-any-return]
+    return option(None, help, words=LEVELS)  # type: ignore[no-any-return]
 
 
 def word(help: str, *words: str) -> str | None:
     """A variable that is one of some words, or free text where none are given."""
-    return knob(None, help, words=words)  # type: ignore[no-any-return]
+    return option(None, help, words=words)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Nccl:
     min_p2p_nchannels: int | None = number("fewest channels of send/recv", 1, 64)
     max_p2p_nchannels: int | None = number("most channels of send/recv", 1, 64)
     nchannels_per_net_peer: int | None = number("channels of send/recv to each remote peer", 1, 64)
-    nthreads: int | None = knob(None, "threads of a block: 64, 128, 256 or 512", words=("64", "128", "256", "512"))
+    nthreads: int | None = option(None, "threads of a block: 64, 128, 256 or 512", words=("64", "128", "256", "512"))
     buffsize: int | None = number("bytes of the buffer between two GPUs", 1024, 1 << 30)
     ll_buffsize: int | None = number("bytes of the LL buffer", 1024, 1 << 30)
     ll128_buffsize: int | None = number("bytes of the LL128 buffer", 1024, 1 << 30)
@@ -125,7 +125,7 @@ class Nccl:
     socket_family: str | None = word("address family", "AF_INET", "AF_INET6")
     socket_nthreads: int | None = number("helper threads of a connection", 1, 16)
     nsocks_perthread: int | None = number("sockets of a helper thread", 1, 16)
-    env: dict[str, str] = knob({}, "further variables of the list FURTHER, as NCCL_NAME: value")
+    env: dict[str, str] = option({}, "further variables of the list FURTHER, as NCCL_NAME: value")
 
 
 # Harmless variables that are rarely swept: allowed through nccl.env, not checked for their values.

@@ -1,4 +1,4 @@
-"""One way to declare a knob and one way to refuse its value: a dataclass field with what it accepts in its metadata."""
+"""One way to declare a option and one way to refuse its value: a dataclass field with what it accepts in its metadata."""
 
 import dataclasses
 import difflib
@@ -10,7 +10,7 @@ class Refused(ValueError):
     """A request that cannot be measured as it stands. The message names the field, the value and what is accepted."""
 
 
-def knob(
+def option(
     default: Any,
     help: str,
     *,
@@ -31,7 +31,7 @@ def knob(
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """What a knob accepts, as the end of a sentence: 'auto, eager or compile', 'a whole number of at least 1'; or ''."""
+    """What a option accepts, as the end of a sentence: 'auto, eager or compile', 'a whole number of at least 1'; or ''."""
     words, least, most, auto, whole = (metadata.get(key) for key in ("words", "least", "most", "auto", "whole"))
     if words:
         return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else str(words[0])

@@ -1,30 +1,26 @@
-"""From a composed configuration to a cell: every knob is checked, then every `auto` is resolved for a GPU subset."""
+"""From a composed configuration to a cell: every option is checked, then every `auto` is resolved for a GPU subset."""
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
-
-from omegaconf import OmegaConf
+from typing import Any
 
 from conf import nccl
 from conf.cell import Cell, Network
-from conf.options import Refused, accepted, check, check_fields, check_names, closest
+from conf.groups import declared, options, trains
+from conf.options import Refused, accepted, check_fields, check_names
 from conf.schema import Config, Optimizer
 from conf.servers import placed
 
-ROOT = Path(__file__).parent
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def checked(config: Config) -> tuple[Config, list[str]]:
-    """Check every knob and translate legacy NCCL numbers. Returns the configuration and notices for the user.
+    """Check every option and translate legacy NCCL numbers. Returns the configuration and notices for the user.
 
     Raises:
-        Refused: the first knob that is wrong, with its value and what is accepted.
+        Refused: the first option that is wrong, with its value and what is accepted.
     """
     check_names("", config)
     settings, notices = nccl.normalised(config.nccl)
@@ -54,75 +50,6 @@ def checked(config: Config) -> tuple[Config, list[str]]:
         benchmark=options("benchmark", config.benchmark),
         profiler=options("profiler", config.profiler),
     ), notices
-
-
-def _choice(group: str, name: Any) -> None:
-    """Refuse a `group.name` that has no YAML in its group."""
-    choices = sorted(path.stem for path in (ROOT / group).glob("*.yaml"))
-    if name not in choices:
-        raise Refused(f"{group}.name={name}: accepted are {', '.join(choices)}{closest(str(name), choices)}")
-
-
-# What the YAML of a strategy, benchmark or profiler says beside its options.
-RULES = ("accepts", "conflicts", "shared_memory", "trains")
-
-
-@functools.cache
-def _written(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options with their defaults, RULES that are there) of a strategy's, benchmark's or profiler's YAML."""
-    declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    return declared, {rule: declared.pop(rule) for rule in RULES if rule in declared}
-
-
-def _declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(options with their defaults, what each accepts, values that exclude each other)."""
-    declared, rules = _written(group, name)
-    return declared, rules.get("accepts", {}), rules.get("conflicts", [])
-
-
-def takes_shared_memory(strategy: str) -> bool:
-    """Whether a strategy's YAML says that it takes memory in /dev/shm."""
-    return bool(_written("strategy", strategy)[1].get("shared_memory", False))
-
-
-def trains(benchmark: str) -> bool:
-    """Whether a benchmark has a model and a strategy; its YAML says `trains: false` where it measures links alone."""
-    return bool(_written("benchmark", benchmark)[1].get("trains", True))
-
-
-def options(group: str, given: Any) -> dict[str, Any]:
-    """The options of a strategy, benchmark or profiler, held to the types and the `accepts` of its own YAML.
-
-    Raises:
-        Refused: an unknown option, another type than the YAML's default has, or a value outside `accepts`.
-    """
-    if not isinstance(given, Mapping):
-        raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
-    name = given.get("name")
-    _choice(group, name)
-    declared, accepts, conflicts = _declared(group, str(name))
-    for option, value in given.items():
-        if option in RULES:
-            continue
-        full = f"{group}.{option}"
-        if option not in declared:
-            raise Refused(f"{full}={value}: {name} has the options {', '.join(declared)}{closest(option, declared)}")
-        default, limits = declared[option], accepts.get(option, {})
-        limits = {"whole": isinstance(default, int), **limits}
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise Refused(f"{full}={value}: accepted are true and false")
-        if value is None and default is not None:
-            raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
-        if limits.get("text") and not isinstance(value, str | None):
-            raise Refused(f"{full}={value}: accepted is a text")
-        check(full, value, limits)
-    if missing := [option for option in declared if option not in given]:
-        raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {declared[missing[0]]}")
-    for conflict in conflicts:
-        if all(given[option] == value for option, value in conflict.items()):
-            first, *others = (f"{group}.{option}={value}" for option, value in conflict.items())
-            raise Refused(f"{first}: accepted without {', '.join(others)}")
-    return {option: value for option, value in given.items() if option not in RULES}
 
 
 def resolve(
@@ -163,7 +90,7 @@ def resolve(
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
     precision = ("bf16" if device == "cuda" else "fp32") if config.precision == "auto" else config.precision
-    accepts = _declared("strategy", config.strategy["name"])[1]
+    accepts = declared("strategy", config.strategy["name"])[1]
     for field, value in (("precision", precision), ("benchmark", config.benchmark["name"])):
         if value in accepts.get(field, {}).get("refused", ()):
             raise Refused(f"{field}={value}: accepted with other strategies than {config.strategy['name']}")
@@ -204,7 +131,7 @@ def _shared_by_all(count: int) -> int:
 
 def _without_training(config: Config, gpus: tuple[int, ...], device: str, repeat: int) -> Cell:
     """A cell that measures links: whatever model or strategy stands beside it, it is the same cell."""
-    defaults = _declared("benchmark", config.benchmark["name"])[0]
+    defaults = declared("benchmark", config.benchmark["name"])[0]
     return Cell(
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
         strategy={"name": "none"},
@@ -249,7 +176,7 @@ def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
 
 def _labels(config: Config, global_batch_size: int | str | None) -> tuple[str, ...]:
     """What was asked beside the defaults: 'batch 512', 'compile', 'comm_hook=bf16'."""
-    defaults = _declared("strategy", config.strategy["name"])[0]
+    defaults = declared("strategy", config.strategy["name"])[0]
     labels = [
         f"global batch {global_batch_size}" if global_batch_size else "",
         f"batch {config.batch_size}" if config.batch_size != "auto" else "",

@@ -1,10 +1,10 @@
-"""The typed schema: every knob of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
+"""The typed schema: every option of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
 
 Options of a strategy, a benchmark or a profiler live in its own YAML (`conf/strategy/NAME.yaml`), so
 that a new one is one file and one YAML; conf.resolve holds them to the types and the `accepts` of that YAML.
 """
 
-# ruff: noqa: RUF009 (knob() makes a dataclass field, not a value)
+# ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from conf.nccl import Nccl
-from conf.options import knob
+from conf.options import option
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 
@@ -22,8 +22,8 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 class Sizes:
     """What `auto` means for a model on one kind of device."""
 
-    image_size: int = knob(MISSING, "pixels of a side", least=8, most=4096)
-    batch_size: int = knob(MISSING, "images per rank and step", least=1, most=1 << 20)
+    image_size: int = option(MISSING, "pixels of a side", least=8, most=4096)
+    batch_size: int = option(MISSING, "images per rank and step", least=1, most=1 << 20)
 
 
 @dataclass
@@ -31,25 +31,25 @@ class Model:
     """The network that is trained: `library` and `builder` say who builds it."""
 
     name: str = MISSING
-    library: str = knob(MISSING, "who builds it", words=("torchvision", "timm", "ringside"))
-    builder: str = knob(MISSING, "its name in that library")
-    channels: int = knob(3, "channels of an image", least=1, most=64)
-    classes: int = knob(1000, "classes of the last layer", least=2, most=1 << 20)
-    auxiliary_weight: float = knob(0.0, "weight in the loss of each auxiliary head", least=0, most=1)
-    least_image_size: int = knob(32, "smallest image that its layers accept, pixels of a side", least=1, most=4096)
-    most_image_size: int = knob(4096, "largest", least=1, most=4096)
+    library: str = option(MISSING, "who builds it", words=("torchvision", "timm", "ringside"))
+    builder: str = option(MISSING, "its name in that library")
+    channels: int = option(3, "channels of an image", least=1, most=64)
+    classes: int = option(1000, "classes of the last layer", least=2, most=1 << 20)
+    auxiliary_weight: float = option(0.0, "weight in the loss of each auxiliary head", least=0, most=1)
+    least_image_size: int = option(32, "smallest image that its layers accept, pixels of a side", least=1, most=4096)
+    most_image_size: int = option(4096, "largest", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
-    options: dict[str, Any] = knob({}, "further arguments of the builder")
+    options: dict[str, Any] = option({}, "further arguments of the builder")
 
 
 @dataclass
 class Optimizer:
     """SGD with momentum, the optimizer of the published ResNet and Inception recipes."""
 
-    learning_rate: float = knob(0.01, "step size", least=0, most=100)
-    momentum: float = knob(0.9, "momentum", least=0, most=1)
-    weight_decay: float = knob(5e-5, "L2 penalty", least=0, most=1)
+    learning_rate: float = option(0.01, "step size", least=0, most=100)
+    momentum: float = option(0.9, "momentum", least=0, most=1)
+    weight_decay: float = option(5e-5, "L2 penalty", least=0, most=1)
 
 
 @dataclass
@@ -57,35 +57,37 @@ class Tracking:
     """Where records are projected to."""
 
     enabled: bool = True
-    uri: str | None = knob(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
-    experiment: str | None = knob(None, "MLflow experiment; null: ringside/<study>")
+    uri: str | None = option(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
+    experiment: str | None = option(None, "MLflow experiment; null: ringside/<study>")
 
 
 @dataclass
 class Engine:
     """How ranks are started and how long they may take."""
 
-    name: str = knob("local", "where ranks run", words=("local",))
-    start: str = knob(
+    name: str = option("local", "where ranks run", words=("local",))
+    start: str = option(
         "auto",
         "how ranks start; auto: forked, with what their agent has imported, where that can be; exec: each anew",
         words=("auto", "exec"),
     )
-    start_timeout_s: float = knob(300.0, "seconds until every rank has reported", least=1)
-    silence_timeout_s: float = knob(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)
-    cell_timeout_s: float = knob(1800.0, "seconds that a whole cell may take", least=1)
-    stop_grace_s: float = knob(5.0, "seconds between asking a rank to stop and killing it", least=0)
+    start_timeout_s: float = option(300.0, "seconds until every rank has reported", least=1)
+    silence_timeout_s: float = option(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)
+    cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
+    stop_grace_s: float = option(5.0, "seconds between asking a rank to stop and killing it", least=0)
 
 
 @dataclass
 class Validity:
     """Limits of the validity checks."""
 
-    noise_limit: float = knob(0.05, "half-width of the 95 % interval, as a share, above which a rate is noisy", least=0)
-    clock_limit: float = knob(0.01, "share by which the two clocks may differ", least=0)
-    idle_limit: float = knob(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
-    foreign_memory_gib: float = knob(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
-    foreign_busy_percent: float = knob(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)
+    noise_limit: float = option(
+        0.05, "half-width of the 95 % interval, as a share, above which a rate is noisy", least=0
+    )
+    clock_limit: float = option(0.01, "share by which the two clocks may differ", least=0)
+    idle_limit: float = option(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
+    foreign_memory_gib: float = option(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
+    foreign_busy_percent: float = option(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)
     strict: bool = False  # an invalid cell is a failed one
 
 
@@ -103,18 +105,18 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     validity: Validity = field(default_factory=Validity)
 
-    gpus: list[str] = knob(["all"], "an ordered subset, or a word that names several")
-    topology: str | None = knob(None, "a file with the machine's topology; null: read it from the driver")
+    gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
+    topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
     second_member: bool = False  # gpus=classes: one more member of each class, to test that it is one
     sample_gpus: bool = True  # clocks, power, throttling and foreign load, twice a second, by NVML
-    tuning_pass: Any = knob(
+    tuning_pass: Any = option(
         "auto", "NCCL's choices, in an untimed pass; auto: where one is asked", words=("auto", "True", "False")
     )
-    device: str = knob("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
-    batch_size: Any = knob(
+    device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
+    batch_size: Any = option(
         "auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
     )
-    global_batch_size: int | str | None = knob(
+    global_batch_size: int | str | None = option(
         None,
         "images per step over all ranks (strong scaling); auto: what fits one GPU, divisible by all",
         least=1,
@@ -122,19 +124,19 @@ class Config:
         auto=True,
         whole=True,
     )
-    image_size: Any = knob("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
-    precision: str = knob("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
-    optimize: str = knob("auto", "auto is eager", words=("auto", "eager", "compile"))
-    channels_last: Any = knob("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
-    seed: int = knob(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
+    image_size: Any = option("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
+    precision: str = option("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
+    optimize: str = option("auto", "auto is eager", words=("auto", "eager", "compile"))
+    channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
+    seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 
     study: str = "default"
     output_dir: str = "outputs"
     waterfall: bool = False  # add the control cells that explain each cell's efficiency
-    report: Any = knob(
+    report: Any = option(
         True, "the study's report, when the sweep ends; open: shown in a browser, too", words=("True", "False", "open")
     )
-    repeats: int = knob(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
+    repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     resume: bool = True
     dry_run: bool = False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from conf.cell import Cell, Network
-from conf.resolve import RULES
+from conf.groups import RULES
 from conf.schema import Optimizer
 
 ROOT = Path(__file__).parent.parent

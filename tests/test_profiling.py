@@ -28,8 +28,8 @@ from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize
 from benchmarks.record import read
 from conf.cell import Cell
+from conf.groups import options
 from conf.options import Refused
-from conf.resolve import options
 from conf.schema import Engine
 from launch.engines import processes
 from launch.engines.environment import environment, scrubbed

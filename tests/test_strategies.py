@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from conf.resolve import options
+from conf.groups import options
 from trainers.strategies.nccl_allreduce import bucket_members
 from trainers.strategy import load
 

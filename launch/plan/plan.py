@@ -16,8 +16,9 @@ from benchmarks.request import refuse
 from conf import nccl
 from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, by_link, expand, one_subset
+from conf.groups import trains
 from conf.options import Refused
-from conf.resolve import checked, resolve, trains, without_effect
+from conf.resolve import checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Device, Machine, look
 from launch.plan.peer_access import refuse_without_peers

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.cell import Cell
+from conf.groups import takes_shared_memory
 from conf.options import Refused
-from conf.resolve import takes_shared_memory
 from launch.engines.environment import ROOT
 
 FOLDER = Path("/dev/shm")
