@@ -222,8 +222,9 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
 
 
 def readme_commands() -> list[str]:
-    """Every `python launch.py …` of the README, without its remark."""
-    found = re.findall(r"python (launch\.py[^`\n]*)", (ROOT / "README.md").read_text())
+    """Every `python launch.py …` of README.md and RESULTS.md, without its remark."""
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")]
+    found = re.findall(r"python (launch\.py[^`\n]*)", "\n".join(texts))
     return sorted({re.split(r"  +|`|;| && ", text)[0].strip() for text in found})
 
 

@@ -1,5 +1,5 @@
 """From records to findings: on a simulated machine whose truth is known every interval holds it as often as it says, equal
-cells show no difference, and what cannot be said is refused with the reason. Real records give README's numbers.
+cells show no difference, and what cannot be said is refused with the reason. Real records give the figures of RESULTS.md.
 """
 
 import dataclasses
@@ -566,7 +566,7 @@ def real(name):
     return records.read_study(REAL.parent / name)[0]
 
 
-def test_real_records_give_the_table_of_the_readme():
+def test_real_records_give_the_table_of_the_results():
     found = study_findings(real("scaling"))
     shown = {
         (curve.label, one.gpus): (round(one.rate.value), one.efficiency and round(100 * one.efficiency.value, 1))

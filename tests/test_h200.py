@@ -1,4 +1,4 @@
-"""Records of two real H200s (tests/data/h200_x2) beside the native tools' own output: the claims that README makes of them."""
+"""Records of two real H200s (tests/data/h200_x2) beside the native tools' own output: the claims of benchmarks/RESULTS.md."""
 
 from pathlib import Path
 from statistics import median
@@ -81,7 +81,7 @@ def test_the_bootcamps_network_waits_for_the_cpu_and_answers_nothing():
     assert set(verdicts("bootcamp_pairs", "NCCL_P2P_LEVEL").values()) == {"no difference seen"}
 
 
-def test_strategies_differ_where_readme_says():
+def test_strategies_differ_where_the_results_say():
     found = verdicts("strategies", "strategy", 1)
     assert len(found) == 28 and sum(verdict != "no difference seen" for verdict in found.values()) == 24
     assert {pair for pair, verdict in found.items() if verdict == "no difference seen"} == {
@@ -136,7 +136,7 @@ def test_the_stencil_is_bound_by_memory_and_two_gpus_share_it():
         assert metrics["jacobi/efficiency"] > 0.97
 
 
-def test_exchanges_are_what_readme_says():
+def test_exchanges_are_what_the_results_say():
     plain = of("exchange", strategy="kvstore_device", comm_hook="none").metrics
     halved = of("exchange", strategy="kvstore_device", comm_hook="fp16").metrics
     assert halved["comm/bytes_moved"] * 2 == plain["comm/bytes_moved"]

@@ -1,0 +1,153 @@
+"""The figures of benchmarks/RESULTS.md, read from its text, beside the records in tests/data."""
+
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+TEXT = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def tables(heading):
+    """Return the tables of a section (before its first heading: ""), each a list of rows of cells."""
+    section = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    (text,) = [part for part in section[1:] if part.startswith(heading + "\n")] if heading else section[:1]
+    groups = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    return [[[cell.strip() for cell in line.strip("|\n").split("|")] for line in g.splitlines()][2:] for g in groups]
+
+
+def records(study):
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((DATA / study).rglob("record.json"))]
+
+
+def number(cell):
+    """Return the first number of a cell of a table, with the decimals it is printed with."""
+    return Decimal(re.search(r"[\d,]+(\.\d+)?", cell).group().replace(",", ""))
+
+
+def same(cell, value):
+    """Tell whether the number printed in `cell` is `value`, rounded to as many decimals."""
+    printed = number(cell)
+    return abs(Decimal(value) - printed) <= Decimal("0.501").scaleb(printed.as_tuple().exponent)
+
+
+def holds(row, record, *names, scale=()):
+    """Compare the cells of a row with a record's metrics by name; a name that is None is skipped."""
+    for cell, name in zip(row, names, strict=True):
+        if name and cell not in ("", "–"):
+            value = record["metrics"][name] * dict(scale).get(name, 1)
+            assert same(cell, value), (record["name"], name, cell, value)
+
+
+def test_every_folder_of_records_is_named_with_the_commit_that_its_records_have():
+    named = {}
+    for row in tables("")[0]:
+        for folder in re.findall(r"`(h200_x\d/\w+)`", row[3]):
+            named.setdefault(folder, set()).update(re.findall(r"`([0-9a-f]{7})`", row[2]))
+    assert set(named) == {str(path.relative_to(DATA)) for path in DATA.glob("h200_x*/*")}
+    for folder, commits in named.items():
+        found = set()
+        for record in records(folder):
+            git = record["environment"].get("git")
+            found |= {git["commit"][:7]} if git else set()
+        assert found <= commits, folder
+
+
+def test_links_lead_to_files_and_headings():
+    anchors = {
+        re.sub(r"[^\w -]", "", line[3:].lower()).replace(" ", "-") for line in TEXT.splitlines() if line[:3] == "## "
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        else:
+            assert (ROOT / "benchmarks" / target).exists(), target
+
+
+def test_settings():
+    rows = {}
+    for record in records("h200_x4/settings"):
+        nccl = record["cell"]["nccl"]
+        rows[nccl.get("NCCL_P2P_LEVEL", "–"), nccl.get("NCCL_ALGO", "–")] = record
+    (table,) = tables("NCCL settings")
+    assert len(table) == len(rows) == 8
+    for row in table:
+        record = rows[row[0], row[1]]
+        names = ("throughput/images_per_second", "comm/exchange_ms", "comm/busbw_gb_per_s", "comm/exposed_ms")
+        holds(row[2:6], record, *names)
+        effective = record["effective"]
+        assert row[6] == effective["transport"] and int(row[7]) == effective["nccl"]["channels"]["collective"]
+        assert row[8] == ": ".join([record["validity"]["verdict"], *record["validity"]["codes"]])
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_strategies_on_four_gpus(table):
+    by_name = {record["name"]: record for record in records("h200_x4/strategies")}
+    compared, strategy = 0, ""
+    for row in tables("Strategies on four GPUs")[table]:
+        word = row[0].split("`")[1]
+        strategy = strategy if row[0].startswith("…") else word
+        if "10 threads" in row[0]:
+            continue  # no record was kept
+        option = "" if word == strategy or word.startswith("threads") else f" · {word}"
+        gpus = "0,1,2,3" if table == 0 else "0,1,2"
+        record = by_name[f"resnet50 · {strategy} · gpus {gpus}{option}"]
+        names = ("throughput/images_per_second", "comm/exchange_ms", None, None, None, "comm/exposed_ms")
+        holds(row[1:], record, *names)
+        if row[4] != "–":
+            limit = record["metrics"][f"limit/{row[4].split('`')[1]}_ms"]
+            assert same(row[4], limit) and same(row[5], 100 * limit / record["metrics"]["comm/exchange_ms"])
+        compared += 1
+    assert compared == (12, 2)[table]
+
+
+def test_strategies_on_two_gpus():
+    runs = {}
+    for record in records("h200_x2/strategies"):
+        if not record["drift"]:
+            runs.setdefault(record["cell"]["strategy"]["name"], []).append(record["metrics"])
+    (table,) = tables("Strategies on two GPUs")
+    assert len(table) == len(runs) == 8
+    for row in table:
+        repeats = runs[row[0].strip("`")]
+        assert len(repeats) == 3
+        medians = {name: median(one[name] for one in repeats) for name in repeats[0]}
+        record = {"name": row[0], "metrics": medians}
+        names = ("throughput/images_per_second", None, "comm/exchange_ms", None, "comm/ideal_ratio", "comm/exposed_ms")
+        holds(row[1:], record, *names, scale={"comm/ideal_ratio": 100})
+
+
+def test_exchanges_on_two_gpus():
+    found = {}
+    for record in records("h200_x2/exchange"):
+        strategy, level = record["cell"]["strategy"], record["cell"]["nccl"].get("NCCL_P2P_LEVEL")
+        untouched = {"comm_hook": "none", "transport": "shared", "staging": "full", "nccl.p2p_level": None}
+        asked = {name: strategy.get(name, value) for name, value in untouched.items()} | {"nccl.p2p_level": level}
+        changed = [f"{name}={value}" for name, value in asked.items() if value != untouched[name]]
+        found[(strategy["name"], *changed)] = record
+    (table,) = tables("The exchange alone")
+    assert len(table) == len(found) == 10
+    strategy = ""
+    for row in table:
+        words = re.findall(r"`([^`]+)`", row[0])
+        strategy, changed = (strategy, words) if row[0].startswith("…") else (words[0], [])
+        record = found[(strategy, *changed)]
+        names = ("comm/exchange_ms", None, "comm/ideal_ms", "comm/ideal_ratio")
+        holds(row[1:5], record, *names, scale={"comm/ideal_ratio": 100})
+
+
+def test_traces():
+    found = {}
+    for record in records("h200_x2/traces"):
+        found[record["cell"]["nccl"].get("NCCL_P2P_LEVEL", "–"), record["cell"]["profiler"]] = record
+    (table,) = tables("Traces")
+    assert len(table) == len(found) == 4
+    for row in table:
+        names = ("comm", "wait", "overlapped", "exposed", "exposed_in_gaps")
+        names = tuple(f"trace/{name}_ms_per_step" for name in names)
+        holds([row[2], *row[4:]], found[row[0], row[1].split()[0]], "trace/nccl_avg_us", *names, "comm/exposed_ms")
