@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands.native_difference import compare, read_measurement
+from analysis.commands.native_difference import compare_measurements, read_measurement
 from analysis.errors import UnreadableInput
 
 DATA = Path(__file__).parent / "data"
@@ -18,7 +18,7 @@ LOC = H200[H200.index("## NCCL_P2P_LEVEL=LOC all_reduce_perf -b 8 -e 1G -f 4 -g 
 
 
 def result(a, b, *tolerances):
-    return compare(read_measurement(a), read_measurement(b), *tolerances)
+    return compare_measurements(read_measurement(a), read_measurement(b), *tolerances)
 
 
 def scaled(text, count, factor):

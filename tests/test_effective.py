@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from analysis.nccl.announcements import ALGORITHMS, allowed, announcement, level_word, same_value
 from analysis.nccl.log import parse_nccl_log
-from analysis.validity.settings import Finding, describe_transport, judge, pair_class
+from analysis.nccl.transports import describe_transport, pair_class
+from analysis.validity.settings import SettingResult, check_settings
 
 DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
@@ -68,84 +69,86 @@ def test_captures_that_are_as_asked_give_nothing():
         ("h200_gpus_0_3_p2p_level_LOC", "LOC"),
     ):
         log = capture(name)
-        assert judge({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
-    assert judge({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
-    assert judge({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
-    assert judge({}, capture("h200_x8_default"), None, NV) == []
+        assert check_settings({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
+    assert check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
+    assert check_settings({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
+    assert check_settings({}, capture("h200_x8_default"), None, NV) == []
 
 
 def test_a_lower_case_level_is_ignored_and_its_transport_unexpected():
     """The fact measured on hardware: NCCL_P2P_LEVEL=loc leaves no line and P2P/CUMEM."""
-    findings = judge({"NCCL_P2P_LEVEL": "loc"}, capture("h200_x8_default"), None, NV)
+    findings = check_settings({"NCCL_P2P_LEVEL": "loc"}, capture("h200_x8_default"), None, NV)
     assert codes(findings) == {("setting_ignored", "invalid")}
     assert "no 'set by environment' line" in findings[0].sentence
-    findings = judge({"NCCL_P2P_LEVEL": "LOC"}, capture("h200_x8_default"), None, NV)
+    findings = check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("h200_x8_default"), None, NV)
     assert codes(findings) == {("setting_ignored", "invalid"), ("transport_unexpected", "invalid")}
 
 
 def test_another_value_than_asked_is_invalid():
     log = made(says("NCCL_P2P_LEVEL", "PIX"))
-    (finding,) = judge({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
-    assert finding == Finding(
+    (finding,) = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
+    assert finding == SettingResult(
         "setting_ignored", "NCCL_P2P_LEVEL=NVL was not what NCCL took: it announces PIX", "invalid", "NCCL_P2P_LEVEL"
     )
 
 
 def test_env_settings_need_the_env_subsystem():
     asked = {"NCCL_BUFFSIZE": "4194304"}
-    assert codes(judge(asked, made(env=True), None, NV)) == {("setting_ignored", "invalid")}
-    assert codes(judge(asked, made(env=False), None, NV)) == {("setting_ignored", "unchecked")}
-    assert codes(judge(asked, made(env=False), None, NV, env_logged=True)) == {("setting_ignored", "invalid")}
-    assert judge(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
-    assert judge({"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
+    assert codes(check_settings(asked, made(env=True), None, NV)) == {("setting_ignored", "invalid")}
+    assert codes(check_settings(asked, made(env=False), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(check_settings(asked, made(env=False), None, NV, env_logged=True)) == {("setting_ignored", "invalid")}
+    assert check_settings(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
+    assert check_settings({"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
     # what C reads from a word is 0, which is not what was asked
-    assert codes(judge({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)) == {
+    assert codes(check_settings({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)) == {
         ("setting_ignored", "invalid")
     }
 
 
 def test_settings_announced_only_where_used_are_unchecked_when_absent():
-    assert codes(judge({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
-    assert codes(judge({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(check_settings({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(check_settings({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
 
 
 def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level():
     old = made(says("NCCL_P2P_LEVEL", "LOC"), version="2.20.5", transport="SHM/direct/direct")
-    assert judge({"NCCL_P2P_DISABLE": "1"}, old, None, NV) == []
+    assert check_settings({"NCCL_P2P_DISABLE": "1"}, old, None, NV) == []
     new = made(says("NCCL_P2P_DISABLE", "1"), transport="SHM/direct/direct")
-    assert judge({"NCCL_P2P_DISABLE": "1"}, new, None, NV) == []
-    findings = judge({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, new, None, NV)
+    assert check_settings({"NCCL_P2P_DISABLE": "1"}, new, None, NV) == []
+    findings = check_settings({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, new, None, NV)
     assert [one.setting for one in findings] == ["NCCL_P2P_LEVEL"]
     assert "goes before it" in findings[0].sentence
 
 
 def test_one_rank_without_the_announcement_is_suspect():
     log = made(says("NCCL_P2P_LEVEL", "NVL"), ranks=(0,))
-    assert codes(judge({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {("setting_ignored", "suspect")}
+    assert codes(check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {("setting_ignored", "suspect")}
 
 
 def test_ranks_with_different_values_are_invalid():
     text = "vm:1:1 [0] NCCL INFO x\n"
     for pid, level in ((1, "NVL"), (2, "LOC")):
         text += f"vm:{pid}:1 [0] NCCL INFO {says('NCCL_P2P_LEVEL', level)}\n"
-    findings = judge({"NCCL_P2P_LEVEL": "NVL"}, parse_nccl_log(text), None, NV)
+    findings = check_settings({"NCCL_P2P_LEVEL": "NVL"}, parse_nccl_log(text), None, NV)
     assert ("setting_ignored", "invalid") in codes(findings)
 
 
 def test_the_network_tells_what_became_of_nccl_net():
-    assert codes(judge({"NCCL_NET": "IB"}, capture("h200_x8_default"), None, NV)) == {("setting_ignored", "invalid")}
-    assert judge({"NCCL_NET": "Socket"}, capture("h200_x8_default"), None, NV) == []
+    assert codes(check_settings({"NCCL_NET": "IB"}, capture("h200_x8_default"), None, NV)) == {
+        ("setting_ignored", "invalid")
+    }
+    assert check_settings({"NCCL_NET": "Socket"}, capture("h200_x8_default"), None, NV) == []
 
 
 def test_without_a_log_everything_is_unchecked():
-    findings = judge({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC"}, None, None, NV)
+    findings = check_settings({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC"}, None, None, NV)
     assert codes(findings) == {("setting_ignored", "unchecked")}
     assert len(findings) == 2
 
 
 def test_a_log_that_ends_before_the_connections_proves_nothing():
     log = parse_nccl_log("vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
-    assert codes(judge({"NCCL_P2P_LEVEL": "LOC"}, log, None, NV)) == {
+    assert codes(check_settings({"NCCL_P2P_LEVEL": "LOC"}, log, None, NV)) == {
         ("setting_ignored", "unchecked"),
         ("transport_unexpected", "unchecked"),
     }
@@ -166,7 +169,7 @@ def test_a_log_that_ends_before_the_connections_proves_nothing():
     ],
 )
 def test_a_transport_that_the_setting_rules_out(name, value, announced, transport):
-    findings = judge({name: value}, made(says(name, announced), transport=transport), None, NV)
+    findings = check_settings({name: value}, made(says(name, announced), transport=transport), None, NV)
     assert codes(findings) == {("transport_unexpected", "invalid")}
     assert transport in findings[0].sentence
 
@@ -174,7 +177,7 @@ def test_a_transport_that_the_setting_rules_out(name, value, announced, transpor
 def test_levels_against_link_classes():
     def found(level, link, transport="P2P/IPC"):
         log = made(says("NCCL_P2P_LEVEL", level), transport=transport)
-        return codes(judge({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None))
+        return codes(check_settings({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None))
 
     assert found("NVL", "NV2") == set()
     assert found("NVL", "SYS") == {("transport_unexpected", "invalid")}
@@ -194,7 +197,7 @@ def test_levels_against_link_classes():
 
 def test_nvls_off_but_used():
     log = made(says("NCCL_NVLS_ENABLE", "0."), nvls=16)
-    assert codes(judge({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {("transport_unexpected", "invalid")}
+    assert codes(check_settings({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {("transport_unexpected", "invalid")}
 
 
 # --- algorithm_unexpected, channels_unexpected ------------------------------------------------------------------
@@ -206,7 +209,7 @@ def choice(function, algorithm, protocol, size=1024):
 
 def test_algorithms_against_tuning_lines():
     def found(name, value, *bodies):
-        return codes(judge({name: value}, made(says(name, value), *bodies), None, NV))
+        return codes(check_settings({name: value}, made(says(name, value), *bodies), None, NV))
 
     ring = choice("AllReduce", "RING", "LL")
     assert found("NCCL_ALGO", "Ring", ring) == set()
@@ -226,7 +229,7 @@ def test_algorithms_against_tuning_lines():
 
 def test_channels_against_their_limits():
     def found(name, value, channels):
-        return codes(judge({name: value}, made(says(name, f"{value}."), channels=channels), None, NV))
+        return codes(check_settings({name: value}, made(says(name, f"{value}."), channels=channels), None, NV))
 
     assert found("NCCL_MIN_NCHANNELS", "8", 4) == {("channels_unexpected", "invalid")}
     assert found("NCCL_MIN_NCHANNELS", "8", 24) == set()
@@ -240,33 +243,35 @@ def test_channels_against_their_limits():
 
 def test_the_seeds_level_1_did_not_force_pcie():
     default = capture("dgx1_gpus_0_3_default")
-    (finding,) = judge({"NCCL_P2P_LEVEL": "PIX"}, capture("dgx1_gpus_0_3_p2p_level_1"), default, {}, gpus=[0, 3])[-1:]
+    (finding,) = check_settings(
+        {"NCCL_P2P_LEVEL": "PIX"}, capture("dgx1_gpus_0_3_p2p_level_1"), default, {}, gpus=[0, 3]
+    )[-1:]
     assert (finding.code, finding.severity) == ("setting_no_effect", "finding")
     assert "level 1 (PIX) did not force PCIe: same transports as without it (P2P/IPC, 4 channels)" in finding.sentence
-    findings = judge({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3])
+    findings = check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3])
     assert findings == []
 
 
 def test_pix_on_nvlink_pairs_has_no_effect_and_is_not_invalid():
-    findings = judge({"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV)
+    findings = check_settings({"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV)
     assert codes(findings) == {("setting_no_effect", "finding")}
 
 
 def test_effect_is_seen_in_transport_channels_or_algorithm():
     name = "NCCL_ALGO"
     ring, tree = choice("AllReduce", "RING", "LL"), choice("AllReduce", "TREE", "LL")
-    assert judge({name: "tree"}, made(says(name, "tree"), tree), made(ring), NV) == []
-    assert codes(judge({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)) == {
+    assert check_settings({name: "tree"}, made(says(name, "tree"), tree), made(ring), NV) == []
+    assert codes(check_settings({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)) == {
         ("setting_no_effect", "finding")
     }
-    assert codes(judge({name: "ring"}, made(says(name, "ring"), ring), made(), NV)) == {
+    assert codes(check_settings({name: "ring"}, made(says(name, "ring"), ring), made(), NV)) == {
         ("setting_no_effect", "unchecked")
     }
     limit = {"NCCL_MAX_NCHANNELS": "4"}
-    assert judge(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
+    assert check_settings(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
     # an ignored setting is ignored, not without effect; one that shows nowhere is not judged by an equal log
-    assert codes(judge({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {("setting_ignored", "invalid")}
-    assert judge({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
+    assert codes(check_settings({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {("setting_ignored", "invalid")}
+    assert check_settings({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
 
 
 # --- transport and link -----------------------------------------------------------------------------------------
@@ -344,6 +349,6 @@ def test_lists_of_algorithms_as_nccl_parses_them():
 def test_judge_never_raises(asked, other):
     logs = [capture("dgx1_gpus_0_3_p2p_level_1"), made(), None]
     for log in logs:
-        for finding in judge(asked, log, logs[1] if other else None, NV):
+        for finding in check_settings(asked, log, logs[1] if other else None, NV):
             assert finding.severity in ("invalid", "suspect", "finding", "unchecked")
             assert finding.sentence

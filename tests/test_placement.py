@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands.place import read_p2p
+from analysis.commands.place import read_matrix
 from analysis.errors import UnreadableInput
 from analysis.topology.placement import place
 from analysis.topology.smi_text import parse_topology_text
@@ -106,7 +106,7 @@ def test_p2p_json_at_any_depth_or_bare():
     expected = [[0.0, 392.0], [391.0, 0.0]]
     contract = {"devices": ["a", "b"], "access": {"0-1": True}, "matrices": {"unidirectional_enabled": matrix}}
     for document in (contract, {"result": {"p2p": contract}}, matrix):
-        assert read_p2p(json.dumps(document), "file") == expected
+        assert read_matrix(json.dumps(document), "file") == expected
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_p2p_json_at_any_depth_or_bare():
 )
 def test_unreadable_p2p(text, message):
     with pytest.raises(UnreadableInput, match=message):
-        read_p2p(text, "file")
+        read_matrix(text, "file")
 
 
 def test_command(tmp_path, capsys):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.topology.drawing import draw
+from analysis.topology.drawing import draw_topology
 from analysis.topology.layout import lay_out
 from analysis.topology.link_classes import distinct_classes, is_known, nvlink_gb_per_s, pcie_gb_per_s
 from analysis.topology.model import Gpu, Topology, infer_nvswitch
@@ -551,8 +551,8 @@ def test_no_driver_is_a_sentence():
 
 def test_drawing_is_the_same_every_time_and_names_everything(tmp_path):
     topology = parse_topology_text(DGX1)
-    draw(topology, tmp_path / "one.svg")
-    draw(topology, tmp_path / "two.svg")
+    draw_topology(topology, tmp_path / "one.svg")
+    draw_topology(topology, tmp_path / "two.svg")
     svg = (tmp_path / "one.svg").read_text()
     assert svg == (tmp_path / "two.svg").read_text()
     assert "dc:date" not in svg
@@ -569,7 +569,7 @@ def test_drawing_of_a_cube_mesh_has_upright_edges_between_the_faces():
 
 @pytest.mark.parametrize("name", ["h200_x8", "a100_pcie_x4"])
 def test_drawing_of_other_machines(name, tmp_path):
-    draw(parse_topology_text(capture(name)), tmp_path / "out.svg")
+    draw_topology(parse_topology_text(capture(name)), tmp_path / "out.svg")
     assert ("NVSwitch" in (tmp_path / "out.svg").read_text()) == (name == "h200_x8")
 
 
@@ -580,7 +580,7 @@ def test_drawing_bends_links_over_gpus_in_their_way():
 
 
 def test_drawing_of_one_gpu_on_a_switch(tmp_path):
-    draw(read_live_topology(FakeNvml([["switch"] * 6]), tmp_path), tmp_path / "out.svg")
+    draw_topology(read_live_topology(FakeNvml([["switch"] * 6]), tmp_path), tmp_path / "out.svg")
     assert "GPU0" in (tmp_path / "out.svg").read_text()
 
 

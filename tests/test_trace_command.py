@@ -13,13 +13,13 @@ from traces import LOC, NVL, REDUCE, make_export, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace.difference import compare
+from analysis.trace.difference import compare_traces
 from analysis.trace.nsys_stats import kernel_rows
 from analysis.trace.scrub import scrub
 from analysis.trace.source import load_trace
-from analysis.trace.steps import window
+from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
-from analysis.trace.timeline import draw
+from analysis.trace.timeline import draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,7 +47,9 @@ def test_comparison_is_the_dlprof_table(capsys):
 
 def test_comparison_says_what_is_in_one_trace_only(tmp_path):
     one = make_export(tmp_path / "a.sqlite", [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)])
-    found = compare(summarize(load_trace(str(one))), summarize(load_trace(str(two_ranks(tmp_path / "b.sqlite")))))
+    found = compare_traces(
+        summarize(load_trace(str(one))), summarize(load_trace(str(two_ranks(tmp_path / "b.sqlite"))))
+    )
     assert found.notes == [
         "ranks 1 are in one trace only",
         "the traces differ in the number of calls (AllReduce): compare averages, not totals",
@@ -70,7 +72,7 @@ def test_drawing(tmp_path, capsys):
     assert f"drawn: {target}" in capsys.readouterr().out
     text = target.read_text()
     trace = load_trace(str(NVL))
-    assert draw(trace, window(trace)) == text  # the same trace, the same bytes
+    assert draw_timeline(trace, choose_window(trace)) == text  # the same trace, the same bytes
     assert len(text) < 60_000
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert "rank 1 · GPU 1 (NVIDIA H200)" in words
@@ -82,7 +84,7 @@ def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     ranges = [(pid, start, end, name) for pid in (10, 11) for start, end, name in ((0, 17, "step"), (1, 9, "forward"))]
     calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]  # rank 0's second gemm is of no step
     trace = load_trace(str(two_ranks(tmp_path / "a.sqlite", ranges=ranges, calls=calls)))
-    text = draw(trace, window(trace))
+    text = draw_timeline(trace, choose_window(trace))
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert "step 0 of 0 to 0, the one of median time, 16.000 ms" in words
     assert "communication 8.000 ms, exposed 4.000 ms, waiting 4.000 ms" in words

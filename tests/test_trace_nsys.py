@@ -23,7 +23,7 @@ from analysis.errors import UnreadableInput
 from analysis.trace.matching import match
 from analysis.trace.nsys_stats import kernel_rows, memory_rows
 from analysis.trace.source import load_trace
-from analysis.trace.steps import window
+from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
 
 # --- captures ---------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
 
 
 def test_without_step_ranges_a_period_of_the_kernels_is_found():
-    found = window(load_trace(str(NVL)))
+    found = choose_window(load_trace(str(NVL)))
     assert "one period" in found.title
     assert (found.end - found.start) / 1e6 == pytest.approx(28.77, abs=0.01)
 
@@ -153,7 +153,7 @@ def test_a_period_begins_and_ends_with_the_loop(tmp_path, loops, title):
     for start in range(200, 200 + 30 * loops, 30):
         kernels += [(1, 0, 7, start + at, start + at + 1, f"kernel {at}", 0) for at in range(20)]
         kernels.append((1, 0, 17, start + 5, start + 25, REDUCE, 0))
-    found = window(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    found = choose_window(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
     assert found.title.startswith(title)
     if loops > 1:
         assert (found.start, found.end) == (260 * MS, 280 * MS)
@@ -222,10 +222,10 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
     steps = summarize(trace).ranks[0].steps
     assert (steps.count, steps.median_ms, steps.times_ms, steps.by) == (2, 3, [3, 3], "launch")
     assert (steps.comm_ms, steps.exposed_ms, steps.wait_ms) == (3, 3, None)
-    chosen = window(trace, 1)
+    chosen = choose_window(trace, 1)
     assert (chosen.start, chosen.end) == (14 * MS, 22 * MS)
     with pytest.raises(ValueError, match="step 2 is not in the trace; accepted: 0 to 1"):
-        window(trace, 2)
+        choose_window(trace, 2)
     unlaunched = load_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
     assert summarize(unlaunched).ranks[0].steps.by == "start"
 

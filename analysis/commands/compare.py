@@ -12,9 +12,9 @@ from analysis.commands.console import console
 from analysis.commands.native_difference import (
     LATENCY_TOLERANCE,
     TOLERANCE,
-    Comparison,
-    Measurement,
-    compare,
+    NativeDifference,
+    NativeMeasurement,
+    compare_measurements,
     read_measurement,
 )
 from analysis.errors import UnreadableInput
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; raises OSError, UnreadableInput, or ValueError where the files have nothing in common."""
     a, b = (_read(file) for file in (arguments.a, arguments.b))
-    result = compare(a, b, arguments.tolerance, arguments.latency_tolerance)
+    result = compare_measurements(a, b, arguments.tolerance, arguments.latency_tolerance)
     if arguments.json:
         whole = {
             "a": arguments.a, "b": arguments.b,
@@ -58,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(file: str) -> Measurement:
+def _read(file: str) -> NativeMeasurement:
     try:
         return read_measurement(Path(file).read_text(encoding="utf-8", errors="replace"))
     except UnreadableInput as error:
         raise UnreadableInput(f"{file}: {error}") from None
 
 
-def _print(result: Comparison, arguments: argparse.Namespace) -> None:
+def _print(result: NativeDifference, arguments: argparse.Namespace) -> None:
     out = console()
     tables = any(one.entry.busbw for one in result.differ)
     if result.differ:

@@ -20,7 +20,7 @@ from analysis.p2p.source import read_p2p
 
 TOLERANCE, LATENCY_TOLERANCE = 0.03, 0.10
 _SMALL = 65536  # bytes
-Key = tuple[Any, ...]
+EntryKey = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Measurement:
+class NativeMeasurement:
     """What one file holds; `variants` are the entries of each table by NCCL settings, `matrices` those of p2p."""
 
-    matrices: dict[Key, Entry] = field(default_factory=dict)
-    variants: dict[str, dict[str, dict[Key, Entry]]] = field(default_factory=dict)
+    matrices: dict[EntryKey, Entry] = field(default_factory=dict)
+    variants: dict[str, dict[str, dict[EntryKey, Entry]]] = field(default_factory=dict)
     devices: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class EntryDifference:
     """One entry that differs; `ratio` is B over A, None where A is 0."""
 
     entry: Entry
@@ -80,19 +80,19 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Comparison:
+class NativeDifference:
     """`differ` holds the greatest ratios first; `only_a` and `only_b` name entries without a partner."""
 
     compared: int = 0
-    differ: list[Difference] = field(default_factory=list)
+    differ: list[EntryDifference] = field(default_factory=list)
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def read_measurement(text: str) -> Measurement:
+def read_measurement(text: str) -> NativeMeasurement:
     """Every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=p2p; else UnreadableInput."""
-    found = Measurement()
+    found = NativeMeasurement()
     reasons = []
     try:
         for run in parse_nccl_tests(text):
@@ -115,7 +115,7 @@ def read_measurement(text: str) -> Measurement:
     return found
 
 
-def _add_run(found: Measurement, run: Run) -> None:
+def _add_run(found: NativeMeasurement, run: Run) -> None:
     ranks = run.as_json()["implied_ranks"] if run.ranks is None else run.ranks
     said = "ranks not said" if ranks is None else f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
     table = f"{run.collective or 'a collective not said'} on {said}"
@@ -138,9 +138,12 @@ def _add_run(found: Measurement, run: Run) -> None:
                 entry.busbw.append(one.busbw)
 
 
-def compare(
-    a: Measurement, b: Measurement, tolerance: float = TOLERANCE, latency_tolerance: float = LATENCY_TOLERANCE
-) -> Comparison:
+def compare_measurements(
+    a: NativeMeasurement,
+    b: NativeMeasurement,
+    tolerance: float = TOLERANCE,
+    latency_tolerance: float = LATENCY_TOLERANCE,
+) -> NativeDifference:
     """The entries of two files that differ beyond noise, by the rule above.
 
     Raises ValueError for a tolerance that is no number of at least 0, and where the files have no entry in common.
@@ -148,7 +151,7 @@ def compare(
     for name, value in (("tolerance", tolerance), ("latency tolerance", latency_tolerance)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} {value}: a part of one is expected, such as 0.03 for 3 %")
-    result = Comparison()
+    result = NativeDifference()
     _compare_entries(a.matrices, b.matrices, result, tolerance, latency_tolerance)
     for table in dict.fromkeys([*a.variants, *b.variants]):
         for left, right in _pair(a.variants.get(table, {}), b.variants.get(table, {}), table, result):
@@ -165,8 +168,8 @@ def compare(
 
 
 def _pair(
-    a: dict[str, dict[Key, Entry]], b: dict[str, dict[Key, Entry]], table: str, result: Comparison
-) -> list[tuple[dict[Key, Entry], dict[Key, Entry]]]:
+    a: dict[str, dict[EntryKey, Entry]], b: dict[str, dict[EntryKey, Entry]], table: str, result: NativeDifference
+) -> list[tuple[dict[EntryKey, Entry], dict[EntryKey, Entry]]]:
     """Which runs of a table belong together: the only ones of each file, else those with the same NCCL settings."""
     if len(a) == 1 and len(b) == 1:
         (settings_a, left), (settings_b, right) = *a.items(), *b.items()
@@ -179,7 +182,11 @@ def _pair(
 
 
 def _compare_entries(
-    a: dict[Key, Entry], b: dict[Key, Entry], result: Comparison, tolerance: float, latency_tolerance: float
+    a: dict[EntryKey, Entry],
+    b: dict[EntryKey, Entry],
+    result: NativeDifference,
+    tolerance: float,
+    latency_tolerance: float,
 ) -> None:
     result.only_a += [entry.name for key, entry in a.items() if key not in b]
     result.only_b += [entry.name for key, entry in b.items() if key not in a]
@@ -190,4 +197,4 @@ def _compare_entries(
         allowed = (latency_tolerance if left.latency else tolerance) * abs(before)
         apart = min(left.values) > max(right.values) or min(right.values) > max(left.values)
         if apart and abs(after - before) > allowed:
-            result.differ.append(Difference(left, before, after, right, after / before if before else None))
+            result.differ.append(EntryDifference(left, before, after, right, after / before if before else None))

@@ -12,7 +12,7 @@ from rich.table import Table
 from analysis.errors import UnreadableInput
 from analysis.nccl.log import NcclLog, parse_nccl_log
 from analysis.nccl.transports import describe_transport
-from analysis.validity.settings import Finding, judge
+from analysis.validity.settings import SettingResult, check_settings
 
 _CHOICES_SHOWN = 20
 
@@ -29,14 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the log's facts; raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
     log = _read(arguments.files)
-    findings: list[Finding] | None = None
+    findings: list[SettingResult] | None = None
     if arguments.without:
         other = _read(arguments.without)
         changed = {name: value for name, value in log.settings.items() if other.settings.get(name) != value}
-        findings = [one for one in judge(changed, log, other, None) if one.code == "setting_no_effect"]
+        findings = [one for one in check_settings(changed, log, other, None) if one.code == "setting_no_effect"]
         shown = {one.setting for one in findings}
         findings += [
-            Finding("setting_effective", f"{name}={value} changed what the log shows", "finding", name)
+            SettingResult("setting_effective", f"{name}={value} changed what the log shows", "finding", name)
             for name, value in changed.items()
             if name not in shown and (log.transports, log.channels) != (other.transports, other.channels)
         ]

@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UnreadableInput(f"{arguments.file}: {error}") from None
     runs = found.shown
     if arguments.svg:
-        from analysis.p2p.heat_map import draw
+        from analysis.p2p.heat_map import draw_heat_maps
 
-        draw(runs[0], _topology(found, arguments.topology), Path(arguments.svg), found.title, found.words)
+        draw_heat_maps(runs[0], _topology(found, arguments.topology), Path(arguments.svg), found.title, found.words)
     if arguments.json:
         others = found.samples if found.words else runs[1:]
         more = {"repeats": [one.as_json() for one in others]} if others else {}

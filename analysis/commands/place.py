@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the best ring, the worst one and the reason."""
-    measured = None if arguments.p2p is None else read_p2p(read_text(arguments.p2p), arguments.p2p)
+    measured = None if arguments.p2p is None else read_matrix(read_text(arguments.p2p), arguments.p2p)
     try:
         topology = load_topology(arguments.topology)
     except NoDriver as error:
@@ -51,7 +51,7 @@ def to_json(placement: Placement) -> dict[str, Any]:
     return {"best": placement.best.to_json(), "worst": placement.worst.to_json(), "reason": placement.reason}
 
 
-def read_p2p(text: str, where: str) -> list[list[float]]:
+def read_matrix(text: str, where: str) -> list[list[float]]:
     """Square matrix of GB/s, from the row's GPU to the column's; the diagonal is not used.
 
     Accepts `{"matrices": {"unidirectional_enabled": …}}` at any depth (the contract's object, or a record that holds

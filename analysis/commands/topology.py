@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print, and draw when asked."""
     topology = load_topology(arguments.file, arguments.gpu_name)
     if arguments.svg is not None:
-        from analysis.topology.drawing import draw
+        from analysis.topology.drawing import draw_topology
 
-        draw(topology, arguments.svg)
+        draw_topology(topology, arguments.svg)
     if arguments.json:
         print(json.dumps(topology.to_json()))
         return 0

@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.commands.console import console
-from analysis.trace.difference import Change, Comparison, compare
+from analysis.trace.difference import Change, TraceDifference, compare_traces
 from analysis.trace.model import Trace
-from analysis.trace.nsys_stats import Row, kernel_rows, memory_rows
+from analysis.trace.nsys_stats import StatsRow, kernel_rows, memory_rows
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import Summary, summarize
+from analysis.trace.summary import TraceSummary, summarize
 
 _RANK_HEADINGS: tuple[str, ...] = ("communication ms", "exposed ms", "overlapped ms", "wait ms", "compute ms", "idle %")
 _RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.b is not None:
         return _compare(arguments, summary)
     if arguments.svg is not None:
-        from analysis.trace.steps import window
-        from analysis.trace.timeline import draw
+        from analysis.trace.steps import choose_window
+        from analysis.trace.timeline import draw_timeline
 
-        arguments.svg.write_text(draw(trace, window(trace, arguments.step)), encoding="utf-8")
+        arguments.svg.write_text(draw_timeline(trace, choose_window(trace, arguments.step)), encoding="utf-8")
     tables = {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
     if arguments.json:
         rows = {name: [asdict(row) for row in table] for name, table in tables.items()}
@@ -80,9 +80,9 @@ def _load(source: str, arguments: argparse.Namespace) -> Trace:
     return within_steps(trace) if arguments.within_steps else trace
 
 
-def _compare(arguments: argparse.Namespace, first: Summary) -> int:
+def _compare(arguments: argparse.Namespace, first: TraceSummary) -> int:
     second = summarize(_load(arguments.b, arguments))
-    comparison = compare(first, second)
+    comparison = compare_traces(first, second)
     if arguments.json:
         print(json.dumps({"a": first.as_json(), "b": second.as_json()} | comparison.as_json()))
         return 0
@@ -97,7 +97,7 @@ def _compare(arguments: argparse.Namespace, first: Summary) -> int:
     return 0
 
 
-def _print(summary: Summary, trace: Trace, out: Console) -> None:
+def _print(summary: TraceSummary, trace: Trace, out: Console) -> None:
     ranks = _table(f"ranks ({summary.source})", "rank", "GPU", *_RANK_HEADINGS)
     calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
     copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")
@@ -128,7 +128,7 @@ def _print(summary: Summary, trace: Trace, out: Console) -> None:
         out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
 
 
-def _print_stragglers(summary: Summary, out: Console, prefix: str = "") -> None:
+def _print_stragglers(summary: TraceSummary, out: Console, prefix: str = "") -> None:
     for one in summary.stragglers:
         out.print(
             f"{prefix}rank {one.rank} came last in {one.last} of {one.of} collectives: "
@@ -137,7 +137,7 @@ def _print_stragglers(summary: Summary, out: Console, prefix: str = "") -> None:
         )
 
 
-def _print_rows(title: str, rows: list[Row], out: Console) -> None:
+def _print_rows(title: str, rows: list[StatsRow], out: Console) -> None:
     table = _table(f"{title} (ns)", "time %", "total", "instances", "average", "median", "min", "max", "deviation")
     table.add_column("name", no_wrap=True)
     for row in rows:
@@ -148,7 +148,7 @@ def _print_rows(title: str, rows: list[Row], out: Console) -> None:
     out.print(table)
 
 
-def _print_changes(comparison: Comparison, out: Console) -> None:
+def _print_changes(comparison: TraceDifference, out: Console) -> None:
     """Ranks: a line per quantity; collectives per rank and across ranks: a line each, as the bootcamp's table had."""
     ranks = _table("ranks", "rank", "quantity", "A", "B", "B / A")
     for one in comparison.changes:

@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from analysis.nccl.lines import CollNet, Connection, Event, Membership, Process, Ring, Summary, Trees
+from analysis.nccl.lines import ChannelCounts, CollNet, Connection, Event, LogProcess, Membership, RingLine, Trees
 
 CHANNELS = ("collective", "p2p", "nvls", "collnet", "p2p_per_peer")
 
-Owned = Connection | CollNet | Ring | Trees | Summary
+Owned = Connection | CollNet | RingLine | Trees | ChannelCounts
 
 
 @dataclass(frozen=True)
-class Device:
+class RankGpu:
     """One rank's GPU: NVML index and hexadecimal bus id as the log writes them; None where it does not."""
 
     nvml: int | None
@@ -31,8 +31,8 @@ class Group:
 
     name: str | None
     nranks: int | None
-    devices: dict[int, Device] = field(default_factory=dict)
-    members: dict[Process, set[int]] = field(default_factory=lambda: defaultdict(set))
+    devices: dict[int, RankGpu] = field(default_factory=dict)
+    members: dict[LogProcess, set[int]] = field(default_factory=lambda: defaultdict(set))
     events: list[Owned] = field(default_factory=list)
 
 
@@ -63,11 +63,11 @@ def bracket_kind(version: tuple[int, ...] | None, brackets: Iterable[str]) -> st
 def sort_by_communicator(events: list[Event], kind: str | None) -> Sorted:
     """Group the events of all texts, in their order; `kind` is that of `bracket_kind`."""
     finder = _Finder()
-    open_now: dict[Process, list[Group]] = defaultdict(list)
-    waiting: dict[Process, list[Owned]] = defaultdict(list)
+    open_now: dict[LogProcess, list[Group]] = defaultdict(list)
+    waiting: dict[LogProcess, list[Owned]] = defaultdict(list)
     loose: list[Owned] = []
     has_starts = any(isinstance(event, Membership) and not event.complete for event in events)
-    completed: set[Process] = set()
+    completed: set[LogProcess] = set()
     for event in events:
         if isinstance(event, Membership):
             group = finder.find(event)
@@ -117,7 +117,7 @@ class _Finder:
         self.groups: list[Group] = []
         self.confused = False
         self._by_identity: dict[object, Group] = {}
-        self._by_pointer: dict[tuple[Process, str], Group] = {}
+        self._by_pointer: dict[tuple[LogProcess, str], Group] = {}
         self._anonymous: list[Group] = []
 
     def find(self, event: Membership) -> Group:
@@ -127,7 +127,7 @@ class _Finder:
         host = event.process.host or None
         group.members[event.process].add(event.rank)
         if event.nvml is not None or event.bus_id is not None:
-            group.devices.setdefault(event.rank, Device(event.nvml, event.bus_id, host))
+            group.devices.setdefault(event.rank, RankGpu(event.nvml, event.bus_id, host))
         return group
 
     def _group(self, event: Membership) -> Group:
@@ -164,7 +164,7 @@ def _fits(group: Group, event: Owned, kind: str | None, process_known: bool) -> 
     if isinstance(event, Connection):
         pairs = [(event.source, event.source_bracket), (event.target, event.target_bracket)]
         own = event.target if event.end == "receive" else event.source
-    elif isinstance(event, Ring):
+    elif isinstance(event, RingLine):
         pairs = [(rank, None) for rank in event.ranks]
     elif isinstance(event, (Trees, CollNet)):
         pairs = [(event.rank, None)]
@@ -227,7 +227,7 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
     rings: dict[int, tuple[int, ...]] = {}
     left_out = 0
     for event in group.events:
-        if not isinstance(event, Ring):
+        if not isinstance(event, RingLine):
             continue
         size = group.nranks if group.nranks is not None else len(event.ranks)
         if (
@@ -250,12 +250,12 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
     counts: dict[str, int | None] = dict.fromkeys(CHANNELS)
     said: dict[str, set[int]] = defaultdict(set)
     for event in group.events:
-        if isinstance(event, Summary):
+        if isinstance(event, ChannelCounts):
             for name, count in event.counts.items():
                 said[name].add(count)
     source = "summary" if said else None
     if not said:
-        said["collective"] = {e.count for e in group.events if isinstance(e, Ring) and e.count is not None}
+        said["collective"] = {e.count for e in group.events if isinstance(e, RingLine) and e.count is not None}
         source = "rings" if said["collective"] else None
     for name, values in said.items():
         if len(values) > 1:
@@ -265,7 +265,7 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
     return counts, source
 
 
-def devices_of(group: Group, kind: str | None, connections: list[Connection], largest: Group) -> dict[int, Device]:
+def devices_of(group: Group, kind: str | None, connections: list[Connection], largest: Group) -> dict[int, RankGpu]:
     """The GPU of each rank: from the communicator's own lines, else from the brackets of the connections."""
     devices = dict(group.devices)
     if group is largest and kind is not None:
@@ -273,5 +273,5 @@ def devices_of(group: Group, kind: str | None, connections: list[Connection], la
             for rank, bracket in ((one.source, one.source_bracket), (one.target, one.target_bracket)):
                 if bracket is not None and rank not in devices:
                     nvml = int(bracket) if kind == "nvml" and bracket.isdigit() else None
-                    devices[rank] = Device(nvml, bracket if kind == "bus" else None, None)
+                    devices[rank] = RankGpu(nvml, bracket if kind == "bus" else None, None)
     return dict(sorted(devices.items()))

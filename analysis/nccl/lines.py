@@ -16,7 +16,7 @@ _TORN_WINDOW = 8
 _TREES_FULL = 1000
 
 
-class Process(NamedTuple):
+class LogProcess(NamedTuple):
     """Who wrote a line: the text's number and the prefix `host:pid:`; without prefix host is "" and pid -1."""
 
     text: int
@@ -28,7 +28,7 @@ class Process(NamedTuple):
 class Connection:
     """`Channel 00/0 : 0[0] -> 1[3] via P2P/CUMEM`; ranks are the communicator's, brackets are kept as written."""
 
-    process: Process
+    process: LogProcess
     channel: int
     source: int
     target: int
@@ -43,17 +43,17 @@ class Connection:
 class CollNet:
     """`CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA`."""
 
-    process: Process
+    process: LogProcess
     channel: int
     rank: int
     transport: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingLine:
     """`Channel 00/04 : 0 1 2 3`; `count` is the number after the slash (collective channels), `cut` a line with …"""
 
-    process: Process
+    process: LogProcess
     channel: int
     count: int | None
     ranks: tuple[int, ...]
@@ -64,16 +64,16 @@ class Ring:
 class Trees:
     """`Trees [0] 1/-1/-1->0->-1 …`: the parent of this rank in each channel, -1 at the root."""
 
-    process: Process
+    process: LogProcess
     rank: int
     parents: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ChannelCounts:
     """`24 coll channels, …`: counts by the contract's names; what the line lacks is absent."""
 
-    process: Process
+    process: LogProcess
     counts: dict[str, int]
 
 
@@ -81,7 +81,7 @@ class Summary:
 class Membership:
     """`… comm 0x… rank 0 nranks 2 … Init START|COMPLETE`; `identity` links ranks, the pointer is one process's."""
 
-    process: Process
+    process: LogProcess
     pointer: str
     rank: int
     nranks: int
@@ -96,7 +96,7 @@ class Membership:
 class Setting:
     """`NCCL_X set by environment to Y`."""
 
-    process: Process
+    process: LogProcess
     name: str
     value: str
 
@@ -105,7 +105,7 @@ class Setting:
 class Tuning:
     """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; a count where the text names channels."""
 
-    process: Process
+    process: LogProcess
     function: str | None
     size: int
     algorithm: str
@@ -118,20 +118,20 @@ class Tuning:
 class Statement:
     """A line of one value: kind is version, cuda, network, multicast, env, warning or error."""
 
-    process: Process
+    process: LogProcess
     kind: str
     value: str
 
 
-Event = Connection | CollNet | Ring | Trees | Summary | Membership | Setting | Tuning | Statement
+Event = Connection | CollNet | RingLine | Trees | ChannelCounts | Membership | Setting | Tuning | Statement
 
 
 @dataclass(slots=True)
-class Lines:
+class LogEvents:
     """What one text held."""
 
     events: list[Event] = field(default_factory=list)
-    processes: set[Process] = field(default_factory=set)  # those whose prefix is known
+    processes: set[LogProcess] = field(default_factory=set)  # those whose prefix is known
     nccl: int = 0  # lines by NCCL
     damaged: int = 0  # lines with NUL bytes
     torn: int = 0  # lines of two ranks mixed, and those that could not be told from such
@@ -187,9 +187,9 @@ def transport_word(text: str) -> str:
     return re.sub(r"^P2P/indirect/\d+\[\w+\]", "P2P/indirect", text)
 
 
-def read_lines(text: str, number: int = 0) -> Lines:
+def read_events(text: str, number: int = 0) -> LogEvents:
     """Every event of one text; `number` tells texts apart in `Process`. Raises nothing."""
-    lines = Lines()
+    lines = LogEvents()
     rows = text.split("\n")
     last = rows.pop()
     if "NCCL" in last:  # without its newline the last line may have lost its end, and a number its last digits
@@ -209,7 +209,7 @@ def read_lines(text: str, number: int = 0) -> Lines:
             found = _VERSION_ROW.match(row)
             if found:
                 lines.nccl += 1
-                nobody = Process(number, "", -1)
+                nobody = LogProcess(number, "", -1)
                 lines.events.append(Statement(nobody, "version", found[1]))
                 lines.events.append(Statement(nobody, "cuda", found[2]))
             continue
@@ -228,7 +228,7 @@ def read_lines(text: str, number: int = 0) -> Lines:
         head, _, body = row.partition("NCCL WARN " if warning else "NCCL INFO ")
         # the first line of a text may have lost the front of its prefix (tail -c): its writer is not known
         prefix = _PREFIX.search(head[-300:]) if index else None
-        process = Process(number, prefix[1], int(prefix[2])) if prefix else Process(number, "", -1)
+        process = LogProcess(number, prefix[1], int(prefix[2])) if prefix else LogProcess(number, "", -1)
         if prefix:
             lines.processes.add(process)
         if warning:
@@ -241,7 +241,7 @@ def read_lines(text: str, number: int = 0) -> Lines:
     return lines
 
 
-def _read(body: str, process: Process, lines: Lines) -> None:
+def _read(body: str, process: LogProcess, lines: LogEvents) -> None:
     """One message of level INFO; a message of no interest is passed over."""
     add = lines.events.append
     if body.startswith(("Channel ", "Ring ", "Coll", "Tree")):
@@ -271,7 +271,9 @@ def _read(body: str, process: Process, lines: Lines) -> None:
         found = _SUMMARY.fullmatch(body.rstrip())
         if found:
             names = ("collective", "collnet", "nvls", "p2p", "p2p_per_peer")
-            add(Summary(process, {n: int(v) for n, v in zip(names, found.groups(), strict=True) if v is not None}))
+            add(
+                ChannelCounts(process, {n: int(v) for n, v in zip(names, found.groups(), strict=True) if v is not None})
+            )
         else:
             lines.unparsed.append(body)
     elif " Bytes -> Algo " in body:
@@ -300,7 +302,7 @@ def _read(body: str, process: Process, lines: Lines) -> None:
         add(Statement(process, "error", body.strip()))
 
 
-def _wire(body: str, process: Process) -> Connection | CollNet | Ring | Trees | None:
+def _wire(body: str, process: LogProcess) -> Connection | CollNet | RingLine | Trees | None:
     """A line about connections, rings or trees; None when it matches no whole grammar."""
     body = body.rstrip()
     found = _CONNECTION.fullmatch(body)
@@ -315,7 +317,7 @@ def _wire(body: str, process: Process) -> Connection | CollNet | Ring | Trees | 
     if found:
         ranks = tuple(int(rank) for rank in found[3].split())
         count = int(found[2]) if found[2] else None
-        return Ring(process, int(found[1]), count, ranks, bool(found[4]))
+        return RingLine(process, int(found[1]), count, ranks, bool(found[4]))
     if body.startswith("Trees"):
         rest = body.removeprefix("Trees")
         if len(body) >= _TREES_FULL:

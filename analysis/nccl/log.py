@@ -13,8 +13,8 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.nccl.announcements import ALGORITHMS, PROTOCOLS
 from analysis.nccl.communicators import (
-    Device,
     Group,
+    RankGpu,
     Sorted,
     bracket_kind,
     channels_of,
@@ -28,13 +28,13 @@ from analysis.nccl.lines import (
     CollNet,
     Connection,
     Event,
-    Lines,
-    Process,
+    LogEvents,
+    LogProcess,
     Setting,
     Statement,
     Trees,
     Tuning,
-    read_lines,
+    read_events,
 )
 
 # Announced whatever NCCL_DEBUG_SUBSYS says, so that they do not show that the ENV subsystem was logged.
@@ -50,7 +50,7 @@ class Communicator:
 
     name: str | None
     nranks: int | None
-    devices: Mapping[int, Device]
+    devices: Mapping[int, RankGpu]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def version_numbers(version: str | None) -> tuple[int, ...] | None:
 
 def parse_nccl_log(*texts: str) -> NcclLog:
     """Read one log of all ranks, or one log per rank. Raises UnreadableInput when no text has a line of NCCL."""
-    read = [read_lines(text, number) for number, text in enumerate(texts)]
+    read = [read_events(text, number) for number, text in enumerate(texts)]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
             "no line of NCCL found: expected whole lines with 'NCCL INFO …', as a run with NCCL_DEBUG=INFO writes them"
@@ -190,7 +190,7 @@ def parse_nccl_log(*texts: str) -> NcclLog:
     )
 
 
-def _reading_notes(read: list[Lines]) -> list[str]:
+def _reading_notes(read: list[LogEvents]) -> list[str]:
     """What was lost while reading."""
     notes = []
     empty = [str(number + 1) for number, one in enumerate(read) if not one.nccl]
@@ -242,7 +242,7 @@ def _grouping_notes(found: Sorted, largest: Group, notes: list[str]) -> None:
 
 def _settings(events: list[Event]) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, int]]:
     values: dict[str, set[str]] = defaultdict(set)
-    writers: dict[str, set[Process]] = defaultdict(set)
+    writers: dict[str, set[LogProcess]] = defaultdict(set)
     for event in events:
         if isinstance(event, Setting):
             values[event.name].add(event.value)

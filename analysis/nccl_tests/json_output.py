@@ -12,7 +12,7 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.nccl_tests.run import COLLECTIVES, Measured, Row, Run, nccl_version
 
-EXPECTED = "expected the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
+_EXPECTED = "expected the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
 _PROGRAM = re.compile("(" + "|".join(sorted(COLLECTIVES, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
 _SETTINGS = {
     "nthreads": "nThread", "ngpus": "nGpus", "minimum_bytes": "minBytes", "maximum_bytes": "maxBytes",
@@ -50,14 +50,14 @@ def read_json(text: str) -> list[Run]:
                 if isinstance(error, json.JSONDecodeError)
                 else "not to be decoded"
             )
-            raise UnreadableInput(f"{EXPECTED}; the document is cut or broken: {reason}") from None
+            raise UnreadableInput(f"{_EXPECTED}; the document is cut or broken: {reason}") from None
         try:
             runs.append(_run(whole, line))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise UnreadableInput(f"{EXPECTED}; in the document of line {line}: {what}") from None
+            raise UnreadableInput(f"{_EXPECTED}; in the document of line {line}: {what}") from None
     if not any(run.rows for run in runs):
-        raise UnreadableInput(f"{EXPECTED}; there is no result in it")
+        raise UnreadableInput(f"{_EXPECTED}; there is no result in it")
     return runs
 
 

@@ -2,7 +2,7 @@
 
 from analysis.nccl_tests.json_output import read_json
 from analysis.nccl_tests.run import Run, annotate
-from analysis.nccl_tests.text import read_text
+from analysis.nccl_tests.text import read_tables
 
 __all__ = ["Run", "parse_nccl_tests"]
 
@@ -14,7 +14,7 @@ def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
     which says what was expected and where, when the text holds no row. Read with the format strings of nccl-tests 2.0
     to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
     """
-    runs = read_json(text) if text.lstrip().startswith("{") else read_text(text)
+    runs = read_json(text) if text.lstrip().startswith("{") else read_tables(text)
     for run in runs:
         if ranks is not None:
             run.command_ranks = ranks

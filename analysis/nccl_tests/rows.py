@@ -20,7 +20,7 @@ _MEASURED = {"time", "cputime", "algbw", "busbw", "error", "#wrong", *_ITERATION
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableHeader:
     """The columns of a header: those left of the figures, then the names of one or two groups of figures."""
 
     redop: bool
@@ -29,7 +29,7 @@ class Table:
     timestamp: bool
 
 
-def read_header(text: str) -> Table | None:
+def read_header(text: str) -> TableHeader | None:
     """The columns that a header names; None for another line."""
     words = text.split()
     if words[:4] != ["#", "size", "count", "type"]:
@@ -48,10 +48,10 @@ def read_header(text: str) -> Table | None:
     complete = all({"algbw", "busbw"} < set(group) and {"error", "#wrong"} & set(group) for group in groups)
     if len(groups) != 2 or not complete or groups[0] != groups[1]:
         return None
-    return Table("redop" in left, "root" in left, tuple(map(tuple, groups)), stamp)
+    return TableHeader("redop" in left, "root" in left, tuple(map(tuple, groups)), stamp)
 
 
-def read_row(text: str, table: Table, number: int, program: str | None) -> Row | None:
+def read_row(text: str, table: TableHeader, number: int, program: str | None) -> Row | None:
     """One row; None when it does not match its table, or contradicts itself."""
     found = ROW_START.fullmatch(text)
     if found is None:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from analysis.errors import UnreadableInput
-from analysis.nccl_tests.rows import ROW_START, Table, read_header, read_row
+from analysis.nccl_tests.rows import ROW_START, TableHeader, read_header, read_row
 from analysis.nccl_tests.run import COLLECTIVES, Run, nccl_version
 
 _LONGEST_COMMAND = 8000  # characters
-EXPECTED = "expected nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
+_EXPECTED = "expected nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
 
 # `[1,0]<stdout>:` and `[host@1,0]<stdout>: ` (mpirun --tag-output), `0: ` (srun --label)
 _TAG = re.compile(r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII)
@@ -43,7 +43,7 @@ class _Line(NamedTuple):
     text: str
 
 
-def read_text(text: str) -> list[Run]:
+def read_tables(text: str) -> list[Run]:
     """Every run of one text, in its order, not yet annotated; raises UnreadableInput when it holds no row."""
     lines = list(_lines(text))
     heads = {line.tag for line in lines if line.tag is not None and read_header(line.text) is not None}
@@ -51,7 +51,7 @@ def read_text(text: str) -> list[Run]:
     if len(heads) > 1:  # several programs, one per process: each tag is a text of its own
         ordered = sorted(heads, key=lambda tag: (len(tag), tag))
         streams = [[line for line in lines if line.tag in (None, head)] for head in ordered]
-    readers = [_Reader() for _ in streams]
+    readers = [_RunReader() for _ in streams]
     for reader, stream in zip(readers, streams, strict=True):
         reader.read(stream)
     runs = [run for reader in readers for run in reader.runs]
@@ -77,27 +77,29 @@ def _lines(text: str) -> Iterator[_Line]:
         yield _Line(number, found[1] or found[2], row[found.end() :]) if found else _Line(number, None, row)
 
 
-def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_Reader") -> str:
+def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") -> str:
     """Why a text holds no row."""
     if not lines:
-        return f"{EXPECTED}; the text is empty, or has no whole line"
+        return f"{_EXPECTED}; the text is empty, or has no whole line"
     if reader.torn:
-        return f"{EXPECTED}; no row fits its table, the first such is line {reader.torn[0]}"
+        return f"{_EXPECTED}; no row fits its table, the first such is line {reader.torn[0]}"
     if reader.headless:
-        return f"{EXPECTED}; line {reader.headless[0]} looks like a row, but no header says what its columns are"
+        return f"{_EXPECTED}; line {reader.headless[0]} looks like a row, but no header says what its columns are"
     if runs:
         failures = [f": {run.errors[0]}" for run in runs if run.errors]
-        return f"{EXPECTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
-    return f"{EXPECTED}; line 1 begins {lines[0].text[:60]!r}"
+        return (
+            f"{_EXPECTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
+        )
+    return f"{_EXPECTED}; line 1 begins {lines[0].text[:60]!r}"
 
 
-class _Reader:
+class _RunReader:
     """Lines of one stream become runs: what heads a run starts another one as soon as the last has rows or a foot."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.run: Run | None = None
-        self.table: Table | None = None
+        self.table: TableHeader | None = None
         self.torn: list[int] = []  # lines of the rows left out, of the whole stream
         self.headless: list[int] = []  # lines of rows under no header
         self._noted = 0  # of `torn`, those that a note tells of

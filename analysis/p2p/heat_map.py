@@ -19,7 +19,7 @@ _INK, _SOFT, _PAPER, _EMPTY = "#20262d", "#4a5460", "#ffffff", "#eef0f2"
 _NAMES = {"gpu": "GPU", "cpu": "CPU"}
 
 
-def draw(
+def draw_heat_maps(
     matrices: Matrices,
     topology: Topology | None,
     path: Path,

@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 
-EXPECTED = (
+_EXPECTED = (
     "expected the output of p2pBandwidthLatencyTest: a title such as `Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)`, "
     "a line of columns, rows"
 )
@@ -70,7 +70,7 @@ class Matrices:
 
 def parse_p2p(text: str) -> list[Matrices]:
     """Every run of the program in one text, in its order; raises UnreadableInput when it holds no entry of a matrix."""
-    reader = _Reader()
+    reader = _MatrixReader()
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1], 1):
         reader.read(number, line.rstrip("\r"))
@@ -80,11 +80,11 @@ def parse_p2p(text: str) -> list[Matrices]:
     reader.close()
     runs = [run for run in reader.runs if any(run.entries.values())]
     if not runs:
-        raise UnreadableInput(f"{EXPECTED}; {reader.nothing(text)}")
+        raise UnreadableInput(f"{_EXPECTED}; {reader.nothing(text)}")
     return runs
 
 
-class _Reader:
+class _MatrixReader:
     """Lines become runs: a banner, or a matrix that the run already has, starts another one."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.p2p.matrices import Matrices, parse_p2p
 
-EXPECTED = "expected a record.json of benchmark=p2p"
+_EXPECTED = "expected a record.json of benchmark=p2p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ def read_p2p(text: str) -> P2p:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{EXPECTED}; the JSON is broken ({error})") from None
+        raise UnreadableInput(f"{_EXPECTED}; the JSON is broken ({error})") from None
     tables = content.get("tables")
     table = tables.get("p2p") if isinstance(tables, dict) else None
     if not isinstance(table, dict):
         state = content.get("state")
         why = f"the cell is {state}" if state not in (None, "finished") else "there is no tables.p2p in it"
-        raise UnreadableInput(f"{EXPECTED}; {why}")
+        raise UnreadableInput(f"{_EXPECTED}; {why}")
     try:
         medians = _matrices(table, table["matrices"])
         repeats = max((len(squares) for squares in table["samples"].values()), default=0)
@@ -51,7 +51,7 @@ def read_p2p(text: str) -> P2p:
         if not all(isinstance(value, str | None) for value in (topology, title)):
             raise TypeError("environment.topology and name are texts")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableInput(f"{EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
+        raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
     return P2p([medians], samples or [medians], topology, title, words)
 
 

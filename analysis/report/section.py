@@ -13,7 +13,7 @@ from analysis.report.numbers import count, number
 from analysis.report.sections.scaling import scaling_figures, unit_of
 from analysis.report.style import Picture
 from analysis.report.tables import Column, Table, plain
-from analysis.trace.metrics import DISAGREEMENT, EXPOSED
+from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
 STRATEGY_FIGURES = 2
@@ -244,7 +244,7 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
         label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
         ", ".join(limits), bounded(group, "comm/exposed_ms"),
-        middle(group, EXPOSED), middle(group, DISAGREEMENT),
+        middle(group, TRACE_EXPOSED), middle(group, DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip
 

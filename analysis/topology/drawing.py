@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from analysis.topology.layout import Layout, Point, extent, lay_out, link_words
+from analysis.topology.layout import DrawingLayout, Point, extent, lay_out, link_words
 from analysis.topology.link_classes import best_first, nvlink_count
 from analysis.topology.model import Topology
 
@@ -19,7 +19,7 @@ _WIDEST, _NARROWEST = 6.5, 1.6  # points
 _INCHES = 0.95  # of one unit of the layout
 
 
-def draw(topology: Topology, path: Path) -> None:
+def draw_topology(topology: Topology, path: Path) -> None:
     """Write the drawing; the suffix names the format (.svg, or any that matplotlib has)."""
     import matplotlib
 
@@ -59,7 +59,7 @@ def _styles(topology: Topology) -> dict[str, tuple[str, float]]:
     }
 
 
-def _paint(axes: Any, topology: Topology, layout: Layout) -> None:
+def _paint(axes: Any, topology: Topology, layout: DrawingLayout) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve

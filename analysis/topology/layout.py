@@ -32,7 +32,7 @@ class Socket:
 
 
 @dataclass
-class Layout:
+class DrawingLayout:
     """Centres of everything, in units of about one GPU."""
 
     places: dict[Device, Point] = field(default_factory=dict)
@@ -79,9 +79,9 @@ def _pcie_switches(topology: Topology, socket: Socket) -> list[tuple[tuple[Devic
     return found
 
 
-def lay_out(topology: Topology) -> Layout:
+def lay_out(topology: Topology) -> DrawingLayout:
     """Places of everything in one drawing."""
-    layout = Layout()
+    layout = DrawingLayout()
     sockets = _sockets(topology)
     homes = [socket for socket in sockets if socket.gpus]
     faces = any(nvlink_count(topology.link_between(a, b)) for a in homes[0].gpus for b in homes[-1].gpus if a != b)
@@ -106,7 +106,7 @@ def lay_out(topology: Topology) -> Layout:
     return layout
 
 
-def _arcs(topology: Topology, layout: Layout) -> dict[Pair, float]:
+def _arcs(topology: Topology, layout: DrawingLayout) -> dict[Pair, float]:
     """Heights of the NVLinks that would run behind another GPU of the same row."""
     heights: dict[Pair, float] = {}
     for a, b in combinations(topology.gpus, 2):
@@ -117,7 +117,7 @@ def _arcs(topology: Topology, layout: Layout) -> dict[Pair, float]:
     return heights
 
 
-def _shift(layout: Layout, socket: Socket, edge: float) -> None:
+def _shift(layout: DrawingLayout, socket: Socket, edge: float) -> None:
     """Move the socket placed last to the right, until its box begins at `edge`."""
     low, high, label, up = layout.boxes[-1]
     by = edge - low[0]
@@ -132,7 +132,7 @@ def _shift(layout: Layout, socket: Socket, edge: float) -> None:
     ]
 
 
-def _place_gpus(topology: Topology, layout: Layout, socket: Socket, y: float) -> None:
+def _place_gpus(topology: Topology, layout: DrawingLayout, socket: Socket, y: float) -> None:
     """Put a socket's GPUs on a face, or in a row where no NVLinks need one."""
     count = len(socket.gpus)
     if topology.nvswitch or not any(nvlink_count(word) for word in link_words(topology, socket.gpus)):
@@ -158,7 +158,7 @@ def _rim(count: int) -> list[Point]:
     return [(radius * (1 - cos(turn)), 0.8 * radius * sin(turn)) for turn in turns]
 
 
-def _stretch(topology: Topology, layout: Layout, order: tuple[int, ...], places: list[Point]) -> float:
+def _stretch(topology: Topology, layout: DrawingLayout, order: tuple[int, ...], places: list[Point]) -> float:
     """How far NVLinks to the sockets already placed would run sideways, weighted by their count."""
     return sum(
         (nvlink_count(topology.link_between(gpu, other)) or 0) * (at[0] - layout.places[other][0]) ** 2
@@ -168,7 +168,7 @@ def _stretch(topology: Topology, layout: Layout, order: tuple[int, ...], places:
     )
 
 
-def _place_rest(topology: Topology, layout: Layout, socket: Socket, up: bool) -> None:
+def _place_rest(topology: Topology, layout: DrawingLayout, socket: Socket, up: bool) -> None:
     """Put PCIe switches and NICs outside of the GPUs, and the socket's box around all."""
     side = 1 if up else -1
     ys = [layout.places[gpu][1] for gpu in socket.gpus]
@@ -195,13 +195,13 @@ def _place_rest(topology: Topology, layout: Layout, socket: Socket, up: bool) ->
     layout.boxes.append(_around(layout, [*socket.gpus, *socket.nics], socket.label, up, switches))
 
 
-def _middle(layout: Layout, members: tuple[Device, ...], default: float) -> float:
+def _middle(layout: DrawingLayout, members: tuple[Device, ...], default: float) -> float:
     xs = [layout.places[device][0] for device in members if device in layout.places]
     return sum(xs) / len(xs) if xs else default
 
 
 def _around(
-    layout: Layout, devices: list[Device], label: str, up: bool, switches: list[Point] | None = None
+    layout: DrawingLayout, devices: list[Device], label: str, up: bool, switches: list[Point] | None = None
 ) -> tuple[Point, Point, str, bool]:
     """Box with room for its label at the outer side, where no NVLink passes."""
     points = [layout.places[device] for device in devices] + (switches or [])
@@ -212,7 +212,7 @@ def _around(
     return (middle - half, min(ys) - below), (middle + half, max(ys) + above), label, up
 
 
-def extent(layout: Layout) -> tuple[float, float, float, float]:
+def extent(layout: DrawingLayout) -> tuple[float, float, float, float]:
     """Left, right, bottom and top of everything."""
     lows, highs = [box[0] for box in layout.boxes], [box[1] for box in layout.boxes]
     top = max(y for _, y in highs)

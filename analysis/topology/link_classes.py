@@ -33,7 +33,7 @@ _NVLINK_BY_NAME = (
 _NVLINK_BY_SM = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0625, 90: 25.0, 100: 50.0, 103: 50.0}
 
 
-def canonical(word: str) -> str:
+def current_word(word: str) -> str:
     """Today's word for a class that older drivers named differently; every other word unchanged."""
     return _RENAMED.get(word, word)
 

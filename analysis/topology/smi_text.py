@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from analysis.errors import UnreadableInput
-from analysis.topology.link_classes import UNKNOWN, canonical, nvlink_gb_per_s
+from analysis.topology.link_classes import UNKNOWN, current_word, nvlink_gb_per_s
 from analysis.topology.model import Device, Gpu, Pair, Topology, infer_nvswitch
 
 _SGR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # nvidia-smi underlines the header even when it writes to a pipe
@@ -97,7 +97,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _links(cells: list[str], label: str, labels: list[str], at: int) -> list[str]:
-    words = [canonical(cell) for cell in cells[: len(labels)]]
+    words = [current_word(cell) for cell in cells[: len(labels)]]
     if len(words) < len(labels):
         raise UnreadableInput(f"line {at}: {len(words)} links in the row of {label}, expected {len(labels)}")
     for other, word in zip(labels, words, strict=True):

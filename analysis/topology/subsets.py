@@ -22,7 +22,7 @@ from analysis.topology.placement import place
 
 MOST_SUBSETS = 500_000  # of one question: more would not be measured, and would take minutes to sort
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the constants of splitmix64
-Matrix = tuple[tuple[int, ...], ...]
+LabelMatrix = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _best_links_first(one: SubsetClass) -> tuple[int, float, float, tuple[int, .
     return one.size, -slowest, -total, one.representative
 
 
-def _labels(topology: Topology, *, affinity: bool, nics: bool) -> Matrix:
+def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
     """Numbers that stand for the labels of each ordered pair of GPUs, and on the diagonal for those of each GPU."""
 
     def label(a: int, b: int) -> tuple[object, ...]:
@@ -104,12 +104,12 @@ def _labels(topology: Topology, *, affinity: bool, nics: bool) -> Matrix:
     return tuple(tuple(numbers[text] for text in row) for row in texts)
 
 
-def _classes_of_size(topology: Topology, labels: Matrix, size: int) -> Iterator[SubsetClass]:
+def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iterator[SubsetClass]:
     """Classes in the order of their first members; members are visited in lexicographic order."""
     positions = list(combinations(range(len(topology.gpus)), size))
     values, ordered = _refine(labels, positions)
     first_with: dict[bytes, int] = {}  # matrix -> class
-    rivals: dict[int, list[tuple[int, Matrix, tuple[int, ...]]]] = {}  # value -> classes: number, matrix, colours
+    rivals: dict[int, list[tuple[int, LabelMatrix, tuple[int, ...]]]] = {}  # value -> classes: number, matrix, colours
     members: list[list[Any]] = []  # per class: first member, second, count
     for subset, value, (key, matrix, colours) in zip(positions, values, ordered, strict=True):
         number = first_with.get(key)
@@ -132,7 +132,9 @@ def _classes_of_size(topology: Topology, labels: Matrix, size: int) -> Iterator[
         yield SubsetClass(size, {word: words.count(word) for word in best_first(words)}, first, count, second)
 
 
-def _refine(labels: Matrix, positions: list[tuple[int, ...]]) -> tuple[list[int], Iterator[tuple[bytes, Any, Any]]]:
+def _refine(
+    labels: LabelMatrix, positions: list[tuple[int, ...]]
+) -> tuple[list[int], Iterator[tuple[bytes, Any, Any]]]:
     """Of every subset: a value that isomorphic subsets share; its label matrix in colour order, and those colours."""
     import numpy as np
 
@@ -159,7 +161,7 @@ def _refine(labels: Matrix, positions: list[tuple[int, ...]]) -> tuple[list[int]
     return values, ((one.tobytes(), one, shade) for one, shade in zip(ordered, shades, strict=True))
 
 
-def _isomorphic(a: Matrix, colours_a: tuple[int, ...], b: Matrix, colours_b: tuple[int, ...]) -> bool:
+def _isomorphic(a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colours_b: tuple[int, ...]) -> bool:
     """Whether some permutation that keeps colours turns matrix a into matrix b."""
     if colours_a != colours_b:  # both sorted: other colours, other graph
         return False

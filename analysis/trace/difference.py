@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.trace.summary import Across, Calls, RankSummary, Summary
+from analysis.trace.summary import CollectiveCalls, MatchedCollective, RankSummary, TraceSummary
 
-Key = tuple[int | None, str | None, str | None]  # rank, collective, communicator
+ChangeKey = tuple[int | None, str | None, str | None]  # rank, collective, communicator
 
 # What is compared of a rank: its name in JSON, and where it is found.
 _OF_RANK: dict[str, Callable[[RankSummary], float | None]] = {
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TraceDifference:
     """Every change that both traces can tell, and what cannot be compared."""
 
     changes: list[Change]
@@ -57,7 +57,7 @@ class Comparison:
         return asdict(self)
 
 
-def compare(a: Summary, b: Summary) -> Comparison:
+def compare_traces(a: TraceSummary, b: TraceSummary) -> TraceDifference:
     """What changed from `a` to `b`. Raises UnreadableInput for two traces that share no rank."""
     first, second = ({rank.rank: rank for rank in one.ranks} for one in (a, b))
     common = sorted(set(first) & set(second))
@@ -84,22 +84,22 @@ def compare(a: Summary, b: Summary) -> Comparison:
     met, meeting = ({(one.name, one.communicator): one for one in of.collectives} for of in (a, b))
     for key in dict.fromkeys((*met, *meeting)):
         changes += _of_meetings((None, *key), met.get(key), meeting.get(key))
-    return Comparison([one for one in changes if one.a is not None or one.b is not None], notes)
+    return TraceDifference([one for one in changes if one.a is not None or one.b is not None], notes)
 
 
-def _of_calls(rank: int, name: str, a: Calls | None, b: Calls | None) -> list[Change]:
+def _of_calls(rank: int, name: str, a: CollectiveCalls | None, b: CollectiveCalls | None) -> list[Change]:
     quantities = ("calls", "avg_us", "median_us", "total_ms")
     return [_change((rank, name, None), what, getattr(a, what, None), getattr(b, what, None)) for what in quantities]
 
 
-def _of_meetings(key: Key, a: Across | None, b: Across | None) -> list[Change]:
+def _of_meetings(key: ChangeKey, a: MatchedCollective | None, b: MatchedCollective | None) -> list[Change]:
     quantities = ("matched", "transfer_avg_us", "transfer_median_us")
     found = [_change(key, what, getattr(a, what, None), getattr(b, what, None)) for what in quantities]
     waits = (None if one is None else 1e3 * one.wait_ms / one.matched for one in (a, b))
     return [*found, _change(key, "wait_avg_us", *waits)]
 
 
-def _change(key: Key, what: str, a: float | None, b: float | None) -> Change:
+def _change(key: ChangeKey, what: str, a: float | None, b: float | None) -> Change:
     return Change(*key, what, a, b, b / a if a and b is not None else None)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.errors import UnreadableInput
 from analysis.gc_pause import gc_paused
 from analysis.trace.intervals import Times, covers, union
-from analysis.trace.model import Collectives, Copies, Events, Names, Part, Rank, column, no_copies, no_events
+from analysis.trace.model import Collectives, Copies, Events, Names, RankTrace, TraceFile, column, no_copies, no_events
 from analysis.trace.names import copy_kind, gloo_collective, nccl_collective
 
 _CATEGORIES = {  # category, by its newer name and the names of torch 1.8 to 1.11
@@ -48,7 +48,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _LATEST = 2**61 / 1000  # µs; base, start and length together fit into 64 bits of ns
 _ON_GPU = ("kernel", "memcpy", "memset")
 
-Event = dict[str, Any]
+JsonEvent = dict[str, Any]
 
 
 def is_kineto(text: str) -> bool:
@@ -56,7 +56,7 @@ def is_kineto(text: str) -> bool:
     return '"traceEvents"' in text
 
 
-def read_kineto(file: str, text: str, names: Names) -> Part:
+def read_kineto(file: str, text: str, names: Names) -> TraceFile:
     """The rank of one file; or several, where one process drives several GPUs.
 
     Raises UnreadableInput for text that is cut, or no trace, or has neither GPU kernels nor operators.
@@ -65,7 +65,7 @@ def read_kineto(file: str, text: str, names: Names) -> Part:
         return _read(file, _parse(text), names)
 
 
-def _read(file: str, whole: Event, names: Names) -> Part:
+def _read(file: str, whole: JsonEvent, names: Names) -> TraceFile:
     found, lost = _sort(whole["traceEvents"])
     base = whole.get("baseTimeNanoseconds", 0)
     base = base if isinstance(base, int) and 0 <= base < 2**61 else 0
@@ -86,7 +86,7 @@ def _read(file: str, whole: Event, names: Names) -> Part:
     if rank is None:
         notes.append(f"{file} does not say its rank")
     host = whole.get("host_name")
-    return Part(
+    return TraceFile(
         file,
         "torch.profiler",
         tuple(replace(one, rank=(rank or 0) + at) for at, one in enumerate(ranks)),
@@ -97,7 +97,7 @@ def _read(file: str, whole: Event, names: Names) -> Part:
     )
 
 
-def _parse(text: str) -> Event:
+def _parse(text: str) -> JsonEvent:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -109,9 +109,9 @@ def _parse(text: str) -> Event:
     return whole
 
 
-def _sort(events: Iterable[Any]) -> tuple[dict[str, list[Event]], int]:
+def _sort(events: Iterable[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
     """Complete events by what they are; and how many of them have no usable time."""
-    found: dict[str, list[Event]] = {kind: [] for kind in _CATEGORIES.values()}
+    found: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
     lost = 0
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
@@ -131,13 +131,13 @@ def _sort(events: Iterable[Any]) -> tuple[dict[str, list[Event]], int]:
 
 def _gpu_ranks(
     file: str,
-    found: dict[str, list[Event]],
+    found: dict[str, list[JsonEvent]],
     base: int,
     names: Names,
     ranges: Events,
     gloo: Collectives,
     notes: list[str],
-) -> list[Rank]:
+) -> list[RankTrace]:
     """One per device with NCCL kernels; where there is none, per device with kernels."""
     launches = _launches(found["launch"], base)
     kernels, copied, sets = (
@@ -168,7 +168,7 @@ def _gpu_ranks(
         )
         copies = Copies(**vars(replace(copied, name=kinds)), bytes=size, peer=peer).where(of_copies == device)
         ranks.append(
-            Rank(
+            RankTrace(
                 0,
                 int(device),
                 kernels.where(here & ~nccl),
@@ -181,22 +181,22 @@ def _gpu_ranks(
     return ranks
 
 
-def _host_rank(operators: list[Event], base: int, names: Names, ranges: Events, gloo: Collectives) -> Rank:
+def _host_rank(operators: list[JsonEvent], base: int, names: Names, ranges: Events, gloo: Collectives) -> RankTrace:
     """Operators compute, but for those inside a call of gloo on its own thread."""
     work = _events([one for one in operators if not one["name"].startswith(_NOT_WORK)], base, names, _thread)
     inside = np.zeros(len(work), dtype=np.bool_)
     for thread in np.unique(gloo.lane):
         inside |= (work.lane == thread) & covers(union(gloo.where(gloo.lane == thread).spans), work.start)
-    return Rank(0, None, work.where(~inside), gloo, no_copies(), no_events(), ranges, on_host=True)
+    return RankTrace(0, None, work.where(~inside), gloo, no_copies(), no_events(), ranges, on_host=True)
 
 
-def _gloo(events: list[Event], ranges: Events, names: Names) -> Collectives:
+def _gloo(events: list[JsonEvent], ranges: Events, names: Names) -> Collectives:
     label = column([_number(gloo_collective(event["name"]), names) for event in events])
     whole = Collectives(**vars(ranges), label=label, communicator=np.full(len(label), -1))
     return whole.where(label >= 0)
 
 
-def _events(events: list[Event], base: int, names: Names, lane: Callable[[Event], int]) -> Events:
+def _events(events: list[JsonEvent], base: int, names: Names, lane: Callable[[JsonEvent], int]) -> Events:
     start = np.array([event["ts"] for event in events], dtype=np.float64)
     length = np.array([event["dur"] for event in events], dtype=np.float64)
     begin = base + _ns(start)
@@ -212,7 +212,7 @@ def _ns(microseconds: NDArray[np.float64]) -> Times:
     return whole.astype(np.int64) * 1000 + fraction
 
 
-def _launches(events: list[Event], base: int) -> dict[int, int]:
+def _launches(events: list[JsonEvent], base: int) -> dict[int, int]:
     """Correlation to the host time of the call, ns; of several calls (runtime and driver) the first."""
     begin = base + _ns(np.array([event["ts"] for event in events], dtype=np.float64))
     found: dict[int, int] = {}
@@ -223,11 +223,11 @@ def _launches(events: list[Event], base: int) -> dict[int, int]:
     return found
 
 
-def _launched(events: list[Event], launches: dict[int, int]) -> Times:
+def _launched(events: list[JsonEvent], launches: dict[int, int]) -> Times:
     return column([launches.get(_whole(event, "correlation"), -1) for event in events])
 
 
-def _both(events: list[Event], numbers: Times) -> Iterable[tuple[Event, int]]:
+def _both(events: list[JsonEvent], numbers: Times) -> Iterable[tuple[JsonEvent, int]]:
     return zip(events, numbers.tolist(), strict=True)
 
 
@@ -235,7 +235,7 @@ def _number(name: str | None, names: Names) -> int:
     return -1 if name is None else names.number(name)
 
 
-def _group(event: Event) -> str | None:
+def _group(event: JsonEvent) -> str | None:
     """The process group of an NCCL kernel (torch 2.3 and later), with its ranks where they are said (2.4)."""
     args = event.get("args")
     if not isinstance(args, dict) or args.get("Process Group Name") in (None, ""):
@@ -243,23 +243,23 @@ def _group(event: Event) -> str | None:
     return " ".join(str(args[one]) for one in ("Process Group Name", "Process Group Ranks") if args.get(one))
 
 
-def _whole(event: Event, field: str) -> int:
+def _whole(event: JsonEvent, field: str) -> int:
     args = event.get("args")
     value = args.get(field) if isinstance(args, dict) else None
     return value if isinstance(value, int) and 0 <= value < 2**62 else -1
 
 
-def _device(event: Event) -> int:
+def _device(event: JsonEvent) -> int:
     said = _whole(event, "device")
     return said if said >= 0 else _lane(event.get("pid"))
 
 
-def _stream(event: Event) -> int:
+def _stream(event: JsonEvent) -> int:
     said = _whole(event, "stream")
     return said if said >= 0 else _lane(event.get("tid"))
 
 
-def _thread(event: Event) -> int:
+def _thread(event: JsonEvent) -> int:
     return _lane(event.get("tid"))
 
 

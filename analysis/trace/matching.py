@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace.intervals import Flags, Times
-from analysis.trace.model import Collectives, Rank, Trace
+from analysis.trace.model import Collectives, RankTrace, Trace
 
 # Clocks of GPUs of one host, as CUPTI converts them, agree to some µs: a gap below this is no contradiction.
 _CLOCK_TOLERANCE_NS = 20_000
@@ -63,7 +63,7 @@ class Meetings:
     matched: tuple[Meeting, ...]
     notes: tuple[str, ...]
 
-    def waits(self, rank: Rank) -> NDArray[np.float64] | None:
+    def waits(self, rank: RankTrace) -> NDArray[np.float64] | None:
         """The wait in each of the rank's collectives, ns, NaN where not matched; None where none is."""
         found = np.full(len(rank.collectives), np.nan)
         for one in self.matched:

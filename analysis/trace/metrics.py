@@ -5,19 +5,19 @@ A metric is there only where every rank of the trace knows it: what is not known
 
 from collections.abc import Iterable, Mapping
 
-from analysis.trace.summary import RankSummary, Summary
+from analysis.trace.summary import RankSummary, TraceSummary
 
-EXPOSED = "trace/exposed_ms_per_step"
+TRACE_EXPOSED = "trace/exposed_ms_per_step"
 DISAGREEMENT = "trace/exposed_disagreement_ms"
 
 
-def trace_metrics(summary: Summary) -> dict[str, float]:
+def trace_metrics(summary: TraceSummary) -> dict[str, float]:
     """The metrics of a summary of whole steps (analysis.trace.steps.within_steps)."""
     steps = [rank.steps for rank in summary.ranks if rank.steps is not None]
     every = len(steps) == len(summary.ranks)
     found = {
         "trace/comm_ms_per_step": _mean(one.comm_ms for one in steps),
-        EXPOSED: _mean(one.exposed_ms for one in steps),
+        TRACE_EXPOSED: _mean(one.exposed_ms for one in steps),
         "trace/exposed_in_gaps_ms_per_step": _mean(one.exposed_in_gaps_ms for one in steps),
         "trace/overlapped_ms_per_step": _mean(
             None if one.comm_ms is None or one.exposed_ms is None else one.comm_ms - one.exposed_ms for one in steps
@@ -34,7 +34,7 @@ def trace_metrics(summary: Summary) -> dict[str, float]:
 
 def disagreement(metrics: Mapping[str, float]) -> dict[str, float]:
     """Exposed communication by the trace less that by the difference ABBA, in ms per step; empty where one is missing."""
-    traced, measured = metrics.get(EXPOSED), metrics.get("comm/exposed_ms")
+    traced, measured = metrics.get(TRACE_EXPOSED), metrics.get("comm/exposed_ms")
     return {} if traced is None or measured is None else {DISAGREEMENT: traced - measured}
 
 

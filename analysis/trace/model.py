@@ -64,7 +64,7 @@ class Copies(Events):
 
 
 @dataclass(frozen=True, eq=False)
-class Rank:
+class RankTrace:
     """One rank: a process on its GPU.
 
     `compute` are the GPU kernels that are not NCCL's; on a rank without GPU activity (`on_host`) the operators that
@@ -112,14 +112,14 @@ class Trace:
 
     source: str
     names: Sequence[str]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankTrace, ...]
     one_clock: bool
     world_size: int | None = None
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TraceFile:
     """What one file holds. Parts with the same `clock` can be compared in time; None: nothing says so.
 
     `numbered`: the file itself says the ranks' numbers.
@@ -127,7 +127,7 @@ class Part:
 
     file: str
     source: str
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankTrace, ...]
     clock: str | None
     numbered: bool
     world_size: int | None = None

@@ -13,7 +13,17 @@ import numpy as np
 
 from analysis.errors import UnreadableInput
 from analysis.trace.intervals import Flags, Times
-from analysis.trace.model import Collectives, Copies, Events, Names, Part, Rank, no_collectives, no_copies, no_events
+from analysis.trace.model import (
+    Collectives,
+    Copies,
+    Events,
+    Names,
+    RankTrace,
+    TraceFile,
+    no_collectives,
+    no_copies,
+    no_events,
+)
 from analysis.trace.names import COPY_KINDS, is_step, nccl_collective, rank_mark
 from analysis.trace.nsys_tables import GRAPHS, KERNEL, MEMCPY, MEMSET, NVTX, RUNTIME, Columns, Export, open_export
 
@@ -24,7 +34,7 @@ _ACTIVITY = ("deviceId", "streamId", "correlationId", "globalPid")
 _NO_PROCESS = -1
 
 
-def read_nsys(path: Path, names: Names) -> Part:
+def read_nsys(path: Path, names: Names) -> TraceFile:
     """Raises UnreadableInput for a foreign or damaged file, and for a trace with CUDA calls and without kernels.
 
     Such a trace does not say how long anything took: nothing took 0 ms. NVTX ranges without any CUDA activity (ranks
@@ -43,7 +53,7 @@ def read_nsys(path: Path, names: Names) -> Part:
             notes.append("no CUDA activity was traced: only step times can be known")
         if not numbered and len(ranks) > 1:
             notes.append("the report does not number the ranks: taken in the order of devices, else of process ids")
-        return Part(path.name, version, ranks, f"nsys session of {path}", numbered, notes=tuple(notes))
+        return TraceFile(path.name, version, ranks, f"nsys session of {path}", numbered, notes=tuple(notes))
 
 
 def _explain_no_kernels(export: Export, version: str) -> None:
@@ -95,7 +105,7 @@ def _read_ranges(export: Export) -> list[_Range]:
 
 def _gpu_ranks(
     export: Export, kernels: Columns, ranges: list[_Range], names: Names, notes: list[str]
-) -> tuple[tuple[Rank, ...], bool]:
+) -> tuple[tuple[RankTrace, ...], bool]:
     """One rank per process and device, in the order of their numbers; and whether marks number them."""
     if export.count(GRAPHS):
         notes.append(
@@ -125,7 +135,7 @@ def _gpu_ranks(
         gpu = gpu_of.get((process & 0xFFFFFF, device), device)
         product, bus = described.get(gpu, (None, None))
         ranks.append(
-            Rank(
+            RankTrace(
                 number,
                 gpu,
                 _events(kernels, mine & ~nccl),
@@ -145,13 +155,13 @@ def _gpu_ranks(
     return tuple(ranks), numbered
 
 
-def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[Rank, ...], bool]:
+def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[RankTrace, ...], bool]:
     """Processes with step ranges; where there are none, processes with any range."""
     chosen = [one for one in ranges if is_step(one.name)] or ranges
     units, numbered = _order(sorted({(one.process, 0) for one in chosen}), ranges)
     empty = (no_events(), no_collectives(), no_copies(), no_events())
     ranks = (
-        Rank(number, None, *empty, _range_events(ranges, process, names), on_host=True, pid=process & 0xFFFFFF)
+        RankTrace(number, None, *empty, _range_events(ranges, process, names), on_host=True, pid=process & 0xFFFFFF)
         for number, process, _ in units
     )
     return tuple(ranks), numbered

@@ -19,7 +19,7 @@ from analysis.trace.names import COPY_LABELS
 
 
 @dataclass(frozen=True)
-class Row:
+class StatsRow:
     """One line of such a table."""
 
     name: str
@@ -33,7 +33,7 @@ class Row:
     stddev_ns: float
 
 
-def kernel_rows(trace: Trace) -> list[Row]:
+def kernel_rows(trace: Trace) -> list[StatsRow]:
     """cuda_gpu_kern_sum: every GPU kernel, NCCL's too. No rows for ranks on the host."""
     events = [table for rank in trace.ranks if not rank.on_host for table in (rank.compute, rank.collectives)]
     gloo = [number for number, name in enumerate(trace.names) if name.startswith("gloo:")]
@@ -41,7 +41,7 @@ def kernel_rows(trace: Trace) -> list[Row]:
     return _rows(trace.names, [table.name for table in events], [table.duration for table in events])
 
 
-def memory_rows(trace: Trace) -> list[Row]:
+def memory_rows(trace: Trace) -> list[StatsRow]:
     """cuda_gpu_mem_time_sum: copies and memsets on GPUs."""
     events = [table for rank in trace.ranks for table in (rank.copies, rank.memsets)]
     names = [_operation(name) for name in trace.names]
@@ -52,7 +52,7 @@ def _operation(name: str) -> str:
     return f"[CUDA memcpy {COPY_LABELS[name]}]" if name in COPY_LABELS else "[CUDA memset]"
 
 
-def _rows(names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Times]) -> list[Row]:
+def _rows(names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Times]) -> list[StatsRow]:
     if not sum(len(some) for some in numbers):
         return []
     texts = sorted({names[number] for some in numbers for number in np.unique(some).tolist()})
@@ -73,5 +73,5 @@ def _rows(names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Ti
             share, mean, median, spread = connection.execute(
                 f"SELECT {', '.join(['round(?, 1)'] * 4)}", exact
             ).fetchone()
-            found.append(Row(text, share, spent, count, mean, median, int(some[0]), int(some[-1]), spread))
+            found.append(StatsRow(text, share, spent, count, mean, median, int(some[0]), int(some[-1]), spread))
     return sorted(found, key=lambda one: (-one.total_ns, one.instances, one.name))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from analysis.errors import UnreadableInput
 from analysis.trace.kineto import is_kineto, read_kineto
-from analysis.trace.model import Names, Part, Rank, Trace
+from analysis.trace.model import Names, RankTrace, Trace, TraceFile
 from analysis.trace.nsys import read_nsys
 
 _SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
@@ -48,7 +48,7 @@ def _files(source: str) -> tuple[list[Path], bool]:
     return [Path(one) for one in source.split(",") if one], False
 
 
-def _read(path: Path, names: Names, skip_foreign: bool) -> Part | None:
+def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
     """One file; None for JSON in a folder that is no trace (a record.json)."""
     try:
         if path.suffix in _REPORTS:
@@ -133,7 +133,7 @@ def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
     return target
 
 
-def _joined(source: str, parts: list[Part], names: Names) -> Trace:
+def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
     """One trace of the parts: the ranks numbered, the notes of all, one clock or not."""
     kinds = {part.source.split(" ")[0] for part in parts}
     if len(kinds) > 1:
@@ -156,7 +156,7 @@ def _joined(source: str, parts: list[Part], names: Names) -> Trace:
     return Trace(", ".join(sources), names.table, ranks, one_clock, size, tuple(dict.fromkeys(notes)))
 
 
-def _numbered(source: str, parts: list[Part], notes: list[str]) -> tuple[Rank, ...]:
+def _numbered(source: str, parts: list[TraceFile], notes: list[str]) -> tuple[RankTrace, ...]:
     """Ranks as their files number them; where not all do, in the order of the files."""
     if all(part.numbered for part in parts):
         ranks = sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)

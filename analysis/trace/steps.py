@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.trace.intervals import Spans, Times, union
-from analysis.trace.model import Events, Rank, Trace
+from analysis.trace.model import Events, RankTrace, Trace
 from analysis.trace.names import is_profiler_step, is_step
 
 _TAIL = 20_000  # kernels in which a repeating sequence is looked for
@@ -22,7 +22,7 @@ class Window:
     title: str
 
 
-def step_ranges(rank: Rank, trace: Trace) -> tuple[str, Events] | None:
+def step_ranges(rank: RankTrace, trace: Trace) -> tuple[str, Events] | None:
     """The ranges that are steps, in order, and what they are called; None where there are none."""
     for what, wanted in (('range "step"', is_step), ("ProfilerStep", is_profiler_step)):
         names = [number for number in np.unique(rank.ranges.name).tolist() if wanted(trace.names[number])]
@@ -46,7 +46,7 @@ def within_steps(trace: Trace) -> Trace:
     return replace(trace, ranks=tuple(_within(rank, trace) for rank in trace.ranks))
 
 
-def _within(rank: Rank, trace: Trace) -> Rank:
+def _within(rank: RankTrace, trace: Trace) -> RankTrace:
     named = step_ranges(rank, trace)
     if named is None:
         return rank
@@ -59,7 +59,7 @@ def _within(rank: Rank, trace: Trace) -> Rank:
     )
 
 
-def window(trace: Trace, step: int | None = None) -> Window:
+def choose_window(trace: Trace, step: int | None = None) -> Window:
     """One step to look at: number `step`, or the one of median time; without step ranges one period of the kernels'
     repeating sequence, or else the last 100 ms. Raises ValueError for a step that is not there, or an empty trace."""
     named = [(rank, found[1]) for rank in trace.ranks if (found := step_ranges(rank, trace)) is not None]
@@ -87,14 +87,14 @@ def window(trace: Trace, step: int | None = None) -> Window:
     return Window(max(first, last - _LAST_NS), last, "the last 100 ms (no range named step)")
 
 
-def _of_step(rank: Rank, steps: Events, number: int) -> Spans:
+def _of_step(rank: RankTrace, steps: Events, number: int) -> Spans:
     """The step's GPU work; on a host rank, or without GPU work, its range."""
     tables = (rank.compute, rank.collectives, rank.copies, rank.memsets)
     work = union(*(table.spans[step_of(table, steps) == number] for table in tables))
     return work if len(work) and not rank.on_host else steps.spans[number : number + 1]
 
 
-def _period(rank: Rank) -> tuple[int, int] | None:
+def _period(rank: RankTrace) -> tuple[int, int] | None:
     """The last stretch of the rank's busiest stream whose kernels repeat the stretch before it, with a collective."""
     if not len(rank.compute) or rank.on_host:
         return None

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from analysis.trace.intervals import Flags, intersect, subtract, total, union
 from analysis.trace.matching import Meeting, Meetings, Straggler, match
-from analysis.trace.model import Rank, Trace
+from analysis.trace.model import RankTrace, Trace
 from analysis.trace.steps import step_of, step_ranges
 
 
 @dataclass(frozen=True)
-class Calls:
+class CollectiveCalls:
     """The calls of one collective on one rank."""
 
     name: str
@@ -41,7 +41,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopySummary:
     """The copies of one kind on one rank; `gb_per_s` is bytes over the copies' own time (GB = 1e9 bytes), `exposed_ms`
     the time at which such a copy ran and no compute."""
 
@@ -54,7 +54,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepSummary:
     """Steps by ranges named step on the host. GPU work belongs to the step in which it was launched (`by`: launch), or
     where launches were not traced, in which it started (start). Times per step are means."""
 
@@ -79,14 +79,14 @@ class RankSummary:
     comm_ms: float | None
     exposed_ms: float | None
     overlapped_ms: float | None
-    nccl: list[Calls]
-    memcpy: list[Copied]
+    nccl: list[CollectiveCalls]
+    memcpy: list[CopySummary]
     wait_ms: float | None
     compute_ms: float | None
     gpu_idle_share: float | None
     gap_us: float | None
     window_ms: float | None
-    steps: Steps | None
+    steps: StepSummary | None
     backend: str | None
     pid: int | None
     gpu: str | None
@@ -94,7 +94,7 @@ class RankSummary:
 
 
 @dataclass(frozen=True)
-class Across:
+class MatchedCollective:
     """One collective over the ranks that take part: sums over the matched calls; `wait_ms` is of the mean rank."""
 
     name: str
@@ -108,12 +108,12 @@ class Across:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TraceSummary:
     """A whole trace."""
 
     source: str
     ranks: list[RankSummary]
-    collectives: list[Across]
+    collectives: list[MatchedCollective]
     stragglers: list[Straggler]
     notes: list[str]
 
@@ -124,7 +124,7 @@ class Summary:
         }
 
 
-def summarize(trace: Trace, meetings: Meetings | None = None) -> Summary:
+def summarize(trace: Trace, meetings: Meetings | None = None) -> TraceSummary:
     """All numbers of a trace; `meetings` where they are matched already."""
     meetings = match(trace) if meetings is None else meetings
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
@@ -135,12 +135,12 @@ def summarize(trace: Trace, meetings: Meetings | None = None) -> Summary:
         notes.append(f"no kernel of NCCL on {which}: one GPU, another way to communicate, or hidden in CUDA graphs")
     if not any(rank.steps for rank in ranks):
         notes.append("no range named step: time per step is not known")
-    return Summary(
+    return TraceSummary(
         trace.source, ranks, [_across(meeting) for meeting in meetings.matched], meetings.stragglers(), notes
     )
 
 
-def _rank(rank: Rank, trace: Trace, meetings: Meetings) -> RankSummary:
+def _rank(rank: RankTrace, trace: Trace, meetings: Meetings) -> RankSummary:
     work, communication, activity = rank.work, rank.communication, rank.activity
     known = len(communication) > 0
     overlapped = intersect(communication, work)
@@ -168,23 +168,25 @@ def _rank(rank: Rank, trace: Trace, meetings: Meetings) -> RankSummary:
     )
 
 
-def _backend(rank: Rank, trace: Trace) -> str | None:
+def _backend(rank: RankTrace, trace: Trace) -> str | None:
     if not len(rank.collectives):
         return None
     return "gloo" if trace.names[rank.collectives.name[0]].startswith("gloo:") else "nccl"
 
 
-def _calls(rank: Rank, trace: Trace) -> list[Calls]:
+def _calls(rank: RankTrace, trace: Trace) -> list[CollectiveCalls]:
     found = []
     for label in np.unique(rank.collectives.label).tolist():
         time = rank.collectives.duration[rank.collectives.label == label]
         spent, middle = int(time.sum()), float(np.median(time))
         ends = int(time.min()) / 1e3, int(time.max()) / 1e3
-        found.append(Calls(trace.names[label], len(time), spent / len(time) / 1e3, middle / 1e3, *ends, _ms(spent)))
+        found.append(
+            CollectiveCalls(trace.names[label], len(time), spent / len(time) / 1e3, middle / 1e3, *ends, _ms(spent))
+        )
     return sorted(found, key=lambda one: -one.total_ms)
 
 
-def _copied(rank: Rank, trace: Trace) -> list[Copied]:
+def _copied(rank: RankTrace, trace: Trace) -> list[CopySummary]:
     found, work = [], rank.work
     for kind in np.unique(rank.copies.name).tolist():
         some = rank.copies.where(rank.copies.name == kind)
@@ -192,11 +194,11 @@ def _copied(rank: Rank, trace: Trace) -> list[Copied]:
         moved = int(some.bytes.sum()) if (some.bytes >= 0).all() else None
         speed = moved / time if moved is not None and time else None  # bytes per ns are GB/s
         exposed = total(subtract(union(some.spans), work))
-        found.append(Copied(trace.names[kind], len(some), moved, _ms(time), speed, _ms(exposed)))
+        found.append(CopySummary(trace.names[kind], len(some), moved, _ms(time), speed, _ms(exposed)))
     return sorted(found, key=lambda one: -one.total_ms)
 
 
-def _steps(rank: Rank, trace: Trace, waits: NDArray[np.float64] | None) -> Steps | None:
+def _steps(rank: RankTrace, trace: Trace, waits: NDArray[np.float64] | None) -> StepSummary | None:
     named = step_ranges(rank, trace)
     if named is None:
         return None
@@ -212,7 +214,7 @@ def _steps(rank: Rank, trace: Trace, waits: NDArray[np.float64] | None) -> Steps
     if waited is not None and len(waited) and np.isnan(waited).all():
         waited = None
     launched = bool((rank.compute.launch >= 0).any() or (rank.collectives.launch >= 0).any())
-    return Steps(
+    return StepSummary(
         source=source,
         count=count,
         median_ms=float(np.median(steps.duration)) / 1e6,
@@ -225,8 +227,8 @@ def _steps(rank: Rank, trace: Trace, waits: NDArray[np.float64] | None) -> Steps
     )
 
 
-def _across(meeting: Meeting) -> Across:
-    return Across(
+def _across(meeting: Meeting) -> MatchedCollective:
+    return MatchedCollective(
         meeting.name,
         meeting.communicator,
         list(meeting.ranks),

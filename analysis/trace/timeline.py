@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.trace.intervals import NOTHING, Spans, intersect, subtract, total, union
 from analysis.trace.matching import Meetings, match
-from analysis.trace.model import Rank, Trace
+from analysis.trace.model import RankTrace, Trace
 from analysis.trace.steps import Window
 
 _LEFT, _PLOT, _RIGHT = 128, 920, 24  # px
@@ -51,7 +51,7 @@ class _Lane:
     texts: tuple[tuple[int, int, str], ...] = ()
 
 
-def draw(trace: Trace, window: Window) -> str:
+def draw_timeline(trace: Trace, window: Window) -> str:
     """The SVG's text."""
     meetings = match(trace)
     drawn = trace.ranks[:_RANKS]
@@ -83,7 +83,7 @@ def draw(trace: Trace, window: Window) -> str:
     return "\n".join([*head, axis, *parts, _legend(y + 18), "</svg>", ""])
 
 
-def _lanes(rank: Rank, trace: Trace, meetings: Meetings, window: Window) -> list[_Lane]:
+def _lanes(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window) -> list[_Lane]:
     """The host's ranges, the streams, and what was exposed."""
     here: Spans = np.array([[window.start, window.end]], dtype=np.int64)
     waits, transfers = _split(rank, meetings)
@@ -120,7 +120,7 @@ def _lanes(rank: Rank, trace: Trace, meetings: Meetings, window: Window) -> list
     return lanes
 
 
-def _split(rank: Rank, meetings: Meetings) -> tuple[Spans, Spans]:
+def _split(rank: RankTrace, meetings: Meetings) -> tuple[Spans, Spans]:
     """Of each collective, the time until the last rank came, and the rest; not matched: no wait is known."""
     waited = meetings.waits(rank)
     start, end = rank.collectives.start, rank.collectives.end
@@ -130,7 +130,7 @@ def _split(rank: Rank, meetings: Meetings) -> tuple[Spans, Spans]:
     return np.column_stack((start, turn)), np.column_stack((turn, end))
 
 
-def _rank_header(rank: Rank, trace: Trace, meetings: Meetings, window: Window, y: int) -> str:
+def _rank_header(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window, y: int) -> str:
     here: Spans = np.array([[window.start, window.end]], dtype=np.int64)
     where = "host" if rank.device is None else f"GPU {rank.device}"
     name = f"rank {rank.rank} · {where}" + (f" ({rank.gpu})" if rank.gpu else "")

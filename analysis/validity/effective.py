@@ -9,8 +9,9 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import INCIDENTAL
 from analysis.nccl.log import NcclLog, parse_nccl_log
+from analysis.nccl.transports import describe_transport
 from analysis.topology.link_classes import distinct_classes
-from analysis.validity.settings import Finding, describe_transport, judge
+from analysis.validity.settings import SettingResult, check_settings
 from benchmarks.record import Record
 
 # Folder inside a cell's for the untimed pass whose logs name every collective's algorithm and protocol.
@@ -60,12 +61,12 @@ def observe(
             {"function": c.function, "bytes": c.size, "algorithm": c.algorithm, "protocol": c.protocol}
             for c in tuning.algorithms
         ]
-    findings: list[Finding] = []
+    findings: list[SettingResult] = []
     others = list(known)
     for name, value in record.cell["nccl"].items():
         reference = without(record, name, others)
         reference_log = read_logs(folder_of(reference)) if reference else None
-        found = judge(record.cell["nccl"], log, reference_log, links, gpus=gpus, env_logged=True)
+        found = check_settings(record.cell["nccl"], log, reference_log, links, gpus=gpus, env_logged=True)
         found = [one for one in found if one.setting in (name, None)]
         if (
             name in ("NCCL_ALGO", "NCCL_PROTO") and tuning is not None
@@ -73,7 +74,7 @@ def observe(
             found = [one for one in found if one.code != "algorithm_unexpected"]
             found += [
                 one
-                for one in judge({name: value}, tuning, None, links, gpus=gpus)
+                for one in check_settings({name: value}, tuning, None, links, gpus=gpus)
                 if one.code == "algorithm_unexpected"
             ]
         findings += found

@@ -22,9 +22,7 @@ from analysis.nccl.announcements import (
     same_value,
 )
 from analysis.nccl.log import NcclLog, version_numbers
-from analysis.nccl.transports import describe_transport, pair_class
-
-__all__ = ["Finding", "describe_transport", "judge", "pair_class"]
+from analysis.nccl.transports import pair_class
 
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as NCCL's PHB.
 _NEEDED_LEVEL = {"PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}
@@ -32,7 +30,7 @@ _FEWEST_OF_MAXIMUM = 32  # NCCL's own upper limit of channels (64 in later relea
 
 
 @dataclass(frozen=True)
-class Finding:
+class SettingResult:
     """One statement about a cell: `severity` is invalid, suspect, finding or unchecked; `setting` its variable."""
 
     code: str
@@ -41,7 +39,7 @@ class Finding:
     setting: str | None = None
 
 
-def judge(
+def check_settings(
     asked: Mapping[str, str],
     log: NcclLog | None,
     same_cell_without: NcclLog | None,
@@ -49,7 +47,7 @@ def judge(
     *,
     gpus: Sequence[int] | None = None,
     env_logged: bool | None = None,
-) -> list[Finding]:
+) -> list[SettingResult]:
     """Compare what was asked (`{"NCCL_P2P_LEVEL": "LOC"}`) with the cell's log; nothing to say is an empty list.
 
     `same_cell_without`: the log of the same cell without these settings; `link_classes`: `{"0-1": "NV18"}` by GPU id;
@@ -58,10 +56,10 @@ def judge(
     """
     if log is None:
         return [
-            Finding("setting_ignored", f"{name}={value} not checked: there is no NCCL log", "unchecked", name)
+            SettingResult("setting_ignored", f"{name}={value} not checked: there is no NCCL log", "unchecked", name)
             for name, value in asked.items()
         ]
-    findings: list[Finding] = []
+    findings: list[SettingResult] = []
     ignored = set()
     for name, value in asked.items():
         finding = _announced(name, value, asked, log, env_logged)
@@ -81,11 +79,11 @@ def judge(
     return findings
 
 
-def _announced(name: str, value: str, asked: Mapping[str, str], log: NcclLog, env: bool | None) -> Finding | None:
+def _announced(name: str, value: str, asked: Mapping[str, str], log: NcclLog, env: bool | None) -> SettingResult | None:
     """Whether NCCL announced the variable with this value; None when it did."""
 
-    def finding(sentence: str, severity: str) -> Finding:
-        return Finding("setting_ignored", f"{name}={value} {sentence}", severity, name)
+    def finding(sentence: str, severity: str) -> SettingResult:
+        return SettingResult("setting_ignored", f"{name}={value} {sentence}", severity, name)
 
     when = announcement(name, value, version_numbers(log.version))
     # without a version NCCL_P2P_DISABLE=1 may be announced either way
@@ -126,7 +124,7 @@ def _announced(name: str, value: str, asked: Mapping[str, str], log: NcclLog, en
 
 def _transports(
     asked: Mapping[str, str], log: NcclLog, link_classes: Mapping[str, str] | None, gpus: Sequence[int] | None
-) -> Iterator[Finding]:
+) -> Iterator[SettingResult]:
     """Transports that a setting rules out."""
     used: dict[str, list[str]] = defaultdict(list)
     for pair, words in log.transports.items():
@@ -141,7 +139,7 @@ def _transports(
         for name in ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
             if name in asked:
                 text = f"{name}={asked[name]}: its transport not checked, the log has no connection"
-                yield Finding("transport_unexpected", text, "unchecked", name)
+                yield SettingResult("transport_unexpected", text, "unchecked", name)
         return
     for name, value, kind in (
         ("NCCL_P2P_DISABLE", "1", "P2P/"),
@@ -161,8 +159,8 @@ def _transports(
             yield _transport(asked, "NCCL_NVLS_ENABLE", f"the log has {' and '.join(chosen) or 'NVLS channels'}")
 
 
-def _transport(asked: Mapping[str, str], name: str, what: str, severity: str = "invalid") -> Finding:
-    return Finding("transport_unexpected", f"{name}={asked[name]}, but {what}", severity, name)
+def _transport(asked: Mapping[str, str], name: str, what: str, severity: str = "invalid") -> SettingResult:
+    return SettingResult("transport_unexpected", f"{name}={asked[name]}, but {what}", severity, name)
 
 
 def _level(
@@ -170,7 +168,7 @@ def _level(
     log: NcclLog,
     link_classes: Mapping[str, str] | None,
     gpus: Sequence[int] | None,
-) -> Iterator[Finding]:
+) -> Iterator[SettingResult]:
     """P2P beyond the level asked for, and within it another transport than P2P."""
     unknown, beyond, unused = [], [], []
     level = level_word(asked["NCCL_P2P_LEVEL"])
@@ -200,7 +198,7 @@ def _level(
         yield _transport(asked, "NCCL_P2P_LEVEL", text, "unchecked")
 
 
-def _algorithms(asked: Mapping[str, str], log: NcclLog) -> Iterator[Finding]:
+def _algorithms(asked: Mapping[str, str], log: NcclLog) -> Iterator[SettingResult]:
     """TUNING lines with a choice that NCCL_ALGO or NCCL_PROTO rules out."""
     for name, names in (("NCCL_ALGO", ALGORITHMS), ("NCCL_PROTO", PROTOCOLS)):
         if name not in asked:
@@ -208,12 +206,12 @@ def _algorithms(asked: Mapping[str, str], log: NcclLog) -> Iterator[Finding]:
         what = f"{name}={asked[name]}"
         if not log.algorithms:
             text = f"{what}: the choice not checked, the log has no TUNING line"
-            yield Finding("algorithm_unexpected", text, "unchecked", name)
+            yield SettingResult("algorithm_unexpected", text, "unchecked", name)
             continue
         try:
             may = allowed(asked[name], names)
         except ValueError as error:
-            yield Finding("algorithm_unexpected", f"{what} not checked: {error}", "unchecked", name)
+            yield SettingResult("algorithm_unexpected", f"{what} not checked: {error}", "unchecked", name)
             continue
         wrong = []
         for one in log.algorithms:
@@ -229,10 +227,10 @@ def _algorithms(asked: Mapping[str, str], log: NcclLog) -> Iterator[Finding]:
             if word not in choices:
                 wrong.append(f"{one.function or 'a collective'} of {one.size} bytes takes {word}")
         if wrong:
-            yield Finding("algorithm_unexpected", f"{what}, but {_some(wrong)}", "invalid", name)
+            yield SettingResult("algorithm_unexpected", f"{what}, but {_some(wrong)}", "invalid", name)
 
 
-def _channels(asked: Mapping[str, str], log: NcclLog) -> Iterator[Finding]:
+def _channels(asked: Mapping[str, str], log: NcclLog) -> Iterator[SettingResult]:
     """A collective channel count outside what was asked for."""
     count = log.channels.get("collective")
     for name in ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"):
@@ -241,16 +239,18 @@ def _channels(asked: Mapping[str, str], log: NcclLog) -> Iterator[Finding]:
         limit = int(asked[name])
         if count is None:
             text = f"{name}={limit} not checked: the log has no channel count"
-            yield Finding("channels_unexpected", text, "unchecked", name)
+            yield SettingResult("channels_unexpected", text, "unchecked", name)
         elif (count < min(limit, _FEWEST_OF_MAXIMUM)) if "_MIN_" in name else (0 < limit < count):
-            yield Finding("channels_unexpected", f"{name}={limit}, but the log has {count} channels", "invalid", name)
+            yield SettingResult(
+                "channels_unexpected", f"{name}={limit}, but the log has {count} channels", "invalid", name
+            )
 
 
-def _no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> Finding | None:
+def _no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingResult | None:
     """Transports, channels and algorithms equal those of the same cell without the setting."""
 
-    def finding(sentence: str, severity: str) -> Finding:
-        return Finding("setting_no_effect", sentence, severity, name)
+    def finding(sentence: str, severity: str) -> SettingResult:
+        return SettingResult("setting_no_effect", sentence, severity, name)
 
     if name in other.settings and same_value(name, value, other.settings[name]):
         return finding(f"{name}={value}: effect not checked, the other log has the same setting", "unchecked")

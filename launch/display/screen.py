@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.findings.baselines import RATE, efficiency
-from analysis.trace.metrics import EXPOSED
+from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.plan import Planned
@@ -170,7 +170,7 @@ class Screen:
                 "exchange ms": _number(metrics.get("comm/exchange_ms")),
                 "of limit": percent(metrics.get("comm/ideal_ratio"), 0),
                 "busbw GB/s": _number(metrics.get("comm/busbw_gb_per_s")),
-                "exposed ms": exposed(record) if EXPOSED in metrics else "",
+                "exposed ms": exposed(record) if TRACE_EXPOSED in metrics else "",
                 "result": headline(record) if rate is None else "",
                 "transport": wires(record),
             }

@@ -19,10 +19,10 @@ from analysis.trace.metrics import trace_metrics
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
 from analysis.trace.source import load_trace
-from analysis.trace.steps import window, within_steps
+from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
-from analysis.trace.timeline import draw
-from analysis.validity.settings import Finding
+from analysis.trace.timeline import draw_timeline
+from analysis.validity.settings import SettingResult
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
 from launch.study.study import PROFILED, prepare
@@ -43,7 +43,7 @@ class PassFailed(Exception):
 class Profiled:
     """What a profiled pass adds to the record."""
 
-    finding: Finding
+    finding: SettingResult
     metrics: dict[str, float] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
     effective: dict[str, Any] = field(default_factory=dict)
@@ -54,13 +54,13 @@ def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
         summary = summarize(within_steps(trace))
-        (folder / FOLDER / "timeline.svg").write_text(draw(trace, window(trace)), encoding="utf-8")
+        (folder / FOLDER / "timeline.svg").write_text(draw_timeline(trace, choose_window(trace)), encoding="utf-8")
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
-        return Profiled(Finding(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
+        return Profiled(SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
     steps = cell.profiler_options["steps"]
     sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
     return Profiled(
-        Finding(PROFILED, sentence, "finding"),
+        SettingResult(PROFILED, sentence, "finding"),
         trace_metrics(summary),
         {"trace": summary.as_json()},
         {"trace": {"profiler": cell.profiler, "source": trace.source, **facts}},

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from analysis.trace.metrics import EXPOSED
+from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
 from launch.tracking.projection import escaped, run_name
 
@@ -119,7 +119,7 @@ def number(value: float | None) -> str:
 
 def exposed(record: Record) -> str:
     """Exposed ms by the difference ABBA, and where there is a trace, what it says: `0.60 (trace 0.55)`."""
-    traced, measured = record.metrics.get(EXPOSED), number(record.metrics.get("comm/exposed_ms"))
+    traced, measured = record.metrics.get(TRACE_EXPOSED), number(record.metrics.get("comm/exposed_ms"))
     return measured if traced is None else f"{measured} (trace {number(traced)})"
 
 

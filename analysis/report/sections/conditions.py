@@ -17,7 +17,7 @@ from analysis.report.numbers import count, finite, listed
 from analysis.report.section import RATE, Section, bounded
 from analysis.report.style import Picture
 from analysis.report.tables import Column, Table, Value, plain
-from analysis.trace.metrics import DISAGREEMENT, EXPOSED
+from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
 MAPS = 8  # heat maps on the page
@@ -41,7 +41,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             texts.setdefault(text, record)
     if not texts:
         return
-    from analysis.topology.drawing import draw
+    from analysis.topology.drawing import draw_topology
     from analysis.topology.source import parse_topology
 
     for place, (text, record) in enumerate(list(texts.items())[:2], 1):
@@ -55,7 +55,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         with TemporaryDirectory() as folder:
             files = [Path(folder) / f"topology.{form}" for form in ("svg", "pdf")]
             for file in files:
-                draw(topology, file)
+                draw_topology(topology, file)
             svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
         more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
         yield Picture(
@@ -226,7 +226,7 @@ def cells(study: Study, found: Findings) -> Section:
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell["gpus"]), rate,
             middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
-            middle([record], EXPOSED), middle([record], DISAGREEMENT),
+            middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,
