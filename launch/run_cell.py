@@ -14,7 +14,8 @@ from benchmarks import record as records
 from benchmarks.record import Failure, Record
 from conf.cell import Cell
 from conf.schema import Config
-from launch.engines.environment import NCCL_SUBSYSTEMS, TOKEN, environment, scrubbed
+from conf.variables import TOKEN
+from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
 from launch.machine.devices import Machine, facts, variables
 from launch.plan.plan import Planned
 from launch.profile import profiled_pass

@@ -29,7 +29,7 @@ from benchmarks.rank.worker import MODULES
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from trainers.kvstore import server_process
-from trainers.strategy import Alone, load
+from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,7 +122,7 @@ def more(rank, strategy, model, optimizer, prepared, x, y):
     }
 
 
-class Faulty(Alone):
+class Faulty(ExchangeAlone):
     """An exchange with a fault in what it returns."""
 
     def __init__(self, real, fault):
@@ -165,7 +165,7 @@ def exchanged(rank, case, folder):
     with contextlib.suppress(OSError):
         found["output"] = (folder / "output.txt").read_text()
     if getattr(loaded[0], "worker", None):
-        found["mapped_bytes"] = len(loaded[0].worker._shared.bytes)
+        found["mapped_bytes"] = len(loaded[0].worker.shared.bytes)
     return found
 
 

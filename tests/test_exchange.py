@@ -23,7 +23,7 @@ from conf.resolve import checked, resolve
 from trainers import ring_probe
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
-from trainers.strategy import Probe
+from trainers.strategy import LimitProbe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
 
@@ -149,8 +149,8 @@ def test_the_exchange_with_servers(forked, name):
 def test_of_several_ways_the_fastest_is_the_limit():
     lines = []
     times = {"ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0]}
-    probes = [Probe("ring", lambda: None, 1.0), Probe("ring", lambda: None, 0.5, way="gather"),
-              Probe("ring", lambda: None, 0.4, way="reduce"), Probe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
+    probes = [LimitProbe("ring", lambda: None, 1.0), LimitProbe("ring", lambda: None, 0.5, way="gather"),
+              LimitProbe("ring", lambda: None, 0.4, way="reduce"), LimitProbe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
     spans = iter(times.values())
     clock = SimpleNamespace(block=lambda run, iterations, beat: SimpleNamespace(ms=next(spans)))
     reporter = SimpleNamespace(phase=lambda name: None, beat=None, block=lambda name, block, at: lines.append(name))

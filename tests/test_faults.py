@@ -37,6 +37,7 @@ from launch.study.study import Study
 from launch.supervision import failure, progress, supervise
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.shared_regions import KvstoreConfig, Shared
+from trainers.shared_memory import new_path
 
 ROOT = Path(__file__).parent.parent
 SILENCE_S = 8.0
@@ -384,11 +385,11 @@ def test_a_process_whose_starter_has_ended_does_not_go_on():
 
 
 def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkeypatch):
-    terms = KvstoreConfig((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
+    config = KvstoreConfig((Array(10, "float32", "float32"),), (0,), 0, 1, 0)
     paths = []
     for token in ("a" * 32, "b" * 32):
         monkeypatch.setenv("RINGSIDE_TOKEN", token)
-        paths.append(Shared(Shared.new_path(), terms, terms.layout(), create=True).path)
+        paths.append(Shared(new_path(), config, config.layout(), create=True).path)
     try:
         shared_memory.remove("a" * 32)
         assert [path.exists() for path in paths] == [False, True]

@@ -68,14 +68,14 @@ def test_every_element_is_in_one_bucket_once(given_arrays, cap_bytes, servers, b
     assert sorted(inside) == sorted((number, place) for number in order for place in range(found[number].elements))
     for bucket in layout.buckets:
         assert bucket.elements == sum(part.stop - part.start for part in bucket.parts)
-        assert len({(found[part.array].kept, found[part.array].sent) for part in bucket.parts}) == 1
+        assert len({(found[part.array].weight_dtype, found[part.array].wire_dtype) for part in bucket.parts}) == 1
         for part in bucket.parts:  # on the server that the placement gives it, cut where it is longer than a bucket
             placed = mxnet(servers, bound)(part.array, found[part.array].elements)
             assert any(
                 bucket.server == server and start <= part.start <= part.stop <= stop for server, start, stop in placed
             )
-            size = (part.stop - part.start) * ITEM_BYTES[found[part.array].kept]
-            assert not cap_bytes or size < cap_bytes + ITEM_BYTES[found[part.array].kept]
+            size = (part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype]
+            assert not cap_bytes or size < cap_bytes + ITEM_BYTES[found[part.array].weight_dtype]
 
 
 @given(arrays(), some.sampled_from([0, 300, 4096, 1e9]), some.integers(0, 5))
@@ -88,11 +88,11 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
         kind = found[bucket.parts[0].array]
         assert bucket.push_offset % ALIGNMENT == bucket.pull_offset % ALIGNMENT == 0
         assert bucket.push_offset >= push and bucket.pull_offset >= pull
-        push = bucket.push_offset + bucket.elements * ITEM_BYTES[kind.sent]
-        pull = bucket.pull_offset + bucket.elements * max(ITEM_BYTES[kind.sent], ITEM_BYTES[kind.kept])
+        push = bucket.push_offset + bucket.elements * ITEM_BYTES[kind.wire_dtype]
+        pull = bucket.pull_offset + bucket.elements * max(ITEM_BYTES[kind.wire_dtype], ITEM_BYTES[kind.weight_dtype])
         assert bucket.server == (loads.index(min(loads)) if dealt else 0)  # the least loaded
         if dealt:
-            loads[bucket.server] += bucket.elements * ITEM_BYTES[kind.sent]
+            loads[bucket.server] += bucket.elements * ITEM_BYTES[kind.wire_dtype]
     assert (layout.push_bytes, layout.pull_bytes) == (aligned(push), aligned(pull))
 
 
@@ -100,11 +100,11 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
 def test_a_bucket_is_closed_once_it_is_full(given_arrays, cap_bytes):
     found, order = given_arrays
     for bucket in Layout.of(found, order, cap_bytes).buckets:
-        sizes = [(part.stop - part.start) * ITEM_BYTES[found[part.array].kept] for part in bucket.parts]
+        sizes = [(part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype] for part in bucket.parts]
         assert sum(sizes[:-1]) < cap_bytes, "the last part was put into a full bucket"
     open_buckets = {}
     for bucket in Layout.of(found, order, cap_bytes).buckets:
-        kind = found[bucket.parts[0].array].kept
+        kind = found[bucket.parts[0].array].weight_dtype
         assert open_buckets.get(kind, cap_bytes) >= cap_bytes, "a second bucket while one had room"
         open_buckets[kind] = bucket.elements * ITEM_BYTES[kind]
 

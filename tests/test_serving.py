@@ -42,11 +42,11 @@ def drive(workers, synchronous, bound, seed, pushes=PUSHES, ask=UPDATE):
     """Workers that push all buckets, each in its own order, and go on once all are answered, in a random schedule."""
     chance = random.Random(seed)
     arrays = (Array(1, "float32", "float32"),) * BUCKETS
-    terms = KvstoreConfig(arrays, tuple(range(BUCKETS)), 0, workers, 1, 10, synchronous, bound)
-    control = Control(np.zeros(Control.bytes(terms, BUCKETS), np.uint8), terms, BUCKETS)
+    config = KvstoreConfig(arrays, tuple(range(BUCKETS)), 0, workers, 1, 10, synchronous, bound)
+    control = Control(np.zeros(Control.bytes(config, BUCKETS), np.uint8), config, BUCKETS)
     control.settings[:, 0] = ask
     arithmetic = Counting(control, workers)
-    server = Server(terms, control, 0, list(range(BUCKETS)), arithmetic)
+    server = Server(config, control, 0, list(range(BUCKETS)), arithmetic)
     number = [0] * workers  # the exchange in hand
     left = [[] for _ in range(workers)]  # buckets that it has still to push
     speed = [chance.choice([1, 1, 4, 16]) for _ in range(workers)]  # some are much slower than others
@@ -75,8 +75,8 @@ def test_no_update_is_staler_than_the_bound_and_every_push_is_served(data, worke
     ]
     assert sorted(arithmetic.served) == everyone
     assert max(arithmetic.staleness) <= bound
-    assert control.worst[0] == max(arithmetic.staleness)
-    assert control.staleness[0].tolist() == np.bincount(arithmetic.staleness, minlength=64).tolist()
+    assert control.staleness_max[0] == max(arithmetic.staleness)
+    assert control.staleness_counts[0].tolist() == np.bincount(arithmetic.staleness, minlength=64).tolist()
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
@@ -100,10 +100,10 @@ def test_synchronous_exchanges_wait_for_every_worker(workers, seed):
     served = arithmetic.served
     assert [worker for worker, _, _ in served] == list(range(workers)) * (PUSHES * BUCKETS)
     assert sorted(served) == [(w, b, n) for w in range(workers) for b in range(BUCKETS) for n in range(1, PUSHES + 1)]
-    assert control.staleness.sum() == 0
+    assert control.staleness_counts.sum() == 0
 
 
 def test_what_hands_gradients_back_makes_nothing_stale():
     control, arithmetic = drive(3, synchronous=False, bound=2, seed=1, ask=REDUCE)
     assert len(arithmetic.served) == 3 * PUSHES * BUCKETS
-    assert control.worst[0] == control.staleness.sum() == 0
+    assert control.staleness_max[0] == control.staleness_counts.sum() == 0

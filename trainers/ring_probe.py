@@ -3,13 +3,13 @@
 import torch
 import torch.distributed as dist
 
-from trainers.strategy import Probe
+from trainers.strategy import LimitProbe
 
 # Of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
 MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
 
 
-def probes(device: torch.device, bytes_each: float) -> list[Probe]:
+def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
     """What exchanges in which each rank sends `bytes_each` are held to, over the transport that this cell's settings give.
 
     On GPUs three ways around the ring, of which the fastest tells: a message to the next rank, an all-gather and an all-reduce.
@@ -25,7 +25,7 @@ def probes(device: torch.device, bytes_each: float) -> list[Probe]:
         for work in dist.batch_isend_irecv([to_next, from_last]):
             work.wait()
 
-    one_message = Probe("ring", message, bytes_each / size, limit=on_gpu)
+    one_message = LimitProbe("ring", message, bytes_each / size, limit=on_gpu)
     if not on_gpu or world_size == 1:
         return [one_message]
     share = into.numel() // world_size
@@ -39,6 +39,6 @@ def probes(device: torch.device, bytes_each: float) -> list[Probe]:
     passed_on = share * 4 * (world_size - 1)  # bytes that a rank sends in a gather, and in each half of an all-reduce
     return [
         one_message,
-        Probe("ring", gather, bytes_each / passed_on, way="gather"),
-        Probe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
+        LimitProbe("ring", gather, bytes_each / passed_on, way="gather"),
+        LimitProbe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
     ]

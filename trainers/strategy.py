@@ -15,82 +15,99 @@ import torch
 from torch import Tensor, nn
 
 
-class Alone(ABC):
-    """One strategy's exchange without compute, in buffers of its own. Collective: every rank makes and calls it alike."""
+class ExchangeAlone(ABC):
+    """One strategy's exchange without compute, in buffers of its own. Collective: every rank makes it and calls it alike."""
 
     @abstractmethod
     def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Copy this rank's gradients in, one of each parameter's shape. Each later call exchanges what then lies there."""
+        """Copy this rank's gradients in, one of each parameter's shape. Each later call exchanges what the buffers hold."""
 
     @abstractmethod
     def __call__(self) -> None:
-        """One exchange, enqueued on the current stream like the rest of a step."""
+        """Exchange once. Enqueued on the current stream, like the rest of a step."""
 
     @abstractmethod
     def result(self) -> list[Tensor]:
-        """The mean gradients that the first call after `fill` left on this rank, in the order of the parameters."""
+        """Return the mean gradients that the first call after `fill` left on this rank, in the parameters' order and shapes."""
 
     def pipelined(self) -> Callable[[], None] | None:
-        """An exchange in a stream of exchanges, where an asynchronous strategy need not wait for one before the next."""
+        """Return an exchange that need not wait for the one before it; None where a strategy has none.
+
+        An asynchronous strategy can have several under way.
+        """
         return None
 
 
 @dataclass(frozen=True)
-class Probe:
-    """An operation that tells what the machine allows a strategy, or what one stage of it takes alone.
+class LimitProbe:
+    """An operation whose time shows what the machine allows a strategy, or what one stage of it takes alone.
 
     Every rank runs it at the same time, under the same clock as the exchange.
     """
 
     name: str  # 'ring', 'host_link', 'host_memory', … ; METHOD.md defines each
     run: Callable[[], None]  # enqueued on the current stream
-    share: float  # of this operation's traffic, what one exchange moves
-    limit: bool = True  # whether no exchange of this strategy can be faster; otherwise a stage of it
-    way: str = ""  # which of several with the same name: its samples are told apart
+    share: float  # bytes of one exchange ÷ bytes of one run: the exchange needs at least this share of the run's time
+    limit: bool = True  # whether no exchange of this strategy can be faster; otherwise it is one stage of it
+    way: str = ""  # tells apart the samples of several probes with the same name
 
 
 class Strategy(ABC):
-    """One way to synchronise gradients. Collective calls are made by every rank in the same order."""
+    """One way to synchronise gradients. Every rank makes collective calls in the same order.
+
+    A step is: backward, `exchange`, `update`. Of a Strategy nothing is called inside backward. What it registers on the model
+    in `prepare` may run there (DDP's hooks; Bucketed.start_bucket), on the thread of backward, and must not wait for others.
+    """
 
     # Whether all replicas are equal after every step.
     synchronous = True
-    # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression is not).
+    # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression's is not).
     exact = True
-    # Relative rounding that the exchange itself adds to the gradient (a half-precision compression does).
+    # Relative rounding that the exchange itself adds to the gradient (a half-precision hook does).
     rounding = 0.0
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
-        """Take the model over; returns what the step calls. Called once, on a model that is on its device.
+        """Take over a model that is on its device. Returns what the step calls. Once, before the first step; collective.
 
         `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere reads them there.
+
+        Raises:
+            RuntimeError: the process group fails, or the ranks' models differ.
         """
 
     @abstractmethod
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Steps inside it exchange nothing and are otherwise the same; replicas drift apart."""
+        """Return a context in which steps exchange nothing and are otherwise the same. Replicas drift apart."""
 
     def gradients_only(self) -> AbstractContextManager[None]:
-        """Inside it, `exchange` leaves the mean gradient in every `.grad`, also where steps only bring weights back."""
+        """Return a context in which `exchange` leaves the mean gradient in every `.grad`, even if steps bring only weights."""
         return nullcontext()
 
     @abstractmethod
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Bytes that each rank sends over its links in one exchange; busbw is this over the exchange's time."""
+        """Return the bytes that each rank sends in one exchange; NaN if unknown. busbw is these bytes ÷ the exchange's time."""
 
-    def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone | None:
-        """One gradient synchronisation for each call, without compute, on gradients of these shapes; first random ones.
+    def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone | None:
+        """Return the exchange without compute, on random gradients of these shapes; None where nothing is exchanged.
 
-        It needs no `prepare`. None where the strategy exchanges nothing.
+        Needs no `prepare`. Collective.
+
+        Raises:
+            OSError: there is not enough shared memory.
         """
         return None
 
-    def probes(self) -> list[Probe]:
-        """What an exchange is compared with; of probes with the same name the fastest. Called after `exchange_alone`."""
+    def probes(self) -> list[LimitProbe]:
+        """Return what an exchange is compared with; of several with one name the fastest counts. After `exchange_alone`."""
         return []
 
     def exchange(self) -> None:
-        """Called between backward and update. Nothing to do where the exchange is part of backward."""
+        """Exchange gradients, or end what backward began. Called between backward and update.
+
+        Raises:
+            RuntimeError: the gradients are not those that the strategy was set up for.
+        """
         return
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -98,15 +115,15 @@ class Strategy(ABC):
         optimizer.step()
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Bytes of shared memory that a cell takes in /dev/shm; the parameters may be on the meta device."""
+        """Return the bytes that a cell takes in /dev/shm. The parameters may be on the meta device."""
         return 0
 
     def facts(self) -> dict[str, float]:
-        """What only the strategy knows, as metrics (staleness of updates). Equal on every rank; collective."""
+        """Return metrics that only the strategy knows (staleness of updates), equal on every rank. Collective."""
         return {}
 
     def close(self) -> None:
-        """Measuring is over: release servers and shared memory."""
+        """Release servers and shared memory, after the last measurement."""
         return
 
 

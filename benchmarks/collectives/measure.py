@@ -27,7 +27,7 @@ from benchmarks.rank.result import Result
 from benchmarks.timing import alpha_beta
 from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock
-from benchmarks.timing.spin_barrier import Gate
+from benchmarks.timing.spin_barrier import SpinBarrier
 from conf.cell import Cell
 from trainers.devices import bus_id
 
@@ -68,7 +68,7 @@ class Measurement:
         self._iterations, self._warmup = int(option(cell, "iterations")), int(option(cell, "warmup"))
         self._placements, self._sizes, self._largest = placements(cell), sizes(cell), largest_bytes(cell)
         reporter.phase("connect")
-        self._gate, self._clock = Gate(ranks), Clock(ranks)
+        self._barrier, self._clock = SpinBarrier(ranks), Clock(ranks)
         self._stream = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
         self.calls = option(cell, "calls")
         self._calls: Calls = (
@@ -149,7 +149,7 @@ class Measurement:
             launches = GRAPH_LAUNCHES
         gc.disable()
         try:
-            self._gate.wait(lambda: self._finished(settle))
+            self._barrier.wait(lambda: self._finished(settle))
             opened = time.perf_counter()
             for _ in range(launches):
                 launch()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from benchmarks.jacobi.grid import Slab
 from benchmarks.rank.group import Ranks
-from benchmarks.rank.shared import mapped
 
 FLAG_BYTES = 4
 PAUSE_SECONDS = 20e-6
@@ -94,7 +93,7 @@ class Shared:
     def __init__(self, ranks: Ranks, row_bytes: int) -> None:
         """`row_bytes` of 0: flags only. Collective."""
         count = 2 * ranks.world_size
-        raw = np.frombuffer(mapped(ranks, 4096 + 2 * count * row_bytes), dtype=np.uint8)
+        raw = np.frombuffer(ranks.map_shared(4096 + 2 * count * row_bytes), dtype=np.uint8)
         assert count * FLAG_BYTES <= 4096
         self.size_bytes = len(raw)
         self.address = int(raw.__array_interface__["data"][0])

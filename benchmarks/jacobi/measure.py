@@ -129,7 +129,7 @@ def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
     reporter.phase("one rank")
     found: list[Reference] = []
-    ranks.alone(lambda: found.append(_alone(cell, ranks.device, reporter)), reporter.beat)
+    ranks.on_rank_zero(lambda: found.append(_alone(cell, ranks.device, reporter)), reporter.beat)
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
     one = found[0] if found else Reference([], None, 0.0)
@@ -194,7 +194,7 @@ def _together(cell: Cell, ranks: Ranks, one: Reference, reporter: Reporter) -> t
         from trainers.kvstore.cuda_copies import Exported
 
         exported = Exported(Slab.size_bytes(nx, rows, ranks.device), ranks.device)  # stays until the process ends
-        handle, base = exported.handle(), exported.tensor
+        handle, base = exported.handle(), exported.bytes
     slab = Slab(nx, ny, rows, ranks.device, base)
     solver = Solver(cell, slab, _halo(exchange, slab, ranks, handle), reporter.beat)
 

@@ -3,12 +3,9 @@
 Timed by the host's clock of the rank that makes the copy. METHOD.md, "Links between GPUs".
 """
 
-import mmap
 import os
-import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +14,6 @@ import torch.distributed as dist
 from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 from benchmarks.rank.group import Ranks
 
-FOLDER = Path("/dev/shm")
 FLAG_BYTES = 64  # after each worker's buffer: a cache line of its own
 WAITED_FOR = 1 << 30  # a tag that no iteration has
 
@@ -38,7 +34,7 @@ class Workers:
         self._ranks = ranks
         self.devices: list[dict[str, str]] = [{} for _ in range(ranks.world_size)]
         whole = size_bytes + FLAG_BYTES
-        self._mapping = _shared(ranks, whole * ranks.world_size)
+        self._mapping = ranks.map_shared(whole * ranks.world_size)
         everyone = torch.frombuffer(self._mapping, dtype=torch.uint8).split(whole)
         self._second = [one[:size_bytes] for one in everyone]
         self._flags: list[Any] = [one[size_bytes:].view(torch.int32).numpy() for one in everyone]
@@ -157,33 +153,6 @@ class Workers:
                 dist.send(self._first[:size], peer)
             else:
                 dist.recv(self._mine[:size], peer)
-
-
-def _shared(ranks: Ranks, size_bytes: int) -> mmap.mmap:
-    """Memory that every rank maps; no file is left. Collective."""
-    path: list[str | None] = [None]
-    if ranks.rank == 0:
-        made = FOLDER / f"ringside-{os.environ.get('RINGSIDE_TOKEN', '')[:16]}-{secrets.token_hex(8)}"
-        file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(file, 0, size_bytes)  # a page that cannot be had later is a SIGBUS
-        except OSError as error:
-            made.unlink()
-            raise OSError(
-                error.errno, f"{size_bytes} bytes of shared memory in {FOLDER}: {os.strerror(error.errno or 0)}"
-            ) from None
-        finally:
-            os.close(file)
-        path = [str(made)]
-    dist.broadcast_object_list(path)
-    assert path[0] is not None
-    file = os.open(path[0], os.O_RDWR)
-    mapping = mmap.mmap(file, size_bytes)
-    os.close(file)
-    ranks.barrier()
-    if ranks.rank == 0:
-        Path(path[0]).unlink()
-    return mapping
 
 
 def _finish(messages: "list[dist.Work | None]") -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver, runtime
-from torch import Tensor
 
 from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
-from benchmarks.p2p.kernel import checked, loaded
+from benchmarks.p2p.kernel import loaded
 from benchmarks.timing.c_calls import CCall, InOrder, address, made_by
+from trainers.cuda_memory import GpuMemory, checked
 from trainers.devices import bus_id
 
 HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
@@ -53,26 +53,6 @@ def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[An
             checked(name, answer)
 
 
-class Memory:
-    """A buffer of a GPU's own allocation: what torch allocates may be mapped for peers in another way."""
-
-    def __init__(self, size_bytes: int, device: int, name: str) -> None:
-        self._name = name
-        self.address = int(checked(f"cudaMalloc of {size_bytes} bytes on {name}", runtime.cudaMalloc(size_bytes)))
-        # What torch.as_tensor reads (the CUDA array interface, version 3).
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes // 4,),
-            "typestr": "<i4",
-            "data": (self.address, False),
-            "version": 3,
-        }
-        self.elements: Tensor = torch.as_tensor(self, device=torch.device("cuda", device))
-
-    def free(self) -> None:
-        """Give it back; nothing may use it any more."""
-        checked(f"cudaFree on {self._name}", runtime.cudaFree(self.address))
-
-
 class Lane:
     """A stream of a GPU with its events."""
 
@@ -98,7 +78,7 @@ class Gpus:
         self._own = torch.cuda.current_device()
         self._waits: set[How] = set()  # where the driver waits for room while it enqueues: no hold is long enough
         self.late = 0
-        self._buffers: list[tuple[Memory, Memory]] = []
+        self._buffers: list[tuple[GpuMemory, GpuMemory]] = []
         self._lanes: dict[tuple[int, int], Lane] = {}
         self._kernels: list[Any] = []
         self._copy = copy_function()
@@ -117,9 +97,10 @@ class Gpus:
         }
         for number, name in enumerate(self._names):
             self._select(number)
-            self._buffers.append((Memory(size_bytes, number, name), Memory(size_bytes, number, name)))
+            device = torch.device("cuda", number)
+            self._buffers.append((GpuMemory(size_bytes, device, name), GpuMemory(size_bytes, device, name)))
             found: Any = torch.cuda.get_device_properties(number)
-            bus = str(bus_id(torch.device("cuda", number))).removesuffix(".0")
+            bus = str(bus_id(device)).removesuffix(".0")
             self.devices.append({"name": found.name, "bus_id": bus})
             if copy == "sm":
                 self._kernels.append(loaded(name, f"sm_{found.major}{found.minor}"))
@@ -143,7 +124,7 @@ class Gpus:
         """Fill, copy once, compare on the target."""
         number = 1 + copy.source * len(self._names) + copy.target
         source, target = (
-            self._buffers[member][side].elements[: how.size_bytes // 4]
+            self._buffers[member][side].bytes[: how.size_bytes // 4 * 4].view(torch.int32)
             for side, member in enumerate((copy.source, copy.target))
         )
         self._select(copy.source)

@@ -1,8 +1,10 @@
-"""The copy kernel of `copy=sm`, compiled when it is needed; and CUDA calls that say what went wrong."""
+"""The copy kernel of `copy=sm`, compiled when it is needed."""
 
 from typing import Any
 
 from cuda.bindings import driver, nvrtc
+
+from trainers.cuda_memory import checked
 
 KERNEL = """
 extern "C" __global__ void copy(int4* target, const int4* source, unsigned long long count) {
@@ -11,14 +13,6 @@ extern "C" __global__ void copy(int4* target, const int4* source, unsigned long 
         target[i] = source[i];
 }
 """
-
-
-def checked(what: str, answer: tuple[Any, ...]) -> Any:
-    """The value of a call. Raises RuntimeError that names the call, whom it concerned, and CUDA's word for what went wrong."""
-    error, *values = answer
-    if int(error) != 0:
-        raise RuntimeError(f"{what}: {getattr(error, 'name', error)}")
-    return values[0] if values else None
 
 
 def compiled(architecture: str) -> bytes:

@@ -48,7 +48,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         def work() -> None:
             measure(cell.gpus, Gpus(cell.gpus, size_bytes, asked["copy"]), asked, result, reporter)
 
-        ranks.alone(work, reporter.beat)
+        ranks.on_rank_zero(work, reporter.beat)
     else:
         from benchmarks.p2p.cpu_workers import Workers
 

@@ -38,6 +38,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.rank import lifetime, worker
 from conf.cell import Cell
+from conf.variables import LAUNCHER, STARTER
 from trainers.strategy import load
 
 LOOPBACK = "127.0.0.1"
@@ -83,10 +84,10 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 def main(folder: Path, ranks: int, start: str) -> int:
     """Run the ranks to their end. Exit status 0, or 1 with `failures.json` in the folder: {rank: exit status}."""
     lifetime.die_with_parent()
-    if lifetime.LAUNCHER in os.environ:  # a profiler stands between: nsys clears the mask, and files would be anyone's
-        lifetime.die_with_launcher(int(os.environ[lifetime.LAUNCHER]))
+    if LAUNCHER in os.environ:  # a profiler stands between: nsys clears the mask, and files would be anyone's
+        lifetime.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(0o022)
-    os.environ[lifetime.STARTER] = str(os.getpid())  # the ranks inherit it
+    os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
         config = _preloaded(folder, ranks) if start == "auto" else None

@@ -1,42 +1,46 @@
-"""The ranks of a cell as a benchmark sees them: who I am, what the others measured, and waiting for them on the host."""
+"""The ranks of a cell as a benchmark sees them: this rank's number, the others' values, and what all do together on the host."""
 
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-POLL_SECONDS = 0.02
+from trainers import shared_memory
+
+POLL_SECONDS = 0.02  # between two looks while rank 0 works: far below the seconds that it takes
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among its peers. Host values travel over gloo, outside every timed window."""
+    """This rank among all ranks. Host values travel over gloo, outside every timed window."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of every rank, by rank; each rank passes equally many. Collective."""
+        """Return the values of every rank, by rank. Every rank passes the same number of values. Collective."""
         mine = torch.tensor(list(values), dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyone, mine)
         return [values.tolist() for values in everyone]
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Element-wise maximum over the ranks: the time of an iteration is that of its slowest rank. Collective."""
+        """Return the element-wise maximum over the ranks: an iteration takes as long as its slowest rank. Collective."""
         return [max(column) for column in zip(*self.gather(values), strict=True)]
 
     def barrier(self) -> None:
-        """Wait for every rank on the host; queued work of the device is finished first. Collective."""
+        """Finish this rank's device, then wait on the host for every rank. Collective."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.all_reduce(torch.zeros(1))
 
-    def alone(self, work: Callable[[], None], beat: Callable[[int], None]) -> None:
-        """Rank 0 does `work` while the others wait on the host, with signs of life and idle devices. Collective."""
+    def on_rank_zero(self, work: Callable[[], None], beat: Callable[[int], None]) -> None:
+        """Run `work` on rank 0. The others wait on the host with idle devices and call `beat` as signs of life. Collective."""
         if self.rank == 0:
             work()
         waiting = dist.all_reduce(torch.zeros(1), async_op=True)
@@ -44,3 +48,22 @@ class Ranks:
             beat(0)
             time.sleep(POLL_SECONDS)
         waiting.wait()
+
+    def map_shared(self, size_bytes: int) -> mmap.mmap:
+        """Map zeroed host memory that every rank sees; no file stays behind. Collective.
+
+        Raises:
+            OSError: there is not that much shared memory.
+        """
+        box = [str(shared_memory.new_path())]
+        dist.broadcast_object_list(box, 0)
+        path = Path(box[0])
+        if self.rank == 0:
+            memory = shared_memory.create(path, size_bytes)
+        self.barrier()
+        if self.rank != 0:
+            memory = shared_memory.attach(path, size_bytes)
+        self.barrier()
+        if self.rank == 0:
+            path.unlink()
+        return memory

@@ -7,19 +7,18 @@ rank spins on counters in shared memory. CPU workers, which would take each othe
 from collections.abc import Callable
 
 from benchmarks.rank.group import Ranks
-from benchmarks.rank.shared import mapped
 
 COUNTER_BYTES = 8
 
 
-class Gate:
+class SpinBarrier:
     """One barrier, to be passed any number of times."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Map the counters. Collective."""
         self._ranks = ranks
         self._passed = 0
-        self._counters = memoryview(mapped(ranks, COUNTER_BYTES * ranks.world_size)).cast("q")
+        self._counters = memoryview(ranks.map_shared(COUNTER_BYTES * ranks.world_size)).cast("q")
 
     def wait(self, settle: Callable[[], object]) -> None:
         """Leave when all ranks are here and have done `settle`, and their devices are idle. Collective."""

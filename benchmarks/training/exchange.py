@@ -17,7 +17,7 @@ from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers import models
-from trainers.strategy import Alone, Strategy, load
+from trainers.strategy import ExchangeAlone, Strategy, load
 
 # Exchanges before the timed ones: connections, and allocations of buffers that the step does not use.
 WARM_UP = 2
@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 
 def timed(
     strategy: Strategy,
-    exchange: Alone,
+    exchange: ExchangeAlone,
     gradient_bytes: float,
     iterations: int,
     clock: Clock,
@@ -166,7 +166,7 @@ def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
 
 
 def _errors(
-    cell: Cell, strategy: Strategy, exchange: Alone, parameters: list[nn.Parameter], ranks: Ranks
+    cell: Cell, strategy: Strategy, exchange: ExchangeAlone, parameters: list[nn.Parameter], ranks: Ranks
 ) -> tuple[float, float]:
     """How far what comes back is from the mean in float64; asynchronously, from each rank's own. Collective.
 

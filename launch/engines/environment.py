@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.cell import Cell
+from conf.variables import TOKEN
 from launch.machine.devices import RECORDED, Machine
 
 ROOT = Path(__file__).parent.parent.parent
-# Every process of a cell carries this: it is how those that outlive the cell are found, and only those.
-TOKEN = "RINGSIDE_TOKEN"
 # What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.
 FOREIGN = (
     "RANK",

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from launch.engines.environment import TOKEN
-
-# The id of the launching process, by which an agent notices that it ended early (benchmarks.rank.lifetime).
-STARTER = "RINGSIDE_STARTER"
-LAUNCHER = "RINGSIDE_LAUNCHER"  # the same, where a profiler stands between
+from conf.variables import LAUNCHER, STARTER, TOKEN
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from conf.cell import Cell
 from conf.groups import takes_shared_memory
 from conf.options import Refused
+from conf.variables import shared_memory_prefix
 from launch.engines.environment import ROOT
 
 FOLDER = Path("/dev/shm")
@@ -19,8 +20,8 @@ PLENTY_BYTES = 3_000_000_000
 
 
 def remove(token: str) -> None:
-    """Remove what a cell left, if it ended between making its shared memory and mapping it (trainers.kvstore.shared_regions)."""
-    for path in FOLDER.glob(f"ringside-{token[:16]}-*"):
+    """Remove what a cell left, if it ended between making its shared memory and mapping it (trainers.shared_memory)."""
+    for path in FOLDER.glob(f"{shared_memory_prefix(token)}*"):
         path.unlink(missing_ok=True)
 
 

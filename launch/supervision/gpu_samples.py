@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.record import Lines, read_lines
-from launch.engines.environment import TOKEN
+from conf.variables import TOKEN
 
 PERIOD_SECONDS = 0.5
 SETTLE_SECONDS = 3.0

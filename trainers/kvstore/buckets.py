@@ -41,8 +41,8 @@ class Array:
     """One gradient with the names of two dtypes: of the weight, and of the gradient on its way."""
 
     elements: int
-    kept: str
-    sent: str
+    weight_dtype: str
+    wire_dtype: str
 
 
 # (number of the array among all keys, its elements) -> parts with their server
@@ -89,13 +89,13 @@ class Layout:
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
         for number in order:
             array = arrays[number]
-            for server, start, stop in _cut(place(number, array.elements), cap_bytes / ITEM_BYTES[array.kept]):
-                key = (server, array.kept)
+            for server, start, stop in _cut(place(number, array.elements), cap_bytes / ITEM_BYTES[array.weight_dtype]):
+                key = (server, array.weight_dtype)
                 parts, size = current.get(key, ([], 0))
                 if not parts:
                     groups.append((server, parts))
                 parts.append(Part(number, start, stop))
-                size += (stop - start) * ITEM_BYTES[array.kept]
+                size += (stop - start) * ITEM_BYTES[array.weight_dtype]
                 if size >= cap_bytes:
                     current.pop(key, None)
                 else:
@@ -105,7 +105,7 @@ class Layout:
         for server, parts in groups:
             elements = sum(part.stop - part.start for part in parts)
             array = arrays[parts[0].array]
-            sent, kept = ITEM_BYTES[array.sent], ITEM_BYTES[array.kept]
+            sent, kept = ITEM_BYTES[array.wire_dtype], ITEM_BYTES[array.weight_dtype]
             if dealt:
                 server = loads.index(min(loads))
                 loads[server] += elements * sent

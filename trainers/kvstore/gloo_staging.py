@@ -1,4 +1,4 @@
-"""CPU staging as it is usually written: copy to the host, gloo all-reduce, update, copy back. The reference, not overlapped."""
+"""CPU staging as it is usually written: copy to the host, gloo all-reduce, update, copy back. A reference without overlap."""
 
 import torch
 import torch.distributed as dist
@@ -10,14 +10,14 @@ from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Layout
 from trainers.kvstore.sharding import ring_bytes
 from trainers.kvstore.shared_regions import views
-from trainers.strategy import Probe
+from trainers.strategy import LimitProbe
 
 
 class GlooStaging(Bucketed):
-    """Every rank holds the whole mean gradient in host memory and updates all weights itself."""
+    """Every rank gets the whole mean gradient in host memory and updates all weights itself."""
 
     def set_up(self, order: list[int]) -> None:
-        """Buffers on the device and on the host, where weights are kept too."""
+        """Make buffers on the device and on the host; the host keeps the weights."""
         device = self.parameters[0].device
         self.layout = layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
 
@@ -26,21 +26,21 @@ class GlooStaging(Bucketed):
             return torch.zeros(size_bytes, dtype=torch.uint8, device=where, pin_memory=pinned)
 
         host = torch.device("cpu")
-        self.flat_sent = views(buffer(layout.push_bytes, device), layout, kept=False, push=True)
-        self._staged = views(buffer(layout.push_bytes, host), layout, kept=False, push=True)
-        self.flat_means = views(buffer(layout.pull_bytes, device), layout, kept=False)
-        self._answers = views(buffer(layout.pull_bytes, device), layout, kept=True)
-        self._weights = views(buffer(layout.pull_bytes, host), layout, kept=True)
+        self.flat_sent = views(buffer(layout.push_bytes, device), layout, in_weight_dtype=False, push=True)
+        self._staged = views(buffer(layout.push_bytes, host), layout, in_weight_dtype=False, push=True)
+        self.flat_means = views(buffer(layout.pull_bytes, device), layout, in_weight_dtype=False)
+        self._device_weights = views(buffer(layout.pull_bytes, device), layout, in_weight_dtype=True)
+        self._weights = views(buffer(layout.pull_bytes, host), layout, in_weight_dtype=True)
         self._momentum = [torch.zeros_like(flat) for flat in self._weights]
-        for bucket, answer, weights in zip(layout.buckets, self._answers, self._weights, strict=True):
-            gather(bucket, self.parameters, answer)
-            weights.copy_(answer)
+        for bucket, on_device, weights in zip(layout.buckets, self._device_weights, self._weights, strict=True):
+            gather(bucket, self.parameters, on_device)
+            weights.copy_(on_device)
 
-    def start_flat(self, bucket: int) -> None:
-        """Everything happens at the end."""
+    def start_bucket(self, bucket: int) -> None:
+        """Do nothing: all buckets are exchanged at the end."""
 
-    def finish_flat(self) -> None:
-        """Down, over gloo, up."""
+    def finish_buckets(self) -> None:
+        """Copy to the host, all-reduce over gloo, update, copy back."""
         for sent, staged in zip(self.flat_sent, self._staged, strict=True):
             staged.copy_(sent)
         for work in [dist.all_reduce(staged, async_op=True) for staged in self._staged]:
@@ -53,17 +53,17 @@ class GlooStaging(Bucketed):
             else:
                 gradient = staged.to(torch.float32)
                 cpu_sums.sgd(self._weights[number], gradient, self._momentum[number], *self.settings())
-                self._answers[number].copy_(self._weights[number])
+                self._device_weights[number].copy_(self._weights[number])
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """The host's weights become this rank's."""
-        scatter(self.layout.buckets, self._answers, self.parameters)
+    def apply_weights(self) -> None:
+        """Take the host's weights."""
+        scatter(self.layout.buckets, self._device_weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """2(n−1)/n of the bytes through the network stack, as a ring moves them."""
+        """Return 2(n−1)/n of the bytes, which a ring moves through the network stack."""
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
-    def probes(self) -> list[Probe]:
-        """Limit: gloo between neighbours."""
+    def probes(self) -> list[LimitProbe]:
+        """Return the limit: gloo between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
         return ring_probe.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))

@@ -1,11 +1,10 @@
-"""The server of a kvstore: waits for gradients, sums and updates them, and hands weights (or the mean gradient) back.
+"""The server of a kvstore: waits for gradients, sums them, updates weights, and sends weights (or the mean gradient) back.
 
-Synchronous: a bucket is served once every worker has pushed it. Asynchronous: each push is applied when it is found, and
-its staleness is counted: updates to the bucket since its worker was last given the weights. `max_staleness` bounds it by
-holding back pushes of workers that lead too far (stale synchronous parallel, Ho et al. 2013, counted in updates).
+Synchronous: a bucket is served once every worker has pushed it. Asynchronous: each push is applied when it is found. Its
+staleness is counted: the updates of the bucket since its worker last got the weights. `max_staleness` bounds it by holding
+back pushes of workers that lead too far (stale synchronous parallel, Ho et al. 2013, counted in updates).
 """
 
-import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, KvstoreConfig, Regions, Shared
+from trainers.prctl import sleep_precisely
 
-PR_SET_TIMERSLACK = 29  # <linux/prctl.h>
+FLAG_BYTES = 4  # int32
 # Between two looks at the flags: short where a GPU waits, longer where looking takes the time of those who compute.
 PAUSE_SECONDS = {"cuda": 10e-6, "cpu": 50e-6}
 # After this long without a push, look less often: nobody is in backward.
@@ -26,130 +26,136 @@ BUSY_SECONDS = 2e-3
 IDLE_PAUSE_SECONDS = 200e-6
 
 
-def short_naps() -> None:
-    """Let this thread's sleeps end when they should, not 50 µs later."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
-
-
 class Arithmetic(ABC):
     """Where sums and updates happen."""
 
     @abstractmethod
     def serve(self, bucket: int, workers: list[int], number: int) -> None:
-        """Serve the pushes of `workers` to a bucket as exchange `number`; flags say when the answer is there."""
+        """Serve the pushes of `workers` to a bucket as exchange `number`; set their `done` flags when the reply is there."""
 
 
 class OnCpu(Arithmetic):
-    """In host memory, on the threads of the thread that calls (torch.set_num_threads)."""
+    """In host memory, on as many threads as the calling thread has (torch.set_num_threads)."""
 
-    def __init__(self, terms: KvstoreConfig, shared: Shared, mine: list[int]) -> None:
+    def __init__(self, config: KvstoreConfig, shared: Shared, own_buckets: list[int]) -> None:
         assert shared.regions is not None
-        self._terms, self._control, self._regions = terms, shared.control, shared.regions
-        self._momentum = {bucket: torch.zeros_like(self._regions.weights[bucket]) for bucket in mine}
+        self._config, self._control, self._regions = config, shared.control, shared.regions
+        self._momentum = {bucket: torch.zeros_like(self._regions.weights[bucket]) for bucket in own_buckets}
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest)
 
     def serve(self, bucket: int, workers: list[int], number: int) -> None:
-        """One pass over the bucket: sum, update, hand back."""
+        """Pass over the bucket once: sum, update, copy to where replies lie."""
         regions = self._regions
         mode, *settings = self._control.settings[workers[0]].tolist()
-        sources = [regions.pushed[worker][bucket] for worker in workers]
+        pushed = [regions.pushed[worker][bucket] for worker in workers]
         if mode == UPDATE:
-            weights, momentum = regions.weights[bucket], self._momentum[bucket]
-            # While others may update, a worker reads a copy of its own: nothing torn.
-            snapshots = [] if self._terms.synchronous else [regions.out[worker][bucket] for worker in workers]
-            for piece in cpu_sums.pieces(len(weights)):
-                parts = [source[piece] for source in sources]
-                cpu_sums.sgd(
-                    weights[piece], cpu_sums.mean_into(parts, self._space[: len(parts[0])]), momentum[piece], *settings
-                )
-                for snapshot in snapshots:
-                    snapshot[piece].copy_(weights[piece])
-        elif not self._terms.echoes:
-            copies = regions.out_sent if self._terms.synchronous else [regions.out_sent[workers[0]]]
-            cpu_sums.mean(sources, [copy[bucket] for copy in copies], self._space)
+            self._update(bucket, workers, pushed, settings)
+        elif not self._config.replies_own_gradient:
+            copies = regions.gradient_replies if self._config.synchronous else [regions.gradient_replies[workers[0]]]
+            cpu_sums.mean(pushed, [copy[bucket] for copy in copies], self._space)
         self._control.done[workers, bucket] = number
+
+    def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> None:
+        weights, momentum = self._regions.weights[bucket], self._momentum[bucket]
+        # While others may update, each worker reads a copy of its own, so that no update tears it.
+        asynchronous = not self._config.synchronous
+        copies = [self._regions.weight_replies[worker][bucket] for worker in workers] if asynchronous else []
+        for piece in cpu_sums.pieces(len(weights)):
+            parts = [gradient[piece] for gradient in pushed]
+            mean = cpu_sums.mean_into(parts, self._space[: len(parts[0])])
+            cpu_sums.sgd(weights[piece], mean, momentum[piece], *settings)
+            for copy in copies:
+                copy[piece].copy_(weights[piece])
 
 
 class OnGpu(Arithmetic):
-    """In the memory of this process's GPU; answers go to the workers' GPUs by peer copies.
+    """In the memory of this process's GPU; replies go to the workers' GPUs by peer copies.
 
-    Answers are pushed, not pulled: a GPU that both pushes and pulls shares one copy engine between the two (seen on
-    H200s: 395 GB/s one way, 2 × 197 both ways from one side, 2 × 370 when each side writes).
+    The server writes replies into the workers' memory; workers do not fetch them: a GPU that both pushes and pulls shares
+    one copy engine between the two (seen on H200s: 395 GB/s one way, 2 × 197 both ways from one side, 2 × 370 when each
+    side writes).
     """
 
     def __init__(
-        self, terms: KvstoreConfig, shared: Shared, regions: Regions, inboxes: list[int], mine: list[int]
+        self,
+        config: KvstoreConfig,
+        shared: Shared,
+        regions: Regions,
+        reply_addresses: list[int],
+        own_buckets: list[int],
     ) -> None:
-        """`inboxes` are the workers' addresses for answers."""
+        """`reply_addresses`: where the replies of each worker start, as this process sees the workers' memory."""
         from trainers.kvstore import cuda_copies
 
-        self._terms, self._control, self._regions = terms, shared.control, regions
-        self._momentum = {bucket: torch.zeros_like(regions.weights[bucket]) for bucket in mine}
+        self._config, self._control, self._regions = config, shared.control, regions
+        self._momentum = {bucket: torch.zeros_like(regions.weights[bucket]) for bucket in own_buckets}
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.weights[0].device)
         self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())  # the zeros are there
-        torch.cuda.set_stream(self._stream)  # of all operators of this process
+        self._stream.wait_stream(torch.cuda.current_stream())  # until the zeros above are there
+        torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
-        self._lanes = [cuda_copies.Lane(torch.cuda.Stream()) for _ in range(terms.workers)]
-        self._targets = [[inbox + bucket.pull_offset for bucket in shared.layout.buckets] for inbox in inboxes]
+        self._lanes = [cuda_copies.Lane(torch.cuda.Stream()) for _ in range(config.workers)]
+        self._targets = [[start + b.pull_offset for b in shared.layout.buckets] for start in reply_addresses]
         offset = cuda_copies.device_address(shared.address) - shared.address
-        self._flags = [shared.address_of(shared.control.done[worker]) + offset for worker in range(terms.workers)]
+        self._flags = [shared.address_of(shared.control.done[worker]) + offset for worker in range(config.workers)]
 
     def serve(self, bucket: int, workers: list[int], number: int) -> None:
         """Enqueue the update, then a copy and a flag for each worker."""
-        regions = self._regions
         mode, *settings = self._control.settings[workers[0]].tolist()
-        sources = [regions.pushed[worker][bucket] for worker in workers]
-        if mode != UPDATE and self._terms.echoes:
-            self._answer(sources[0], bucket, workers[0], number)
+        pushed = [self._regions.pushed[worker][bucket] for worker in workers]
+        if mode != UPDATE and self._config.replies_own_gradient:
+            self._reply(pushed[0], bucket, workers[0], number)
             return
-        space = self._space[: len(sources[0])]
-        if mode == UPDATE:
-            answer = regions.weights[bucket]
-            cpu_sums.sgd(answer, cpu_sums.mean_into(sources, space), self._momentum[bucket], *settings)
-            if not self._terms.synchronous:
-                answer = regions.out[workers[0]][bucket].copy_(answer)
-        else:
-            answer = regions.out_sent[0][bucket]
-            mean = cpu_sums.mean_into(sources, answer if answer.dtype == space.dtype else space)
-            if mean is not answer:
-                answer.copy_(mean)
+        reply = self._update(bucket, workers, pushed, settings) if mode == UPDATE else self._mean(bucket, pushed)
         self._updated.record()
         for worker in workers:
             self._lanes[worker].stream.wait_event(self._updated)
-            self._answer(answer, bucket, worker, number)
+            self._reply(reply, bucket, worker, number)
 
-    def _answer(self, answer: Tensor, bucket: int, worker: int, number: int) -> None:
+    def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> Tensor:
+        weights = self._regions.weights[bucket]
+        mean = cpu_sums.mean_into(pushed, self._space[: len(pushed[0])])
+        cpu_sums.sgd(weights, mean, self._momentum[bucket], *settings)
+        return weights if self._config.synchronous else self._regions.weight_replies[workers[0]][bucket].copy_(weights)
+
+    def _mean(self, bucket: int, pushed: list[Tensor]) -> Tensor:
+        reply, space = self._regions.gradient_replies[0][bucket], self._space[: len(pushed[0])]
+        mean = cpu_sums.mean_into(pushed, reply if reply.dtype == space.dtype else space)
+        return reply if mean is reply else reply.copy_(mean)
+
+    def _reply(self, reply: Tensor, bucket: int, worker: int, number: int) -> None:
         lane = self._lanes[worker]
-        lane.copy(self._targets[worker][bucket], answer.data_ptr(), answer.nbytes)
-        lane.write_flag(self._flags[worker] + 4 * bucket, number)
+        lane.copy(self._targets[worker][bucket], reply.data_ptr(), reply.nbytes)
+        lane.write_flag(self._flags[worker] + FLAG_BYTES * bucket, number)
 
 
 class Server:
-    """Serves some buckets to their end. One thread calls it."""
+    """Serves its own buckets until it is stopped. One thread calls it."""
 
     def __init__(
-        self, terms: KvstoreConfig, control: Control, number: int, mine: list[int], arithmetic: Arithmetic
+        self, config: KvstoreConfig, control: Control, number: int, own_buckets: list[int], arithmetic: Arithmetic
     ) -> None:
-        self._terms, self._control, self._mine, self._arithmetic = terms, control, mine, arithmetic
-        self._columns = np.array(mine, dtype=np.intp)
-        self._taken = np.zeros((terms.workers, len(mine)), dtype=np.int64)  # pushes whose serving has begun
-        self._bounded = terms.max_staleness is not None and terms.workers > 1
+        """`number` is this server's row in the counts of staleness."""
+        self._config, self._control, self._own_buckets, self._arithmetic = config, control, own_buckets, arithmetic
+        self._columns = np.array(own_buckets, dtype=np.intp)
+        # (workers, own buckets) pushes whose serving has begun
+        self._taken = np.zeros((config.workers, len(own_buckets)), dtype=np.int64)
+        self._bounded = config.max_staleness is not None and config.workers > 1
         self._seen = b""  # the flags when nothing more could be done
-        self._left_over = False  # a push has to wait for something else than a flag
-        self._version = np.zeros(len(mine), dtype=np.int64)  # updates so far
-        self._given = np.zeros((terms.workers, len(mine)), dtype=np.int64)  # version that a worker was given
-        self._staleness = control.staleness[number]
-        self._stale, self._worst = (counts[number : number + 1] for counts in (control.stale, control.worst))
-        self._serve: Callable[[Any], None] = self._together if terms.synchronous else self._as_they_come
+        self._left_over = False  # whether a push waits for something else than a flag
+        self._version = np.zeros(len(own_buckets), dtype=np.int64)  # (own buckets) updates so far
+        self._given = np.zeros((config.workers, len(own_buckets)), dtype=np.int64)  # version that a worker has
+        self._counts = control.staleness_counts[number]
+        self._sum, self._max = (one[number : number + 1] for one in (control.staleness_sum, control.staleness_max))
+        self._serve: Callable[[Any], None] = self._together if config.synchronous else self._as_they_come
 
-    def run(self, told_to_stop: Callable[[], bool], beat: Callable[[int], None], pause_seconds: float) -> None:
-        """Serve until told to stop. `beat` is called often, with the number of pushes that were served."""
-        short_naps()
+    def run(self, stopped: Callable[[], bool], beat: Callable[[int], None], pause_seconds: float) -> None:
+        """Serve until `stopped()`. Calls `beat` often, with the number of pushes served since the last call."""
+        sleep_precisely()
         last = time.monotonic()
-        while not told_to_stop():
+        while not stopped():
             served = self.turn()
             beat(served)
             if served:
@@ -158,8 +164,8 @@ class Server:
                 time.sleep(pause_seconds if time.monotonic() - last < BUSY_SECONDS else IDLE_PAUSE_SECONDS)
 
     def turn(self) -> int:
-        """Serve what is there now. Returns the number of pushes."""
-        # Comparing bytes takes the interpreter's lock for a tenth of the time of what follows: backward needs it too.
+        """Serve what is there now. Returns the number of pushes served."""
+        # Comparing bytes holds the interpreter's lock for a tenth of the time of what follows: backward needs it too.
         seen = self._control.pushed.tobytes()
         if seen == self._seen:
             return 0
@@ -171,15 +177,14 @@ class Server:
         return int(self._taken.sum()) - before
 
     def _together(self, pushed: Any) -> None:
-        """Serve what every worker has pushed."""
-        everyone = list(range(self._terms.workers))
-        ready = np.flatnonzero((pushed > self._taken).all(axis=0))
-        for place in ready:
+        """Serve the buckets that every worker has pushed. `pushed` is (workers, own buckets)."""
+        everyone = list(range(self._config.workers))
+        for place in np.flatnonzero((pushed > self._taken).all(axis=0)):
             self._taken[:, place] += 1
-            self._arithmetic.serve(self._mine[place], everyone, int(self._taken[0, place]))
+            self._arithmetic.serve(self._own_buckets[place], everyone, int(self._taken[0, place]))
 
     def _as_they_come(self, pushed: Any) -> None:
-        """Serve what has arrived, the stalest first."""
+        """Serve what has arrived, the stalest first. `pushed` is (workers, own buckets)."""
         workers, places = np.nonzero(pushed > self._taken)
         arrived = list(zip(workers.tolist(), places.tolist(), strict=True))
         for worker, place in sorted(arrived, key=lambda one: self._given[one]) if len(arrived) > 1 else arrived:
@@ -187,25 +192,30 @@ class Server:
                 self._left_over = True
                 continue
             self._taken[worker, place] += 1
-            # What hands a gradient back updates nothing and makes nothing stale.
+            # A push that only wants the mean gradient updates nothing and makes nothing stale.
             if self._control.settings[worker, 0] == UPDATE:
-                staleness = int(self._version[place] - self._given[worker, place])
-                self._staleness[min(staleness, STALENESS_BINS - 1)] += 1
-                self._stale[0] += staleness
-                self._worst[0] = max(int(self._worst[0]), staleness)
-                self._version[place] += 1
-                self._given[worker, place] = self._version[place]
-            self._arithmetic.serve(self._mine[place], [worker], int(self._taken[worker, place]))
+                self._count(worker, place)
+            self._arithmetic.serve(self._own_buckets[place], [worker], int(self._taken[worker, place]))
+
+    def _count(self, worker: int, place: int) -> None:
+        """Count the staleness of an update."""
+        staleness = int(self._version[place] - self._given[worker, place])
+        self._counts[min(staleness, STALENESS_BINS - 1)] += 1
+        self._sum[0] += staleness
+        self._max[0] = max(int(self._max[0]), staleness)
+        self._version[place] += 1
+        self._given[worker, place] = self._version[place]
 
     def _admissible(self, worker: int, place: int) -> bool:
-        """Whether a push may be applied now without making any update too stale; the slowest worker's always may.
+        """Return whether a push may be applied now without making any update too stale; the slowest worker's always may.
 
-        While a worker computes, another that may lead by `lead` pushes can make 2 lead + 2: from as far behind to as far
-        ahead. Where the bound leaves no room for that, workers take turns, and every update is workers − 1 stale.
+        Let workers lead the slowest by at most `lead` pushes. While one worker computes, another can then make 2 lead + 2
+        pushes: from `lead` behind it to `lead` ahead. Where the bound is too small for that, workers take turns, and every
+        update is workers − 1 stale.
         """
-        bound, pushes = self._terms.max_staleness, self._taken[:, place]
+        bound, pushes = self._config.max_staleness, self._taken[:, place]
         assert bound is not None
-        lead = bound // (2 * (self._terms.workers - 1)) - 1
+        lead = bound // (2 * (self._config.workers - 1)) - 1
         if lead < 0:
             return int(np.argmin(pushes)) == worker  # the first of those with the fewest
         return bool(pushes[worker] - pushes.min() <= lead)

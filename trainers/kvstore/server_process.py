@@ -1,4 +1,4 @@
-"""A server in a process of its own: it waits for the workers' terms, maps their memory and serves until they are done."""
+"""A server in a process of its own: it waits for the workers' config, maps their memory and serves until they are done."""
 
 import json
 import os
@@ -9,28 +9,27 @@ from pathlib import Path
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainers.kvstore import cpu_sums
-from trainers.kvstore.server import PAUSE_SECONDS as PAUSES
+from trainers.kvstore import cpu_sums, server
 from trainers.kvstore.server import Arithmetic, OnCpu, OnGpu, Server
 from trainers.kvstore.shared_regions import KvstoreConfig, Regions, Shared
 
-KEY = "terms"
-PAUSE_SECONDS = 0.02
+KEY = "config"
+PAUSE_SECONDS = 0.02  # between two looks while the cell starts
 
 
 def _store() -> PrefixStore:
-    """The store that the cell's processes met at (torchrun's variables)."""
+    """Return the store where the cell's processes met (torchrun's variables)."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return PrefixStore("ringside/kvstore", TCPStore(address, port, is_master=False))
 
 
-def announce(path: Path, terms: KvstoreConfig) -> None:
-    """Tell the servers where to find the workers."""
-    _store().set(KEY, json.dumps({"path": str(path), "terms": terms.to_dict()}))
+def announce(path: Path, config: KvstoreConfig) -> None:
+    """Give the servers the config and the path of the shared memory."""
+    _store().set(KEY, json.dumps({"path": str(path), "config": config.to_dict()}))
 
 
 def dismiss() -> None:
-    """Tell the servers that there will be no work."""
+    """Let the servers end without work."""
     _store().set(KEY, json.dumps(None))
 
 
@@ -44,40 +43,60 @@ def serve(
 ) -> None:
     """Be server `number` of a cell until its workers, on GPUs or CPUs ('cuda', 'cpu'), are done.
 
-    `beat` is called often, with the pushes served since.
+    Calls `beat` often, with the number of pushes served since the last call.
     """
     phase("waiting for workers")
+    announced = _wait_for_workers(beat)
+    if announced is None:
+        return
+    path, config = announced
+    layout = config.layout()
+    shared = Shared(path, config, layout)
+    own_buckets = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
+    row = config.workers + number  # in the control block, behind those of the workers
+    arithmetic: Arithmetic
+    if config.server_gpu:
+        arithmetic = _on_gpu(row, device, config, shared, own_buckets, beat)
+    else:
+        torch.set_num_threads(cpu_sums.thread_count(threads, config.servers))
+        arithmetic = OnCpu(config, shared, own_buckets)
+        shared.control.attached[row] = 1
+    shared.control.attached[row] = 2
+    phase("serving")
+    Server(config, shared.control, number, own_buckets, arithmetic).run(
+        lambda: bool(shared.control.stop[0]), beat, server.PAUSE_SECONDS[worker_device]
+    )
+
+
+def _wait_for_workers(beat: Callable[[int], None]) -> tuple[Path, KvstoreConfig] | None:
+    """Return what the workers announce; None where they have no work."""
     store = _store()
     while not store.check([KEY]):
         beat(0)
         time.sleep(PAUSE_SECONDS)
-    told = json.loads(store.get(KEY))
-    if told is None:
-        return
-    terms = KvstoreConfig.from_dict(told["terms"])
-    layout = terms.layout()
-    shared = Shared(Path(told["path"]), terms, layout)
-    control = shared.control
-    mine = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
-    place = terms.workers + number
-    arithmetic: Arithmetic
-    if terms.server_gpu:
-        from trainers.kvstore import cuda_copies
+    announced = json.loads(store.get(KEY))
+    return announced and (Path(announced["path"]), KvstoreConfig.from_dict(announced["config"]))
 
-        torch.zeros(1, device=device)  # makes the context that CUDA's own calls use
-        cuda_copies.page_lock(shared.address, len(shared.bytes))
-        exported = cuda_copies.Exported(Regions.size(terms, layout), device)
-        control.handles[place] = list(exported.handle())
-        control.attached[place] = 1
-        while (control.attached[: terms.workers] < 1).any():
-            beat(0)
-            time.sleep(PAUSE_SECONDS)
-        inboxes = [cuda_copies.imported(control.handles[worker].tobytes()) for worker in range(terms.workers)]
-        arithmetic = OnGpu(terms, shared, Regions(exported.tensor, terms, layout), inboxes, mine)
-    else:
-        torch.set_num_threads(cpu_sums.thread_count(threads, terms.servers))
-        arithmetic = OnCpu(terms, shared, mine)
-        control.attached[place] = 1
-    control.attached[place] = 2
-    phase("serving")
-    Server(terms, control, number, mine, arithmetic).run(lambda: bool(control.stop[0]), beat, PAUSES[worker_device])
+
+def _on_gpu(
+    row: int,
+    device: torch.device,
+    config: KvstoreConfig,
+    shared: Shared,
+    own_buckets: list[int],
+    beat: Callable[[int], None],
+) -> OnGpu:
+    """Export this server's GPU memory, and open the workers' memory for replies."""
+    from trainers.kvstore import cuda_copies
+
+    torch.zeros(1, device=device)  # makes the context that CUDA's own calls use
+    cuda_copies.page_lock(shared.address, len(shared.bytes))
+    exported = cuda_copies.Exported(Regions.size(config, shared.layout), device)
+    control = shared.control
+    control.handles[row] = list(exported.handle())
+    control.attached[row] = 1
+    while (control.attached[: config.workers] < 1).any():
+        beat(0)
+        time.sleep(PAUSE_SECONDS)
+    replies = [cuda_copies.imported(control.handles[worker].tobytes()) for worker in range(config.workers)]
+    return OnGpu(config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets)

@@ -1,14 +1,9 @@
 """What workers and servers share: a control block of flags and settings, and regions for gradients and weights.
 
-One file in /dev/shm, mapped by every process of the cell and unlinked as soon as all have it, so that nothing is left
-behind however they end. Where GPUs take part the mapping is page-locked (cudaHostRegister), and their copy engines read
-and write it; flags are written and awaited by the streams themselves.
+Both lie in one shared mapping (trainers.shared_memory). Where GPUs take part the mapping is page-locked
+(cudaHostRegister): their copy engines read and write it, and streams write flags and wait for them.
 """
 
-import errno
-import mmap
-import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainers import shared_memory
 from trainers.kvstore.buckets import Array, Layout, Placement, aligned, mxnet, whole
 
-FOLDER = Path("/dev/shm")
-PREFIX = "ringside-"
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
-# What a worker asks the servers to do with what it pushes.
+# What a worker asks the servers to do with its gradients: update the weights, or only reduce.
 UPDATE, REDUCE = 0.0, 1.0
 HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
-STALENESS_BINS = 64
+STALENESS_BINS = 64  # more than any bound on staleness that anybody measures; the last bin takes what is above
 
 
 @dataclass(frozen=True)
 class KvstoreConfig:
-    """What workers and servers agree on; all else follows from it."""
+    """What workers and servers agree on. Buckets, regions and flags follow from it."""
 
     arrays: tuple[Array, ...]
     order: tuple[int, ...]  # arrays in the order of exchange
@@ -40,111 +34,112 @@ class KvstoreConfig:
     bigarray_bound: int = 0  # elements from which MXNet splits an array over all servers
     synchronous: bool = True
     max_staleness: int | None = None  # updates
-    server_gpu: bool = False  # gradients and weights of the servers lie on GPUs
-    worker_gpu: bool = False  # workers' gradients lie on GPUs
-    copies: int = 1  # of what is handed back: one that all GPUs read, or one for each worker
+    server_gpu: bool = False  # whether the servers keep gradients and weights on GPUs
+    worker_gpu: bool = False  # whether the workers' gradients lie on GPUs
+    reply_copies: int = 1  # of each reply: one that all GPUs read, or one for each worker
 
     @property
-    def sharers(self) -> int:
-        """Servers, wherever they run."""
+    def server_count(self) -> int:
+        """Return the number of servers, in processes of their own or in the workers."""
         return self.servers or self.workers
 
     @property
-    def echoes(self) -> bool:
-        """Whether a mean gradient would be a worker's own, and a GPU can fetch it from where it sent it."""
+    def replies_own_gradient(self) -> bool:
+        """Return whether a mean gradient would be the worker's own, which a GPU can fetch from where it pushed it."""
         return self.worker_gpu and (not self.synchronous or self.workers == 1)
 
     def layout(self) -> Layout:
-        """The buckets; the same for everybody."""
+        """Return the buckets, which are the same in every process."""
         if self.servers:
             place: Placement = mxnet(self.servers, self.bigarray_bound)
             return Layout.of(self.arrays, self.order, self.cap_bytes, place)
         return Layout.of(self.arrays, self.order, self.cap_bytes, whole, dealt=self.workers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return asdict(self)
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> "KvstoreConfig":
-        """The inverse of to_dict."""
+        """Make the config of a to_dict."""
         arrays = tuple(Array(**array) for array in plain["arrays"])
         return KvstoreConfig(**{**plain, "arrays": arrays, "order": tuple(plain["order"])})
 
 
 class Regions:
-    """Views of one base (host memory, or a server's GPU): weights, what is handed back, and every worker's gradients."""
+    """Views of one base (host memory, or a server's GPU), a flat tensor for each bucket.
 
-    def __init__(self, base: Tensor, terms: KvstoreConfig, layout: Layout) -> None:
-        """`base` holds `Regions.size(terms, layout)` bytes, as uint8."""
-        self._base, self._layout, self._terms = base, layout, terms
-        self.weights = self._views(0, kept=True)
-        self.out = [self._views(self.out_offset(copy), kept=True) for copy in range(terms.copies)]
-        # The mean of gradients comes back in the dtype in which they were sent.
-        self.out_sent = [self._views(self.out_offset(copy), kept=False) for copy in range(terms.copies)]
+    The base holds, one after the other: weights, `reply_copies` replies, and the pushed gradients of every worker. A reply
+    is weights in their dtype or the mean gradient in the dtype in which gradients travel; both views start at the same byte.
+    """
+
+    def __init__(self, base: Tensor, config: KvstoreConfig, layout: Layout) -> None:
+        """`base` is uint8 and holds `Regions.size(config, layout)` bytes."""
+        pull, copies = layout.pull_bytes, config.reply_copies
+        replies = [base[pull * (1 + copy) :] for copy in range(copies)]
+        self.weights = views(base, layout, in_weight_dtype=True)
+        self.weight_replies = [views(reply, layout, in_weight_dtype=True) for reply in replies]
+        self.gradient_replies = [views(reply, layout, in_weight_dtype=False) for reply in replies]
         self.pushed = [
-            self._views(self.pushed_start(terms, layout, worker), kept=False, push=True)
-            for worker in range(terms.workers)
+            views(base[self.pushed_start(config, layout, worker) :], layout, in_weight_dtype=False, push=True)
+            for worker in range(config.workers)
         ]
 
     @staticmethod
-    def size(terms: KvstoreConfig, layout: Layout) -> int:
-        """Bytes of the base."""
-        return layout.pull_bytes * (1 + terms.copies) + layout.push_bytes * terms.workers
-
-    def out_offset(self, copy: int) -> int:
-        """Bytes from the base to one copy of what is handed back."""
-        return self._layout.pull_bytes * (1 + copy)
+    def size(config: KvstoreConfig, layout: Layout) -> int:
+        """Return the bytes of the base."""
+        return Regions.pushed_start(config, layout, config.workers)
 
     @staticmethod
-    def pushed_start(terms: KvstoreConfig, layout: Layout, worker: int) -> int:
-        """Bytes from the base to a worker's gradients."""
-        return layout.pull_bytes * (1 + terms.copies) + layout.push_bytes * worker
-
-    def _views(self, start: int, kept: bool, push: bool = False) -> list[Tensor]:
-        return views(self._base[start:], self._layout, kept, push)
+    def pushed_start(config: KvstoreConfig, layout: Layout, worker: int) -> int:
+        """Return the bytes from the base to a worker's gradients."""
+        return layout.pull_bytes * (1 + config.reply_copies) + layout.push_bytes * worker
 
 
-def views(base: Tensor, layout: Layout, kept: bool, push: bool = False) -> list[Tensor]:
-    """A flat tensor for each bucket in a region that starts at `base` (uint8), in the kept or the sent dtype."""
+def views(region: Tensor, layout: Layout, in_weight_dtype: bool, push: bool = False) -> list[Tensor]:
+    """Return a view (elements,) for each bucket of a region (uint8), in the weights' dtype or the one that travels.
+
+    `push`: the region holds gradients only, at `push_offset`; otherwise buckets start at `pull_offset`.
+    """
     found = []
     for bucket in layout.buckets:
         array = layout.arrays[bucket.parts[0].array]
-        dtype = DTYPES[array.kept if kept else array.sent]
+        dtype = DTYPES[array.weight_dtype if in_weight_dtype else array.wire_dtype]
         offset = bucket.push_offset if push else bucket.pull_offset
-        found.append(base[offset : offset + bucket.elements * dtype.itemsize].view(dtype))
+        found.append(region[offset : offset + bucket.elements * dtype.itemsize].view(dtype))
     return found
 
 
 class Control:
     """Flags, settings and counts, as NumPy views of shared bytes. An entry has one writer.
 
-    Data that is written before a flag is there when the flag is seen: x86 keeps the order of stores. (On Arm a barrier would
-    be needed that Python does not have.)
+    Whoever sees a flag also sees the data that was written before it: x86 keeps the order of stores. (Arm would need a
+    barrier that Python does not have.)
     """
 
     pushed: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose gradients are there
-    done: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose answer is there
+    done: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose reply is there
     settings: "np.ndarray[Any, Any]"  # (workers, 4) UPDATE or REDUCE, learning rate, momentum, weight decay
     attached: "np.ndarray[Any, Any]"  # (workers + servers) 1: has mapped the memory; 2: is ready
     stop: "np.ndarray[Any, Any]"  # (1)
-    staleness: "np.ndarray[Any, Any]"  # (servers, bins) updates by their staleness; the last: and above
-    stale: "np.ndarray[Any, Any]"  # (servers) sum of all staleness
-    worst: "np.ndarray[Any, Any]"  # (servers) largest staleness
-    handles: "np.ndarray[Any, Any]"  # (workers + servers, 64) of exported GPU memory
+    staleness_counts: "np.ndarray[Any, Any]"  # (servers, STALENESS_BINS) updates by their staleness
+    staleness_sum: "np.ndarray[Any, Any]"  # (servers)
+    staleness_max: "np.ndarray[Any, Any]"  # (servers)
+    handles: "np.ndarray[Any, Any]"  # (workers + servers, HANDLE_BYTES) of exported GPU memory
 
-    def __init__(self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", terms: KvstoreConfig, buckets: int) -> None:
-        workers, sharers = terms.workers, terms.sharers
+    def __init__(self, raw: "np.ndarray[Any, np.dtype[np.uint8]]", config: KvstoreConfig, buckets: int) -> None:
+        """`raw` holds `Control.bytes(config, buckets)` bytes; without any, only `size` is set."""
+        workers, servers = config.workers, config.server_count
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pushed", np.int32, (workers, buckets)),
             ("done", np.int32, (workers, buckets)),
             ("settings", np.float64, (workers, 4)),
-            ("attached", np.int32, (workers + sharers,)),
+            ("attached", np.int32, (workers + servers,)),
             ("stop", np.int32, (1,)),
-            ("staleness", np.int64, (sharers, STALENESS_BINS)),
-            ("stale", np.int64, (sharers,)),
-            ("worst", np.int64, (sharers,)),
-            ("handles", np.uint8, (workers + sharers, HANDLE_BYTES)),
+            ("staleness_counts", np.int64, (servers, STALENESS_BINS)),
+            ("staleness_sum", np.int64, (servers,)),
+            ("staleness_max", np.int64, (servers,)),
+            ("handles", np.uint8, (workers + servers, HANDLE_BYTES)),
         ]
         offset = 0
         for name, dtype, shape in fields:
@@ -155,57 +150,41 @@ class Control:
         self.size = offset
 
     @staticmethod
-    def bytes(terms: KvstoreConfig, buckets: int) -> int:
-        """Size of the block."""
-        return Control(np.empty(0, np.uint8), terms, buckets).size
+    def bytes(config: KvstoreConfig, buckets: int) -> int:
+        """Return the size of the block."""
+        return Control(np.empty(0, np.uint8), config, buckets).size
 
 
-def needed_bytes(terms: KvstoreConfig, layout: Layout) -> int:
-    """Bytes of shared memory that a cell takes."""
-    control = Control.bytes(terms, len(layout.buckets))
-    return control if terms.server_gpu else control + Regions.size(terms, layout)
+def needed_bytes(config: KvstoreConfig, layout: Layout) -> int:
+    """Return the bytes of shared memory that one mapping takes."""
+    control = Control.bytes(config, len(layout.buckets))
+    return control if config.server_gpu else control + Regions.size(config, layout)
 
 
 class Shared:
-    """The mapping of one process."""
+    """The mapping as one process sees it."""
 
-    def __init__(self, path: Path, terms: KvstoreConfig, layout: Layout, create: bool = False) -> None:
-        """Map the file; the one who creates it takes its pages at once.
+    regions: Regions | None  # None where servers keep them on their GPUs
+
+    def __init__(self, path: Path, config: KvstoreConfig, layout: Layout, create: bool = False) -> None:
+        """Map the file; one process creates it.
 
         Raises:
-            OSError: not enough shared memory; the message says how much was needed.
+            OSError: not enough shared memory; says how much was needed.
         """
-        self.path, self.terms, self.layout = path, terms, layout
-        size = needed_bytes(terms, layout)
-        file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-        try:
-            if create:
-                os.posix_fallocate(file, 0, size)  # a page that cannot be had later is a SIGBUS
-            self._mapping = mmap.mmap(file, size)
-        except OSError as error:
-            if create:
-                path.unlink()
-            reason = "there is not that much" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
-            raise OSError(error.errno, f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: {reason}") from None
-        finally:
-            os.close(file)
-        raw = np.frombuffer(self._mapping, dtype=np.uint8)
+        self.path, self.config, self.layout = path, config, layout
+        mapping = (shared_memory.create if create else shared_memory.attach)(path, needed_bytes(config, layout))
+        raw = np.frombuffer(mapping, dtype=np.uint8)
         self.bytes = torch.from_numpy(raw)
-        self.control = Control(raw, terms, len(layout.buckets))
-        self.regions = (
-            None if terms.server_gpu else Regions(self.bytes[self.control.size :], terms, layout)
-        )  # on the host
-
-    @staticmethod
-    def new_path() -> Path:
-        """A name that no other cell has."""
-        return FOLDER / f"{PREFIX}{os.environ.get('RINGSIDE_TOKEN', '')[:16]}-{secrets.token_hex(8)}"
+        self.control = Control(raw, config, len(layout.buckets))
+        on_host = not config.server_gpu
+        self.regions = Regions(self.bytes[self.control.size :], config, layout) if on_host else None
 
     @property
     def address(self) -> int:
-        """Of the mapping's first byte, in this process."""
+        """Return the address of the mapping's first byte in this process."""
         return self.bytes.data_ptr()
 
     def address_of(self, view: "np.ndarray[Any, Any]") -> int:
-        """Of an array of the control block."""
+        """Return the address of an array of the control block in this process."""
         return int(view.__array_interface__["data"][0])

@@ -1,7 +1,7 @@
 """A worker's side of the servers: its gradients go out bucket by bucket, weights (or the mean gradient) come back.
 
 On a GPU, copies and flags are enqueued on streams of their own, so that neither the host nor the device waits inside
-backward; a CPU worker's buffers are the shared memory itself.
+backward. A CPU worker's buffers are the shared memory itself.
 """
 
 import contextlib
@@ -17,9 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainers import shared_memory
 from trainers.kvstore import cpu_sums, server_process
-from trainers.kvstore.server import PAUSE_SECONDS, OnCpu, Server, short_naps
+from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, OnCpu, Server
 from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, Shared, views
+from trainers.prctl import sleep_precisely
+
+# Stages of the start (Control.attached).
+MAPPED, READY = 1, 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Peers:
         if self.size > 1:
             dist.all_reduce(torch.zeros(1))
 
-    def told(self, text: str) -> str:
-        """What rank 0 says. Collective."""
+    def from_rank_zero(self, text: str) -> str:
+        """Return rank 0's text. Collective."""
         box = [text]
         if self.size > 1:
             dist.broadcast_object_list(box, 0)
@@ -43,42 +48,49 @@ class Peers:
 
 
 class Worker:
-    """One worker among its peers. `sent` and `weights`, `means` hold a flat tensor for each bucket."""
+    """One worker among its peers.
 
-    def __init__(self, terms: KvstoreConfig, peers: Peers, device: torch.device, threads: int | str) -> None:
+    `sent`, `weights` and `means` hold a flat tensor (elements,) for each bucket: the gradient before it is pushed, and the
+    two kinds of reply.
+    """
+
+    def __init__(self, config: KvstoreConfig, peers: Peers, device: torch.device, threads: int | str) -> None:
         """Map the shared memory and meet the servers. Collective over the peers.
 
         Raises:
             OSError: not enough shared memory.
         """
-        self.terms, self.peers, self.device = terms, peers, device
-        self.layout = terms.layout()
+        self.config, self.peers, self.device = config, peers, device
+        self.layout = config.layout()
         self.on_gpu = device.type == "cuda"
-        # Where servers are processes, theirs do the sums; as many of ours only measure the memory.
+        # Where servers are processes, their threads sum; ours then only measure the memory (trainers.kvstore.limits).
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.threads = cpu_sums.thread_count(threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0)
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
-        self._number = 0  # of the exchange in hand
+        self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
-        path = Path(peers.told(str(Shared.new_path())))
+        path = Path(peers.from_rank_zero(str(shared_memory.new_path())))
         if peers.rank == 0:
-            self._shared = Shared(path, terms, self.layout, create=True)
+            self.shared = Shared(path, config, self.layout, create=True)
         peers.barrier()
         if peers.rank != 0:
-            self._shared = Shared(path, terms, self.layout)
-        self._control = self._shared.control
-        self._own_buffers()
-        if terms.servers and peers.rank == 0:
-            server_process.announce(path, terms)
-        self._meet(1)
+            self.shared = Shared(path, config, self.layout)
+        self._control = self.shared.control
+        if self.on_gpu:
+            self._gpu_buffers()
+        else:
+            self._host_buffers()
+        if config.servers and peers.rank == 0:
+            server_process.announce(path, config)
+        self._meet(MAPPED)
         if peers.rank == 0:
             path.unlink()
         if self.on_gpu:
             self._connect()
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, float, float]) -> None:
-        """The servers start with rank 0's weights, a flat tensor for each bucket. Collective.
+        """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
 
         `settings` are learning rate, momentum and weight decay of this worker's pushes.
         """
@@ -86,64 +98,67 @@ class Worker:
         if self.peers.rank == 0:
             for number, flat in enumerate(weights):
                 if self.on_gpu:
-                    self._pushing.stream.wait_stream(torch.cuda.current_stream())
-                    self._pushing.copy(self._weights_at[number], flat.data_ptr(), flat.nbytes)
-                    self._pushing.stream.synchronize()
+                    self.pushing.stream.wait_stream(torch.cuda.current_stream())
+                    self.pushing.copy(self._weights_at[number], flat.data_ptr(), flat.nbytes)
+                    self.pushing.stream.synchronize()
                 else:
-                    assert self._shared.regions is not None
-                    self._shared.regions.weights[number].copy_(flat)
-        if not self.terms.servers:
-            self._serve_here()
-        self._meet(2)
+                    assert self.shared.regions is not None
+                    self.shared.regions.weights[number].copy_(flat)
+        if not self.config.servers:
+            self._start_own_server()
+        self._meet(READY)
 
-    def ask_for(self, only_gradients: bool) -> None:
-        """What is to come back from now on: weights, or the mean gradient. No exchange is under way."""
+    def set_reply(self, only_gradients: bool) -> None:
+        """Choose the replies to later pushes: weights, or the mean gradient. No exchange may be under way."""
         self._only_gradients = only_gradients
         self._control.settings[self.peers.rank, 0] = REDUCE if only_gradients else UPDATE
 
     def _meet(self, stage: int) -> None:
-        """Say that this worker has come to a stage, and wait for everybody, servers too."""
+        """Say that this worker has reached a stage, and wait for all workers and servers."""
         self._control.attached[self.peers.rank] = stage
-        everybody = self.terms.workers + self.terms.servers
-        while (self._control.attached[:everybody] < stage).any():
+        everyone = self.config.workers + self.config.servers
+        while (self._control.attached[:everyone] < stage).any():
             time.sleep(PAUSE_SECONDS["cpu"])
 
-    def _own_buffers(self) -> None:
-        """Where this worker's gradients start and answers arrive."""
-        terms, layout, regions, rank = self.terms, self.layout, self._shared.regions, self.peers.rank
-        if not self.on_gpu:
-            assert regions is not None
-            self.sent = regions.pushed[rank]
-            self.means = self.sent if terms.echoes else regions.out_sent[rank]
-            self.weights = regions.weights if terms.synchronous else regions.out[rank]
-            return
+    def _host_buffers(self) -> None:
+        """Use the shared regions themselves."""
+        config, regions, rank = self.config, self.shared.regions, self.peers.rank
+        assert regions is not None
+        self.sent = regions.pushed[rank]
+        self.means = self.sent if config.replies_own_gradient else regions.gradient_replies[rank]
+        self.weights = regions.weights if config.synchronous else regions.weight_replies[rank]
+
+    def _gpu_buffers(self) -> None:
+        """Make buffers, streams and events on this worker's GPU, and page-lock the shared memory."""
         from trainers.kvstore import cuda_copies
 
+        layout, rank = self.layout, self.peers.rank
         self._cuda = cuda_copies
-        cuda_copies.page_lock(self._shared.address, len(self._shared.bytes))
-        self._staging = torch.zeros(layout.push_bytes, dtype=torch.uint8, device=self.device)
-        if terms.server_gpu:
+        cuda_copies.page_lock(self.shared.address, len(self.shared.bytes))
+        self.staging = torch.zeros(layout.push_bytes, dtype=torch.uint8, device=self.device)
+        if self.config.server_gpu:
             self._exported = cuda_copies.Exported(layout.pull_bytes, self.device)
             self._control.handles[rank] = list(self._exported.handle())
-            inbox = self._exported.tensor
+            inbox = self._exported.bytes
         else:
             inbox = torch.zeros(layout.pull_bytes, dtype=torch.uint8, device=self.device)
-        self.sent = views(self._staging, layout, kept=False, push=True)
-        self.means, self.weights = views(inbox, layout, kept=False), views(inbox, layout, kept=True)
-        self._pushing, self._pulling = (cuda_copies.Lane(torch.cuda.Stream()) for _ in range(2))
+        self.sent = views(self.staging, layout, in_weight_dtype=False, push=True)
+        self.means = views(inbox, layout, in_weight_dtype=False)
+        self.weights = views(inbox, layout, in_weight_dtype=True)
+        self.pushing, self.pulling = (cuda_copies.Lane(torch.cuda.Stream()) for _ in range(2))
         self._staged, self._fetched = ([torch.cuda.Event() for _ in layout.buckets] for _ in range(2))
         self._all_fetched = [torch.cuda.Event() for _ in range(2)]  # of exchanges with even and odd numbers
 
     def _connect(self) -> None:
-        """Addresses of flags and of the servers' memory, as this GPU sees them."""
-        shared, regions, rank = self._shared, self._shared.regions, self.peers.rank
+        """Find the addresses, as this GPU sees them, of flags, of where buckets are pushed and of where replies lie."""
+        shared, regions, rank = self.shared, self.shared.regions, self.peers.rank
         offset = self._cuda.device_address(shared.address) - shared.address
         self._push_flag = shared.address_of(self._control.pushed[rank]) + offset
         self._done_flag = shared.address_of(self._control.done[rank]) + offset
-        if self.terms.server_gpu:
-            bases = [self._cuda.imported(handle.tobytes()) for handle in self._control.handles[self.terms.workers :]]
-            start = Regions.pushed_start(self.terms, self.layout, rank)
-            self._push_to = [bases[bucket.server] + start + bucket.push_offset for bucket in self.layout.buckets]
+        if self.config.server_gpu:
+            bases = [self._cuda.imported(handle.tobytes()) for handle in self._control.handles[self.config.workers :]]
+            start = Regions.pushed_start(self.config, self.layout, rank)
+            self.push_to = [bases[bucket.server] + start + bucket.push_offset for bucket in self.layout.buckets]
             self._weights_at = [bases[bucket.server] + bucket.pull_offset for bucket in self.layout.buckets]
             return
         assert regions is not None
@@ -151,18 +166,18 @@ class Worker:
         def addresses(region: list[Tensor]) -> list[int]:
             return [view.data_ptr() + offset for view in region]
 
-        self._push_to, self._weights_at = addresses(regions.pushed[rank]), addresses(regions.weights)
-        self._means_from = self._push_to if self.terms.echoes else addresses(regions.out_sent[0])
-        self._weights_from = self._weights_at if self.terms.synchronous else addresses(regions.out[rank])
+        self.push_to, self._weights_at = addresses(regions.pushed[rank]), addresses(regions.weights)
+        self.means_from = self.push_to if self.config.replies_own_gradient else addresses(regions.gradient_replies[0])
+        self._weights_from = self._weights_at if self.config.synchronous else addresses(regions.weight_replies[rank])
 
-    def _serve_here(self) -> None:
+    def _start_own_server(self) -> None:
         """Start this worker's own server.
 
-        Beside a GPU it is a thread that waits for pushes, with others that sum. A CPU worker serves while it waits for
-        answers: a thread would take the core that computes.
+        Next to a GPU it is a thread that waits for pushes, with others that sum. A CPU worker serves while it waits for
+        replies: a thread would take the core that computes.
         """
-        arithmetic = OnCpu(self.terms, self._shared, self._mine())
-        self._server = Server(self.terms, self._control, self.peers.rank, self._mine(), arithmetic)
+        arithmetic = OnCpu(self.config, self.shared, self.own_buckets())
+        self._server = Server(self.config, self._control, self.peers.rank, self.own_buckets(), arithmetic)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
@@ -176,48 +191,48 @@ class Worker:
             traceback.print_exc()  # to the rank's log
             os._exit(1)  # nothing else would notice, and every worker would wait
 
-    def _mine(self) -> list[int]:
-        """Buckets that this worker's own server serves."""
+    def own_buckets(self) -> list[int]:
+        """Return the buckets that this worker's own server serves."""
         buckets = enumerate(self.layout.buckets)
-        return [] if self.terms.servers else [number for number, b in buckets if b.server == self.peers.rank]
+        return [] if self.config.servers else [number for number, b in buckets if b.server == self.peers.rank]
 
     # An exchange.
 
-    def push(self, bucket: int, after_answer: bool = False) -> None:
-        """Send what lies in `sent[bucket]`, and have the answer fetched as soon as it is there.
+    def push(self, bucket: int, after_reply: bool = False) -> None:
+        """Send `sent[bucket]`, and have the reply fetched as soon as it is there. May be called inside backward.
 
-        `after_answer` (on a GPU): not before the answer to the last push of the same bucket is here.
+        `after_reply` (on a GPU): not before the reply to the last push of the same bucket is here.
         """
         number = self._number + 1
         if not self.on_gpu:
             self._control.pushed[self.peers.rank, bucket] = number
             return
-        sent, lane = self.sent[bucket], self._pushing
+        sent, lane = self.sent[bucket], self.pushing
         self._staged[bucket].record()
         lane.stream.wait_event(self._staged[bucket])
-        if after_answer:
+        if after_reply:
             lane.stream.wait_event(self._fetched[bucket])
-        lane.copy(self._push_to[bucket], sent.data_ptr(), sent.nbytes)
-        lane.write_flag(self._push_flag + 4 * bucket, number)
-        self._pulling.wait_flag(self._done_flag + 4 * bucket, number)
-        if not self.terms.server_gpu:  # those write into our memory themselves
-            answer = (self.means if self._only_gradients else self.weights)[bucket]
-            source = (self._means_from if self._only_gradients else self._weights_from)[bucket]
-            self._pulling.copy(answer.data_ptr(), source, answer.nbytes)
-        self._fetched[bucket].record(self._pulling.stream)
+        lane.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
+        lane.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
+        self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
+        if not self.config.server_gpu:  # such a server writes into our memory itself
+            reply = (self.means if self._only_gradients else self.weights)[bucket]
+            source = (self.means_from if self._only_gradients else self._weights_from)[bucket]
+            self.pulling.copy(reply.data_ptr(), source, reply.nbytes)
+        self._fetched[bucket].record(self.pulling.stream)
 
-    def answered(self, one_behind: bool = False) -> None:
-        """Every bucket was pushed: the current stream (or this thread) waits for all answers.
+    def wait_for_replies(self, one_behind: bool = False) -> None:
+        """Make the current stream (on a CPU: this thread) wait for all replies. Every bucket was pushed.
 
-        `one_behind` (on a GPU): for those of the exchange before.
+        `one_behind` (on a GPU): for the replies of the exchange before.
         """
         self._number += 1
         if self.on_gpu:
             last, before = self._all_fetched[self._number % 2], self._all_fetched[1 - self._number % 2]
-            last.record(self._pulling.stream)
+            last.record(self.pulling.stream)
             torch.cuda.current_stream().wait_event(before if one_behind else last)
             return
-        short_naps()
+        sleep_precisely()
         done = self._control.done[self.peers.rank]
         with self.on_threads():
             while (done < self._number).any():
@@ -234,74 +249,18 @@ class Worker:
             self._thread.join()
 
     def staleness(self) -> dict[str, float]:
-        """Updates so far and their staleness; for asynchronous servers."""
-        updates = int(self._control.staleness.sum())
-        mean = float(self._control.stale.sum()) / updates if updates else float("nan")
-        worst = float(self._control.worst.max())
+        """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""
+        updates = int(self._control.staleness_counts.sum())
+        mean = float(self._control.staleness_sum.sum()) / updates if updates else float("nan")
+        worst = float(self._control.staleness_max.max())
         return {"staleness/mean": mean, "staleness/max": worst, "staleness/updates": float(updates)}
-
-    # What the machine allows.
-
-    def all_at_once(self, out: bool, back: bool) -> None:
-        """The bytes of an exchange in the largest possible copies, both ways at once, waiting for nobody. GPUs only."""
-        current = torch.cuda.current_stream()
-        lanes = [lane for lane, wanted in ((self._pushing, out), (self._pulling, back)) if wanted]
-        for lane in lanes:
-            lane.stream.wait_stream(current)
-        if out and self.terms.server_gpu:
-            for target, sent in zip(self._push_to, self.sent, strict=True):
-                self._pushing.copy(target, sent.data_ptr(), sent.nbytes)
-        elif out:
-            self._pushing.copy(self._push_to[0], self._staging.data_ptr(), len(self._staging))
-        if back:
-            self._pulling.copy(self.means[0].data_ptr(), self._means_from[0], self.layout.push_bytes)
-        for lane in lanes:
-            current.wait_stream(lane.stream)
-
-    def sum_alone(self) -> None:
-        """This worker's share of the sums, on what lies there, waiting for nobody."""
-        regions = self._shared.regions
-        assert regions is not None
-        space = torch.empty(max(bucket.elements for bucket in self.layout.buckets))
-        with self.on_threads():
-            for number in self._mine():
-                if not self.terms.echoes:
-                    cpu_sums.mean(
-                        [w[number] for w in regions.pushed], [copy[number] for copy in regions.out_sent], space
-                    )
-
-    def summed_bytes(self) -> float:
-        """Bytes that the sums of one exchange read and write in host memory, for each worker."""
-        terms = self.terms
-        if terms.echoes:
-            return 0
-        answers = terms.copies if terms.synchronous else terms.workers
-        return self.layout.push_bytes * (terms.workers + answers) / terms.workers
 
     @contextlib.contextmanager
     def on_threads(self) -> Iterator[None]:
-        """The calling thread's operators run on as many threads as the sums."""
+        """Run the calling thread's operators on as many threads as the sums have."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-class HostMemory:
-    """What the sums of an exchange read and write in host memory, as STREAM's add (two reads, one write) on memory of its own;
-    `linked`: while the links copy both ways, too.
-    """
-
-    def __init__(self, worker: Worker, linked: bool) -> None:
-        self._worker, self._linked = worker, linked
-        elements = int(worker.summed_bytes() // 12)
-        self._one, self._other, self._sum = (torch.ones(elements) for _ in range(3))
-
-    def __call__(self) -> None:
-        """One exchange's worth, waiting for nothing."""
-        if self._linked:
-            self._worker.all_at_once(True, True)
-        with self._worker.on_threads():
-            torch.add(self._one, self._other, out=self._sum)

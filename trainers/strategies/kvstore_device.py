@@ -5,6 +5,8 @@ updates its weights and broadcasts them. `sharded`: every rank owns a share of e
 owned share, all-gather (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stage 2).
 """
 
+from abc import abstractmethod
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,63 +15,63 @@ from trainers import ring_probe
 from trainers.kvstore import cpu_sums, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Layout
-from trainers.strategy import Probe, Strategy
+from trainers.strategy import LimitProbe, Strategy
 
 
 class _OnDevices(Bucketed):
-    """What both forms share: flat buckets of gradients and weights; some of them are this rank's to update."""
+    """What both forms share: flat buckets of gradients and weights, of which this rank updates those that it owns."""
 
-    flat_weights: list[Tensor]
-    # What this rank owns: reduced gradients and the weights that they change, in equal order.
-    owned_gradients: list[Tensor]
+    flat_weights: list[Tensor]  # for each bucket (at least elements,)
+    # What this rank owns, in equal order: weights, and the mean gradients that change them. Views or tensors (elements,).
     owned_weights: list[Tensor]
+    owned_gradients: list[Tensor]
 
     def set_up(self, order: list[int]) -> None:
-        """Flat buckets with the first weights. Collective."""
+        """Make flat buckets with the first weights. Collective."""
         device, world_size = self.parameters[0].device, dist.get_world_size()
         self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self.flat_sent, self.flat_means = (
-            sharding.padded(self.layout, world_size, kept=False, device=device) for _ in range(2)
+            sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device) for _ in range(2)
         )
-        self.flat_weights = sharding.padded(self.layout, world_size, kept=True, device=device)
+        self.flat_weights = sharding.padded(self.layout, world_size, in_weight_dtype=True, device=device)
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         self.works: dict[int, dist.Work] = {}
-        self.own()
+        self.choose_owned()
         self._momentum = [torch.zeros_like(weights) for weights in self.owned_weights]
 
-    def own(self) -> None:
-        """Set what this rank owns."""
-        raise NotImplementedError
+    @abstractmethod
+    def choose_owned(self) -> None:
+        """Set `owned_weights` and `owned_gradients`. Once, at the end of `set_up`."""
 
-    def reduced(self) -> None:
-        """The current stream waits until this rank's own gradients are reduced."""
-        raise NotImplementedError
+    @abstractmethod
+    def wait_for_owned(self) -> None:
+        """Make the current stream wait until the means are in `owned_gradients`."""
 
-    def spread(self, flats: list[Tensor], owned: list[Tensor]) -> None:
-        """Bring what each rank owns to all."""
-        raise NotImplementedError
+    @abstractmethod
+    def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
+        """Bring what each rank owns to the flat buckets of all ranks."""
 
-    def finish_flat(self) -> None:
-        """Reduced, and brought to all where means are asked for."""
-        self.reduced()
+    def finish_buckets(self) -> None:
+        """Wait for the means; bring them to all ranks if only gradients come back."""
+        self.wait_for_owned()
         if self.only_gradients:
-            self.spread(self.flat_means, self.owned_gradients)
+            self.send_owned(self.flat_means, self.owned_gradients)
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update what is owned, bring it to all."""
+    def apply_weights(self) -> None:
+        """Update what this rank owns and bring it to all ranks."""
         rate, mu, decay = self.settings()
         for weights, gradient, momentum in zip(self.owned_weights, self.owned_gradients, self._momentum, strict=True):
             cpu_sums.sgd(weights, gradient, momentum, rate, mu, decay)
-        self.spread(self.flat_weights, self.owned_weights)
+        self.send_owned(self.flat_weights, self.owned_weights)
         scatter(self.layout.buckets, self.flat_weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """(n−1)/n of the bytes in the reduction, as many to bring means to all."""
+        """Return (n−1)/n of the bytes for the reduction, and as many to bring the means to all."""
         return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
-    def probes(self) -> list[Probe]:
-        """Limit: the links between neighbours."""
+    def probes(self) -> list[LimitProbe]:
+        """Return the limit: the links between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
         return ring_probe.probes(self.parameters[0].device, sharding.ring_bytes(sent, dist.get_world_size()))
 
@@ -77,67 +79,67 @@ class _OnDevices(Bucketed):
 class Sharded(_OnDevices):
     """Every rank owns a share of each bucket."""
 
-    def own(self) -> None:
-        """Views of this rank's shares."""
+    def choose_owned(self) -> None:
+        """Own this rank's shares of the flat buckets."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self.owned_weights = sharding.shares(self.flat_weights, rank, world_size)
         self.owned_gradients = [torch.zeros_like(share) for share in sharding.shares(self.flat_sent, rank, world_size)]
 
-    def start_flat(self, bucket: int) -> None:
-        """Reduce-scatter."""
+    def start_bucket(self, bucket: int) -> None:
+        """Begin to reduce-scatter a bucket."""
         self.works[bucket] = sharding.start_mean(self.owned_gradients[bucket], self.flat_sent[bucket])
 
-    def reduced(self) -> None:
-        """The mean of this rank's shares is there."""
+    def wait_for_owned(self) -> None:
+        """Wait for the means of this rank's shares."""
         for number, work in self.works.items():
             sharding.end_mean(work, self.owned_gradients[number])
         self.works.clear()
 
-    def spread(self, flats: list[Tensor], owned: list[Tensor]) -> None:
-        """All-gather."""
+    def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
+        """All-gather the shares."""
         sharding.all_shares(flats, owned)
 
 
 class Owned(_OnDevices):
     """Every bucket has one owner."""
 
-    def own(self) -> None:
+    def choose_owned(self) -> None:
         """Deal the buckets, the largest first, each to the least loaded rank."""
         loads = [0] * dist.get_world_size()
         self._owner: dict[int, int] = {}
         for number in sorted(range(len(self.flat_weights)), key=lambda number: -self.flat_weights[number].nbytes):
             self._owner[number] = loads.index(min(loads))
             loads[self._owner[number]] += self.flat_weights[number].nbytes
-        mine = [number for number, owner in sorted(self._owner.items()) if owner == dist.get_rank()]
-        self.owned_weights = [self.flat_weights[number] for number in mine]
-        self.owned_gradients = [self.flat_sent[number] for number in mine]
+        own = [number for number, owner in sorted(self._owner.items()) if owner == dist.get_rank()]
+        self.owned_weights = [self.flat_weights[number] for number in own]
+        self.owned_gradients = [self.flat_sent[number] for number in own]
 
-    def start_flat(self, bucket: int) -> None:
-        """Reduce to the owner."""
+    def start_bucket(self, bucket: int) -> None:
+        """Begin to reduce a bucket to its owner."""
         work = dist.reduce(
             self.flat_sent[bucket],
             self._owner[bucket],
-            sharding.operation(self.flat_sent[bucket]),
+            sharding.mean_operation(self.flat_sent[bucket]),
             async_op=True,
         )
         assert work is not None
         self.works[bucket] = work
 
-    def reduced(self) -> None:
-        """The mean of this rank's buckets is there."""
+    def wait_for_owned(self) -> None:
+        """Wait for the means of this rank's buckets."""
         for number, work in self.works.items():
             work.wait()
             if not self.flat_sent[number].is_cuda and self._owner[number] == dist.get_rank():
                 self.flat_sent[number].div_(dist.get_world_size())
         self.works.clear()
 
-    def spread(self, flats: list[Tensor], owned: list[Tensor]) -> None:
-        """Broadcast from the owners."""
+    def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
+        """Broadcast every bucket from its owner."""
         works = []
-        mine = iter(owned)
+        sources = iter(owned)
         for number, flat in enumerate(flats):
             if self._owner[number] == dist.get_rank():
-                source = next(mine)
+                source = next(sources)
                 if source is not flat:
                     flat.copy_(source)
             works.append(dist.broadcast(flat, self._owner[number], async_op=True))
@@ -147,7 +149,7 @@ class Owned(_OnDevices):
 
 
 def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str) -> Strategy:
-    """The form that the options ask for."""
+    """Make the strategy from the YAML's options."""
     return (Owned if reduce == "owner" else Sharded)(bucket_cap_mb, comm_hook)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers import comm_hooks, ring_probe
-from trainers.strategy import Alone, Probe, Strategy
+from trainers.strategy import ExchangeAlone, LimitProbe, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
@@ -113,20 +113,20 @@ class NcclAllreduce(Strategy):
         share = float("nan") if self._comm_hook == "powersgd" else self._share
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
 
-    def exchange_alone(self, parameters: list[nn.Parameter]) -> Alone:
+    def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
         """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward."""
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
-        return _Alone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
+        return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
-    def probes(self) -> list[Probe]:
+    def probes(self) -> list[LimitProbe]:
         """Limit: the links between neighbours."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
         return ring_probe.probes(self._device, moved) if moved == moved else []
 
 
-class _Alone(Alone):
+class _DdpAlone(ExchangeAlone):
     """All-reduce of DDP's buckets.
 
     On a GPU several copies of the gradient take turns, so that together they are larger than the L2 cache.

@@ -1,0 +1,95 @@
+"""What the machine allows a worker with servers: its copies alone, its sums alone, and the host's memory alone.
+
+Every probe moves or sums as many bytes as one exchange, and waits for no flag of another worker.
+"""
+
+import torch
+
+from trainers.kvstore import cpu_sums
+from trainers.kvstore.worker import Worker
+from trainers.strategy import LimitProbe
+
+# STREAM's add (McCalpin 1995): two float32 read and one written for each element.
+ADD_BYTES = 12
+
+
+def probes(worker: Worker) -> list[LimitProbe]:
+    """Return the limits of an exchange: host link and host memory, or the link of the servers' GPUs; then its stages."""
+    if worker.config.server_gpu:
+        return [LimitProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
+    found = []
+    if worker.on_gpu:
+        found = [
+            host_link(worker),
+            LimitProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, limit=False),
+            LimitProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, limit=False),
+        ]
+    if summed_bytes(worker):
+        found.append(LimitProbe("host_memory", HostMemory(worker, linked=False), 1.0))
+        if worker.on_gpu:
+            found.append(LimitProbe("all_at_once", HostMemory(worker, linked=True), 1.0, limit=False))
+    if not worker.config.servers:
+        found.append(LimitProbe("sum", lambda: sum_alone(worker), 1.0, limit=False))
+    return found
+
+
+def host_link(worker: Worker) -> LimitProbe:
+    """Return the limit of the link between GPU and host, both ways at once. GPUs only."""
+    return LimitProbe("host_link", lambda: copy_all(worker), 1.0)
+
+
+def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
+    """Copy the bytes of an exchange in the largest possible copies: gradients out, means back, or both at once. GPUs only."""
+    current = torch.cuda.current_stream()
+    lanes = [lane for lane, wanted in ((worker.pushing, out), (worker.pulling, back)) if wanted]
+    for lane in lanes:
+        lane.stream.wait_stream(current)
+    if out and worker.config.server_gpu:
+        for target, sent in zip(worker.push_to, worker.sent, strict=True):
+            worker.pushing.copy(target, sent.data_ptr(), sent.nbytes)
+    elif out:
+        worker.pushing.copy(worker.push_to[0], worker.staging.data_ptr(), len(worker.staging))
+    if back:
+        worker.pulling.copy(worker.means[0].data_ptr(), worker.means_from[0], worker.layout.push_bytes)
+    for lane in lanes:
+        current.wait_stream(lane.stream)
+
+
+def sum_alone(worker: Worker) -> None:
+    """Compute this worker's share of the sums on whatever its regions hold."""
+    regions = worker.shared.regions
+    assert regions is not None
+    space = torch.empty(max(bucket.elements for bucket in worker.layout.buckets))
+    with worker.on_threads():
+        for number in worker.own_buckets():
+            if not worker.config.replies_own_gradient:
+                pushed = [of_worker[number] for of_worker in regions.pushed]
+                cpu_sums.mean(pushed, [copy[number] for copy in regions.gradient_replies], space)
+
+
+def summed_bytes(worker: Worker) -> float:
+    """Return the bytes that the sums of one exchange read and write in host memory, for each worker."""
+    config = worker.config
+    if config.replies_own_gradient:
+        return 0
+    replies = config.reply_copies if config.synchronous else config.workers
+    return worker.layout.push_bytes * (config.workers + replies) / config.workers
+
+
+class HostMemory:
+    """Reads and writes as many bytes of host memory as the sums of an exchange, in memory of its own.
+
+    `linked`: while the link between GPU and host copies both ways.
+    """
+
+    def __init__(self, worker: Worker, linked: bool) -> None:
+        self._worker, self._linked = worker, linked
+        elements = int(summed_bytes(worker) // ADD_BYTES)
+        self._one, self._other, self._sum = (torch.ones(elements) for _ in range(3))
+
+    def __call__(self) -> None:
+        """Move the bytes of one exchange."""
+        if self._linked:
+            copy_all(self._worker)
+        with self._worker.on_threads():
+            torch.add(self._one, self._other, out=self._sum)
