@@ -1,14 +1,17 @@
 """Names that the launching process and the processes of a cell must agree on; each stands here once. Standard library only."""
 
+from pathlib import Path
+
 # Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
 TOKEN = "RINGSIDE_TOKEN"
 # Id of the process that started this one. A process whose parent ended before the kernel was told to kill it notices by it.
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.
 LAUNCHER = "RINGSIDE_LAUNCHER"
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 
 
 def shared_memory_prefix(token: str) -> str:
-    """Return how the names of a cell's files in /dev/shm begin."""
+    """Return how the names of a cell's files in SHARED_MEMORY_FOLDER begin."""
     return f"ringside-{token[:TOKEN_DIGITS]}-"

@@ -10,9 +10,8 @@ import os
 import secrets
 from pathlib import Path
 
+from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from conf.variables import TOKEN, shared_memory_prefix
-
-FOLDER = Path("/dev/shm")
 
 
 def new_path() -> Path:

@@ -5,15 +5,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.cell import Cell
 from conf.groups import takes_shared_memory
 from conf.options import Refused
+from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from conf.variables import shared_memory_prefix
 from launch.engines.environment import ROOT
 
-FOLDER = Path("/dev/shm")
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), with room. Asking torch takes seconds;
 # where this much is free for every rank, nobody needs to.
 PLENTY_BYTES = 3_000_000_000
