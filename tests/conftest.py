@@ -2,6 +2,8 @@
 
 import contextlib
 import fcntl
+import functools
+import importlib.metadata
 import io
 import json
 import os
@@ -18,11 +20,86 @@ from hydra.core.global_hydra import GlobalHydra
 from rank_cases import CASES
 
 from conf import schema
+from conf.knobs import Refused
+from launch.nsys import find
 
 ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
 LONGEST = ("test_faults", "test_end_to_end", "test_measuring")
+
+
+# --- what a test needs beside Python, venv and pip ----------------------------------------------------------------
+
+
+def has_nsys():
+    try:
+        return bool(find(None, os.environ))
+    except Refused:
+        return False
+
+
+def has_compiler():
+    asked = os.environ.get("CC")
+    return any(map(shutil.which, asked.split()[:1] if asked else ("cc", "gcc", "clang")))
+
+
+def has_mlflow_ui():
+    try:
+        return bool(importlib.metadata.version("mlflow"))  # mlflow-skinny has no server
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+# What `@pytest.mark.needs(...)` accepts: how it is found, and what a skipped test says.
+NEEDS = {
+    "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
+    "chromium": (lambda: shutil.which("chromium"), "needs chromium: apt install chromium"),
+    "compiler": (has_compiler, "needs a C compiler: apt install gcc libc6-dev"),
+    "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
+    "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
+}
+
+
+@functools.cache
+def lacking(tool):
+    """Why a test that needs this tool cannot run here; None where it is there."""
+    found, reason = NEEDS[tool]
+    return None if found() else reason
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("ringside")
+    group.addoption(
+        "--skipped-to", metavar="FILE", help="write the tests that were skipped for want of a tool, one a line"
+    )
+    group.addoption("--nothing-skipped", action="store_true", help="a test that is skipped counts as failed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture is made
+def pytest_runtest_setup(item):
+    """Skip a test that needs what is not here."""
+    tools = (tool for mark in item.iter_markers("needs") for tool in mark.args)
+    if reasons := list(filter(None, map(lacking, tools))):
+        pytest.skip("; ".join(reasons))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.skipped and item.config.getoption("nothing_skipped"):
+        report.outcome, report.longrepr = "failed", f"{report.longrepr[2]} (with --nothing-skipped this is a failure)"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Write what was skipped for a need; pytest-xdist's processes have no terminal, so this runs once."""
+    if file := config.getoption("skipped_to"):
+        skipped = terminalreporter.stats.get("skipped", [])
+        Path(file).write_text("".join(f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords))
+
+
+# --- order, and what several files start from ---------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(items):

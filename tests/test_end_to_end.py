@@ -221,11 +221,12 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
     assert "servers" not in next(r for r in records if r not in served).environment
 
 
-def readme_commands() -> list[str]:
-    """Every `python launch.py …` of README.md and RESULTS.md, without its remark."""
+def readme_commands():
+    """Return every `python launch.py …` of README.md and RESULTS.md, without its remark; what asks for nsys needs it."""
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")]
     found = re.findall(r"python (launch\.py[^`\n]*)", "\n".join(texts))
-    return sorted({re.split(r"  +|`|;| && ", text)[0].strip() for text in found})
+    commands = sorted({re.split(r"  +|`|;| && ", text)[0].strip() for text in found})
+    return [pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one)) for one in commands]
 
 
 @pytest.mark.parametrize("text", readme_commands())

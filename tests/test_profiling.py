@@ -8,7 +8,6 @@ import dataclasses
 import gzip
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -301,16 +300,10 @@ def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
 # --- a real one ---------------------------------------------------------------------------------------------------
 
 
-def installed():
-    try:
-        return find(None, os.environ)
-    except Refused:
-        return None
-
-
-@pytest.mark.skipif(installed() is None, reason="Nsight Systems is not installed (Debian: nsight-systems, non-free)")
+@pytest.mark.needs("nsys")
 def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
-    found = one_pass(tmp_path, installed())
+    nsys = find(None, os.environ)
+    found = one_pass(tmp_path, nsys)
     assert found.finding.severity == "finding", found.finding
     ranks = found.tables["trace"]["ranks"]
     assert [(rank["rank"], rank["steps"]["count"]) for rank in ranks] == [(0, 3), (1, 3)]
@@ -327,7 +320,7 @@ def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
     assert all(SECRET.encode() not in path.read_bytes() for path in inside.rglob("*") if path.is_file())
     assert SECRET.encode() not in gzip.decompress((inside / "trace.sqlite.gz").read_bytes())
     export = subprocess.run(
-        [shutil.which("nsys"), "export", "--type=sqlite", f"--output={tmp_path}/all", inside / "trace.nsys-rep"],
+        [nsys.path, "export", "--type=sqlite", f"--output={tmp_path}/all", inside / "trace.nsys-rep"],
         capture_output=True, check=False,
     )  # fmt: skip
     everything = (tmp_path / "all").read_bytes()

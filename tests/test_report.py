@@ -496,8 +496,7 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
     assert short_names(["m · a"]) == {"m · a": "m · a"}
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("source", ["hostile", "scaling", "strategies"])
 def test_nothing_scrolls_sideways(source, written, tmp_path):
     """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
