@@ -20,8 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 from rank_cases import CASES
 
 from conf import schema
-from conf.knobs import Refused
-from launch.nsys import find
+from conf.options import Refused
+from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
