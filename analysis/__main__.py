@@ -1,4 +1,4 @@
-"""`python -m analysis COMMAND …`: read a file, print a table, or one JSON object with `--json`.
+"""Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
 failed, 2 the input or the request is wrong (one line on stderr, no traceback).
@@ -11,18 +11,21 @@ from collections.abc import Sequence
 
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "topology": ("analysis.commands.topology", "link classes between GPUs and NICs; --svg draws the machine"),
-    "subsets": ("analysis.commands.subsets", "classes of GPU subsets with equal wiring"),
-    "place": ("analysis.commands.place", "which GPUs to take and in which ring order"),
-    "nccl-log": ("analysis.commands.nccl_log", "what NCCL did: transports, channels, settings, choices, warnings"),
-    "trace": ("analysis.commands.trace", "where communication time goes in a trace of nsys or torch.profiler"),
+    "topology": ("analysis.commands.topology", "show the link classes between GPUs and NICs; --svg draws the machine"),
+    "subsets": ("analysis.commands.subsets", "group the GPU subsets by their wiring"),
+    "place": ("analysis.commands.place", "say which GPUs to take, and in which ring order"),
+    "nccl-log": ("analysis.commands.nccl_log", "say what NCCL did: transports, channels, settings, choices, warnings"),
+    "trace": ("analysis.commands.trace", "say where communication time goes, in a trace of nsys or torch.profiler"),
     "nccl-tests": (
         "analysis.commands.nccl_tests",
-        "tables of nccl-tests, text or JSON, and where they contradict themselves",
+        "read output of nccl-tests 2.0 to 2.19 (text or JSON); flag inconsistent tables",
     ),
-    "p2p": ("analysis.commands.p2p", "matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps"),
-    "report": ("analysis.commands.report", "a study's report: one page, Markdown, tables and figures"),
-    "compare": ("analysis.commands.compare", "where two matrices or two tables differ beyond noise"),
+    "p2p": (
+        "analysis.commands.p2p",
+        "show matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps",
+    ),
+    "report": ("analysis.commands.report", "write a study's report: one page, Markdown, tables and figures"),
+    "compare": ("analysis.commands.compare", "show where two matrices or two tables differ by more than noise"),
 }
 
 

@@ -11,10 +11,12 @@ from launch.tracking.sync import sync
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line and run it; returns the exit status. A wrong option exits with 2 through argparse."""
-    parser = argparse.ArgumentParser(prog="python -m launch", description="What is done with records after a sweep.")
+    parser = argparse.ArgumentParser(
+        prog="python -m launch", description="Work on the records of a study after a sweep."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("sync", help="project the records of a study that MLflow does not have yet")
-    command.add_argument("study_dir", type=Path, help="<output_dir>/<study>")
+    command = commands.add_parser("sync", help="write the records of a study that MLflow does not have yet into MLflow")
+    command.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
     command.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
     command.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
     given = parser.parse_args(arguments)

@@ -32,11 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, metavar="PART",
-        help="medians nearer than this part of A are noise (default %(default)s)",
+        help="two medians that differ by less than this share of A are equal (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--latency-tolerance", type=float, default=LATENCY_TOLERANCE, metavar="PART",
-        help="the same for latency matrices and for messages of 64 KiB and less (default %(default)s)",
+        help="the same for latency matrices and for messages of at most 64 KiB (default %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank")
     parser.add_argument(
-        "--without", nargs="+", metavar="FILE", help="the log of the same cell without the setting, to compare with"
+        "--without", nargs="+", metavar="FILE", help="a log of the same cell without the setting, to compare with"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

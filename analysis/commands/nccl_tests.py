@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="output of nccl-tests 2.0 to 2.19, or its -J file")
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="the ranks that the command started, where the file lacks the command"
+        "--ranks", type=int, metavar="N", help="how many ranks the command started, if the file lacks the command"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -22,8 +22,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="output of p2pBandwidthLatencyTest, whole or in part; or a record.json of benchmark=p2p",
     )
-    parser.add_argument("--svg", metavar="OUT", help="draw heat maps; of several runs the first one")
-    parser.add_argument("--topology", metavar="FILE", help="link classes in the squares (a record has its own)")
+    parser.add_argument(
+        "--svg", metavar="OUT", help="draw heat maps into this SVG file; of several runs, the first one"
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="FILE",
+        help="topology whose link classes stand in the squares (a record has its own)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

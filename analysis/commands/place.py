@@ -21,10 +21,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose")
     parser.add_argument(
-        "--topology", metavar="FILE", help="`nvidia-smi topo -m` text or NCCL XML; - is stdin; none: this machine"
+        "--topology",
+        metavar="FILE",
+        help="`nvidia-smi topo -m` or NCCL's topology XML; - is stdin; default: this machine",
     )
     parser.add_argument(
-        "--p2p", metavar="FILE", help="measured bandwidths: JSON of `analysis p2p`, a record or a matrix"
+        "--p2p", metavar="FILE", help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -14,11 +14,13 @@ from analysis.topology.subsets import classes
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "file", nargs="?", help="`nvidia-smi topo -m` text or NCCL topology XML; - is stdin; none: this machine"
+        "file",
+        nargs="?",
+        help="text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine",
     )
     parser.add_argument("--size", type=int, metavar="K", help="only subsets of K GPUs (default: of two and more)")
-    parser.add_argument("--affinity", action="store_true", help="tell pairs on one NUMA node from pairs on two")
-    parser.add_argument("--nics", action="store_true", help="tell GPUs with other relations to the NICs apart")
+    parser.add_argument("--affinity", action="store_true", help="distinguish pairs on one NUMA node from pairs on two")
+    parser.add_argument("--nics", action="store_true", help="distinguish GPUs that have other links to the NICs")
     parser.add_argument("--second-member", action="store_true", help="show another member of each class")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

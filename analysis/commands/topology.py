@@ -17,7 +17,9 @@ from analysis.topology.source import load_topology
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "file", nargs="?", help="`nvidia-smi topo -m` text or NCCL topology XML; - is stdin; none: this machine"
+        "file",
+        nargs="?",
+        help="text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file")

@@ -22,15 +22,18 @@ _RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
 _MEETING_HEADINGS = ("wait ms", "transfer ms", "average transfer µs", "median transfer µs")
 _NAME_SHOWN = 90  # characters of a kernel's name
 _HELP = """\
-TRACE is one run: an SQLite export of Nsight Systems (.sqlite; every rank of a node is in it), a .nsys-rep (where nsys
-is on PATH or named by the variable NSYS), a JSON file of torch.profiler (one rank), a folder with one such file per
-rank, or files joined by commas: rank0.json,rank1.json. Any of them may end in .gz.
+TRACE is one run, as one of these (all may end in .gz):
+  an SQLite export of Nsight Systems (.sqlite), with every rank of the node
+  a .nsys-rep, if nsys is on PATH or named by the variable NSYS
+  a JSON file of torch.profiler (one rank), or a folder with one such file for each rank
+  files joined by commas: rank0.json,rank1.json
 
-One TRACE prints its numbers; two print what changed from the first to the second, with ratios.
+With one TRACE its numbers are printed, with two the changes from the first to the second, with ratios.
 
-Communication: kernels of NCCL, copies between GPUs; without NCCL, calls of gloo. Exposed: no other kernel ran on that
-GPU at the time. Wait: from a rank's start of a collective until the last rank has started it. Transfer: the time of
-the rank that took least."""
+Communication  kernels of NCCL and copies between GPUs; without NCCL, calls of gloo
+Exposed        communication while no other kernel ran on that GPU
+Wait           from a rank's start of a collective until the last rank has started it
+Transfer       the time of the rank that took least"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
     parser.add_argument("b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--within-steps", action="store_true", help="only what belongs to a step, as in a record")
-    parser.add_argument("--kernels", action="store_true", help="the tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum")
+    parser.add_argument(
+        "--within-steps", action="store_true", help="count only what belongs to a step, as a record does"
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="print nsys' tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum"
+    )
     parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
-    parser.add_argument("--step", metavar="N", type=int, help="the step to draw, from 0 (default: of median time)")
+    parser.add_argument(
+        "--step", metavar="N", type=int, help="number of the step to draw, from 0 (default: one of median time)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
