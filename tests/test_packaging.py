@@ -275,6 +275,15 @@ def test_the_top_level_is_fixed():
     assert {"/outputs/", "__pycache__/", "*.egg-info/"} <= set(ignored)
 
 
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert len(links) > 10
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
 def test_tests_are_flat():
     inside = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
     assert inside == {"data"}

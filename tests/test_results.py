@@ -13,12 +13,21 @@ DATA = ROOT / "tests" / "data"
 TEXT = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
 
 
+def sections():
+    """Return the tables of each section by its heading, each a list of rows of cells. The first says where it was measured."""
+    found = {}
+    for text in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]:
+        groups = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+        rows = [
+            [[cell.strip() for cell in line.strip("|\n").split("|")] for line in one.splitlines()] for one in groups
+        ]
+        found[text.splitlines()[0]] = [table[2:] for table in rows]
+    return found
+
+
 def tables(heading):
-    """Return the tables of a section (before its first heading: ""), each a list of rows of cells."""
-    section = re.split(r"^## ", TEXT, flags=re.MULTILINE)
-    (text,) = [part for part in section[1:] if part.startswith(heading + "\n")] if heading else section[:1]
-    groups = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    return [[[cell.strip() for cell in line.strip("|\n").split("|")] for line in g.splitlines()][2:] for g in groups]
+    """Return the tables of figures of a section."""
+    return sections()[heading][1:]
 
 
 def records(study):
@@ -46,9 +55,10 @@ def holds(row, record, *names, scale=()):
 
 def test_every_folder_of_records_is_named_with_the_commit_that_its_records_have():
     named = {}
-    for row in tables("")[0]:
-        for folder in re.findall(r"`(h200_x\d/\w+)`", row[3]):
-            named.setdefault(folder, set()).update(re.findall(r"`([0-9a-f]{7})`", row[2]))
+    for (_, date, commit, folders), *_ in (tables[0] for tables in sections().values()):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+        for folder in re.findall(r"`(h200_x\d/\w+)`", folders):
+            named.setdefault(folder, set()).update(re.findall(r"`([0-9a-f]{7})`", commit))
     assert set(named) == {str(path.relative_to(DATA)) for path in DATA.glob("h200_x*/*")}
     for folder, commits in named.items():
         found = set()
