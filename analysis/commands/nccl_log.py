@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.errors import UnreadableInput
-from analysis.nccl.log import NcclLog, parse_nccl_log
+from analysis.nccl.log import parse_nccl_log
+from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
 from analysis.validity.settings import SettingResult, check_settings
 

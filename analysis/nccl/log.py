@@ -1,41 +1,28 @@
-"""What NCCL says it did: the log of NCCL 2.4 to 2.30 (`NCCL_DEBUG=INFO`), of one text or one text per rank.
+"""Read the log of NCCL 2.4 to 2.30 (`NCCL_DEBUG=INFO`), from one text or one text per rank.
 
 What the text does not say is absent or None, never 0. Transports and channels are those of the largest communicator.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
 from analysis.errors import UnreadableInput
 from analysis.nccl.announcements import ALGORITHMS, PROTOCOLS
-from analysis.nccl.communicators import (
-    Group,
-    RankGpu,
-    Sorted,
-    bracket_kind,
+from analysis.nccl.communicators import Group, Sorted, bracket_kind, sort_by_communicator
+from analysis.nccl.events import Connection, Event, LogProcess, Setting, Statement, Tuning
+from analysis.nccl.facts import (
     channels_of,
+    collnet_of,
     connections_of,
     devices_of,
     rings_of,
-    sort_by_communicator,
+    transports_of,
+    trees_of,
 )
-from analysis.nccl.lines import (
-    NEWEST,
-    CollNet,
-    Connection,
-    Event,
-    LogEvents,
-    LogProcess,
-    Setting,
-    Statement,
-    Trees,
-    Tuning,
-    read_events,
-)
+from analysis.nccl.lines import LogEvents, read_events
+from analysis.nccl.messages import NEWEST
+from analysis.nccl.model import Choice, Communicator, NcclLog, version_numbers
 
 # Announced whatever NCCL_DEBUG_SUBSYS says, so that they do not show that the ENV subsystem was logged.
 _ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}
@@ -44,82 +31,8 @@ _KEPT = 100  # distinct warnings and errors kept; a retry loop writes thousands
 _RANKS_SHOWN = 20
 
 
-@dataclass(frozen=True)
-class Communicator:
-    """One communicator: `name` is its commId where NCCL printed one, `devices` the GPU of each rank that is known."""
-
-    name: str | None
-    nranks: int | None
-    devices: Mapping[int, RankGpu]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What NCCL chose for a collective of a size, from its TUNING lines; `calls` counts equal lines.
-
-    `size` in bytes; `channels` is None to 2.23, which print a predicted time instead; `function` is None to 2.22.
-    """
-
-    function: str | None
-    size: int
-    algorithm: str
-    protocol: str
-    channels: int | None
-    calls: int
-
-
-@dataclass(frozen=True)
-class NcclLog:
-    """One run's log. Ranks are those of the largest communicator; `a->b` joins two of them.
-
-    `transports` has every transport of a connection, sorted (`direct shared memory` reads `SHM/direct`; NET has those
-    of both ends). `channels` has a number or None per kind, from the summary line, or (`channels_from`) "rings": the
-    collective count of `Channel 00/04`. `trees` is channel: {rank: parent, -1 at the root}. `settings` are the
-    announced ones; where ranks differ they are in `conflicts` instead. `announced_by` counts processes per setting, of
-    `processes` that wrote lines with a prefix. `env_logged`: a line shows that the ENV subsystem was logged. `lost`
-    counts lines of NCCL that could not be used.
-    """
-
-    version: str | None
-    cuda: str | None
-    nranks: int | None
-    communicators: tuple[Communicator, ...]
-    transports: Mapping[str, tuple[str, ...]]
-    collnet: Mapping[int, tuple[str, ...]]
-    channels: Mapping[str, int | None]
-    channels_from: str | None
-    rings: Mapping[int, tuple[int, ...]]
-    trees: Mapping[int, Mapping[int, int]]
-    settings: Mapping[str, str]
-    conflicts: Mapping[str, tuple[str, ...]]
-    announced_by: Mapping[str, int]
-    processes: int
-    env_logged: bool
-    algorithms: tuple[Choice, ...]
-    multicast: bool | None
-    network: str | None
-    warnings: tuple[str, ...]
-    errors: tuple[str, ...]
-    truncated: bool
-    lost: int
-    notes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """The object of `python -m analysis nccl-log --json`, the contract's keys first; keys of maps are strings."""
-        everything: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        for choice in everything["algorithms"]:
-            choice["bytes"] = choice.pop("size")
-        first = ("version", "nranks", "transports", "channels", "settings", "warnings")
-        return {key: everything[key] for key in (*first, *(key for key in everything if key not in first))}
-
-
-def version_numbers(version: str | None) -> tuple[int, ...] | None:
-    """`2.28.9` as (2, 28, 9)."""
-    return tuple(int(part) for part in version.split(".")) if version else None
-
-
 def parse_nccl_log(*texts: str) -> NcclLog:
-    """Read one log of all ranks, or one log per rank. Raises UnreadableInput when no text has a line of NCCL."""
+    """Read one log of all ranks, or one log per rank. Raises UnreadableInput if no text has a line of NCCL."""
     read = [read_events(text, number) for number, text in enumerate(texts)]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
@@ -129,83 +42,94 @@ def parse_nccl_log(*texts: str) -> NcclLog:
     events = [event for one in read for event in one.events]
     version = _only(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
-    if numbers is not None and numbers[:2] > NEWEST:
-        known = ".".join(map(str, NEWEST))
-        notes.append(f"NCCL {version} is newer than any whose lines are known ({known}): its lines may read otherwise")
+    _note_newer_release(version, numbers, notes)
     events = _keep_known(events, numbers, notes)
-    brackets = {b for e in events if isinstance(e, Connection) for b in (e.source_bracket, e.target_bracket) if b}
-    kind = bracket_kind(numbers, brackets)
+    kind = bracket_kind(numbers, _brackets(events))
     found = sort_by_communicator(events, kind)
-    largest = max(found.groups, key=lambda g: (g.nranks or 0, sum(isinstance(e, Connection) for e in g.events)))
+    largest = max(found.groups, key=_size)
     _grouping_notes(found, largest, notes)
     connections = connections_of(found, largest, notes)
     rings = rings_of(largest, notes)
-    nranks = largest.nranks
-    if nranks is None and rings and max(map(len, rings.values())) < _RANKS_SHOWN:
-        nranks = max(map(len, rings.values()))
+    nranks = largest.nranks if largest.nranks is not None else _ranks_of(rings)
     channels, channels_from = channels_of(largest, notes)
-    trees: dict[int, dict[int, int]] = defaultdict(dict)
-    collnet: dict[int, set[str]] = defaultdict(set)
-    for event in largest.events:
-        if isinstance(event, Trees):
-            for channel, parent in event.parents.items():
-                trees[channel][event.rank] = parent
-        elif isinstance(event, CollNet):
-            collnet[event.rank].add(event.transport)
-    transports: dict[str, set[str]] = defaultdict(set)
-    for one in sorted(connections, key=lambda one: (one.source, one.target)):
-        transports[f"{one.source}->{one.target}"].add(one.transport)
     settings, conflicts, announced_by = _settings(events)
-    multicast = {e.value for e in events if isinstance(e, Statement) and e.kind == "multicast"}
-    if len(multicast) > 1:
-        notes.append("ranks disagree on whether NVLS multicast is available")
-    groups = sorted(found.groups, key=lambda g: (g is not largest, -(g.nranks or 0)))
+    multicast = _multicast(events, notes)
+    others = sorted((group for group in found.groups if group is not largest), key=lambda group: -(group.nranks or 0))
+    communicators = [Communicator(largest.name, nranks, devices_of(largest, kind, connections))]
+    communicators += [Communicator(group.name, group.nranks, devices_of(group)) for group in others]
     return NcclLog(
         version=version,
         cuda=_only(events, "cuda", notes, "CUDA versions"),
         nranks=nranks,
-        communicators=tuple(
-            Communicator(g.name, nranks if g is largest else g.nranks, devices_of(g, kind, connections, largest))
-            for g in groups
-        ),
-        transports={pair: tuple(sorted(words)) for pair, words in transports.items()},
-        collnet={rank: tuple(sorted(words)) for rank, words in sorted(collnet.items())},
+        communicators=tuple(communicators),
+        transports=transports_of(connections),
+        collnet=collnet_of(largest),
         channels=channels,
         channels_from=channels_from,
         rings=rings,
-        trees={channel: dict(sorted(trees[channel].items())) for channel in sorted(trees)},
+        trees=trees_of(largest),
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
         processes=sum(len(one.processes) for one in read),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
-        multicast=multicast == {"yes"} if len(multicast) == 1 else None,
+        multicast=multicast,
         network=_only(events, "network", notes, "networks"),
         warnings=_distinct(events, "warning", notes),
         errors=_distinct(events, "error", notes),
         truncated=any(one.truncated for one in read),
-        lost=sum(one.damaged + one.torn + len(one.unparsed) for one in read),
+        lost=sum(one.lost for one in read),
         notes=tuple(notes),
     )
 
 
+def _note_newer_release(version: str | None, numbers: tuple[int, ...] | None, notes: list[str]) -> None:
+    if numbers is not None and numbers[:2] > NEWEST:
+        known = ".".join(map(str, NEWEST))
+        notes.append(f"NCCL {version} is newer than any whose lines are known ({known}): its lines may read otherwise")
+
+
+def _brackets(events: list[Event]) -> set[str]:
+    """Return what stands in the brackets of `0[1a] -> 1[1b]`."""
+    connections = [event for event in events if isinstance(event, Connection)]
+    return {bracket for one in connections for bracket in (one.source_bracket, one.target_bracket) if bracket}
+
+
+def _size(group: Group) -> tuple[int, int]:
+    """Order communicators by ranks, then by connections."""
+    return group.nranks or 0, sum(isinstance(event, Connection) for event in group.events)
+
+
+def _ranks_of(rings: dict[int, tuple[int, ...]]) -> int | None:
+    """Return the number of ranks that the rings show, where no line states it."""
+    most = max(map(len, rings.values()), default=0)
+    return most if 0 < most < _RANKS_SHOWN else None
+
+
+def _multicast(events: list[Event], notes: list[str]) -> bool | None:
+    values = {event.value for event in events if isinstance(event, Statement) and event.kind == "multicast"}
+    if len(values) > 1:
+        notes.append("ranks disagree on whether NVLS multicast is available")
+    return values == {"yes"} if len(values) == 1 else None
+
+
 def _reading_notes(read: list[LogEvents]) -> list[str]:
-    """What was lost while reading."""
+    """Note what was lost while reading."""
     notes = []
-    empty = [str(number + 1) for number, one in enumerate(read) if not one.nccl]
+    empty = [str(number) for number, one in enumerate(read, 1) if not one.nccl]
     if empty:
         notes.append(f"text {', '.join(empty)} of {len(read)} has no line of NCCL")
     if any(one.truncated for one in read):
         notes.append("the text ends inside a line; that line is not used")
+    unparsed = [line for one in read for line in one.unparsed]
     for count, what in (
-        (sum(one.damaged for one in read), "with NUL bytes"),
-        (sum(one.torn for one in read), "torn between ranks"),
-        (sum(len(one.unparsed) for one in read), "of a known kind in an unknown form"),
+        (sum(one.damaged for one in read), "with NUL bytes not used"),
+        (sum(one.torn for one in read), "torn between ranks not used"),
+        (len(unparsed), "of a known kind in an unknown form not used, the first: " + "".join(unparsed[:1])[:120]),
     ):
         if count:
-            example = next((line for one in read for line in one.unparsed), "") if "unknown form" in what else ""
-            notes.append(f"{count} line(s) {what} not used" + (f", the first: {example[:120]}" if example else ""))
+            notes.append(f"{count} line(s) {what}")
     return notes
 
 

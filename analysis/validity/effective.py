@@ -8,7 +8,8 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import INCIDENTAL
-from analysis.nccl.log import NcclLog, parse_nccl_log
+from analysis.nccl.log import parse_nccl_log
+from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
 from analysis.topology.link_classes import distinct_classes
 from analysis.validity.settings import SettingResult, check_settings

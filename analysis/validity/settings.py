@@ -21,7 +21,7 @@ from analysis.nccl.announcements import (
     level_word,
     same_value,
 )
-from analysis.nccl.log import NcclLog, version_numbers
+from analysis.nccl.model import NcclLog, version_numbers
 from analysis.nccl.transports import pair_class
 
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as NCCL's PHB.
