@@ -83,7 +83,6 @@ WRONG_ARROWS = {
 }
 MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
 TOO_LONG = {
-    "analysis/nccl/lines.py",
     "analysis/report/figures.py",
     "analysis/validity/checks.py",
     "launch/display/screen.py",
