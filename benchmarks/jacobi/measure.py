@@ -14,31 +14,23 @@ from benchmarks.jacobi.request import option
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
-from benchmarks.timing import statistics
 from benchmarks.timing.c_calls import made_by
-from benchmarks.timing.clock import COMPARABLE_MS
 from conf.cell import Cell
 
 WARM_UP = 4  # iterations: connections, and whatever the first launch costs
 COPIES = 20  # of the grid, to know what memory allows
-POINT_BYTES = 8  # each inner point is read once and written once
 # jacobi_memcpy's own: the solutions differ by no more in any point.
 TOLERANCE = 1e-8
 
 
 @dataclass(frozen=True)
 class Solved:
-    """One solve. `norm` is the L2 norm of the last change; the two clocks agree, or something else held the host."""
+    """One solve. `norm` is the L2 norm of the last change; the two clocks agree unless something else held the host."""
 
     iterations: int
     norm: float
     seconds: float
     device_seconds: float | None  # None: there is no other clock
-
-    @property
-    def disagreement(self) -> float:
-        """Difference of the two clocks, as a share of the host's."""
-        return 0.0 if self.device_seconds is None else abs(self.device_seconds - self.seconds) / self.seconds
 
 
 class Solver:
@@ -108,15 +100,6 @@ def _halo(name: str, slab: Slab, ranks: Ranks, handle: bytes) -> Halo:
     return NcclRows(slab, ranks) if name == "nccl" else Gloo(slab, ranks)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What rank 0 found alone; the other ranks have nothing."""
-
-    solves: list[Solved]
-    solution: torch.Tensor | None
-    copy_bytes_per_second: float
-
-
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
     if ranks.device.type == "cpu":
@@ -126,53 +109,38 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
+    """Solve the grid on rank 0 alone, then on all ranks. Return how far the two solutions differ."""
+    exchange = option(cell, "exchange")
     reporter.phase("one rank")
-    found: list[Reference] = []
+    found: list[torch.Tensor] = []
     ranks.on_rank_zero(lambda: found.append(_alone(cell, ranks.device, reporter)), reporter.beat)
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
-    one = found[0] if found else Reference([], None, 0.0)
     reporter.phase("all ranks")
-    every, difference = _together(cell, ranks, one, reporter)
-    for purpose, solves in (("one rank", one.solves), ("all ranks", every)):
-        reporter.line("solves", purpose=purpose, seconds=[solved.seconds for solved in solves])
-    told = [one.copy_bytes_per_second, *(solved.seconds for solved in one.solves or every)]
-    copy_rate, *one_seconds = ranks.gather(told)[0]
-    all_seconds = ranks.slowest([solved.seconds for solved in every])
-    seconds, one_second = statistics.median(all_seconds), statistics.median(one_seconds)
-    speedup = one_second / seconds
-    rate = every[0].iterations * (nx - 2) * (ny - 2) * POINT_BYTES / one_second
+    difference = _together(cell, ranks, found[0] if found else None, reporter)
     result = Result()
-    if ranks.world_size > 1:
-        result.metrics = {"jacobi/efficiency": speedup / ranks.world_size, "jacobi/speedup": speedup}
-    result.metrics |= {
-        "jacobi/seconds": seconds,
-        "jacobi/one_gpu_seconds": one_second,
-        "jacobi/iterations": every[0].iterations,
-        "jacobi/norm": every[0].norm,
-        "jacobi/stencil_gb_per_s": rate / 1e9,
-        "jacobi/copy_gb_per_s": copy_rate / 1e9,
-        "jacobi/copy_share": rate / copy_rate,
-    }
-    result.series = {
-        name: [[number + 1, value] for number, value in enumerate(values)]
-        for name, values in (("jacobi/solve_seconds", all_seconds), ("jacobi/one_gpu_solve_seconds", one_seconds))
-    }
     result.checks = {"solution_difference": difference, "solution_tolerance": TOLERANCE, "exchange": exchange}
     if exchange == "nccl" and ranks.world_size > 1:  # one rank sends nothing
         result.checks["enqueued_by"] = made_by()
-    clocks = [solved.disagreement for solved in (*one.solves, *every) if solved.seconds * 1e3 >= COMPARABLE_MS]
-    (disagreement,) = ranks.slowest([max(clocks, default=0.0)])
-    if ranks.device.type == "cuda" and seconds * 1e3 >= COMPARABLE_MS:
-        result.checks["clock_disagreement"] = disagreement
-    if ranks.rank == 0:
-        reporter.output("\n".join(lines(cell, nx, ny, one_second, seconds)))
     return result
 
 
-def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> Reference:
-    """Solve the whole grid on this rank."""
+def _write(purpose: str, solves: list[Solved], slab: Slab, reporter: Reporter) -> None:
+    """Write the samples of some solves."""
+    reporter.line(
+        "solves",
+        purpose=purpose,
+        nx=slab.nx,
+        ny=slab.ny,
+        seconds=[solved.seconds for solved in solves],
+        device_seconds=[solved.device_seconds for solved in solves],
+        iterations=[solved.iterations for solved in solves],
+        norms=[solved.norm for solved in solves],
+    )
+
+
+def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor:
+    """Solve the whole grid on this rank, and time copies of it. Return the solution."""
     nx, ny = option(cell, "nx"), option(cell, "ny")
     slab = Slab(nx, ny, split(ny, 1)[0], device)
     solver = Solver(cell, slab, Alone(slab), reporter.beat)
@@ -182,11 +150,15 @@ def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> Reference:
 
     solve(WARM_UP)
     solves = [solve() for _ in range(int(option(cell, "solves")))]
-    return Reference(solves, solver.solution().clone(), _copy_bytes_per_second(slab))
+    _write("one rank", solves, slab, reporter)
+    solution = solver.solution().clone()
+    seconds, copied_bytes = _time_copies(slab)
+    reporter.line("grid_copies", seconds=seconds, bytes=copied_bytes)
+    return solution
 
 
-def _together(cell: Cell, ranks: Ranks, one: Reference, reporter: Reporter) -> tuple[list[Solved], float]:
-    """Solve it on all ranks; also the largest difference of any point from the solution alone. Collective."""
+def _together(cell: Cell, ranks: Ranks, whole: torch.Tensor | None, reporter: Reporter) -> float:
+    """Solve it on all ranks. Return the largest difference of any point from rank 0's solution alone, `whole`. Collective."""
     nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
     rows = split(ny, ranks.world_size)[ranks.rank]
     handle, base = b"", None
@@ -203,9 +175,10 @@ def _together(cell: Cell, ranks: Ranks, one: Reference, reporter: Reporter) -> t
 
     solver.solve(ranks.barrier, over_ranks, WARM_UP)
     solves = [solver.solve(ranks.barrier, over_ranks) for _ in range(int(option(cell, "solves")))]
-    difference = _difference(solver.solution(), ny, one.solution, ranks)
+    _write("all ranks", solves, slab, reporter)
+    difference = _difference(solver.solution(), ny, whole, ranks)
     ranks.barrier()  # neighbours' memory is needed no longer
-    return solves, difference
+    return difference
 
 
 def _idle(device: torch.device) -> None:
@@ -213,8 +186,8 @@ def _idle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _copy_bytes_per_second(slab: Slab) -> float:
-    """Bytes read and written in a second when one buffer is copied to the other: what memory allows a stencil."""
+def _time_copies(slab: Slab) -> tuple[float, int]:
+    """Return (seconds, bytes read and written) of copies of one buffer to the other: what memory allows a stencil."""
     into, source = slab.buffers
     into.copy_(source)
     _idle(slab.device)
@@ -222,7 +195,7 @@ def _copy_bytes_per_second(slab: Slab) -> float:
     for _ in range(COPIES):
         into.copy_(source)
     _idle(slab.device)
-    return 2 * source.nbytes * COPIES / (time.perf_counter() - opened)
+    return time.perf_counter() - opened, 2 * source.nbytes * COPIES
 
 
 def _difference(mine: torch.Tensor, ny: int, whole: torch.Tensor | None, ranks: Ranks) -> float:
@@ -242,14 +215,3 @@ def _difference(mine: torch.Tensor, ny: int, whole: torch.Tensor | None, ranks: 
         right = landed.to(mine.device)
     largest = (mine - right).abs().max().item()
     return float(torch.tensor([value for (value,) in ranks.gather([largest])]).max())
-
-
-def lines(cell: Cell, nx: int, ny: int, one_second: float, seconds: float) -> list[str]:
-    """The lines of jacobi_memcpy, for scripts that read them."""
-    count, unit = cell.world_size, "GPU" if cell.device == "cuda" else "CPU worker"
-    speedup = one_second / seconds
-    return [
-        f"Num {unit}s: {count}. Using {unit} ID: {''.join(f'{gpu}, ' for gpu in cell.gpus)}",
-        f"{ny}x{nx}: 1 {unit}: {one_second:8.4f} s, {count} {unit}s: {seconds:8.4f} s, speedup: {speedup:8.2f}, "
-        f"efficiency: {100 * speedup / count:8.2f} ",
-    ]

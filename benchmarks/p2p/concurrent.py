@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.p2p.copies import Copy, How, Wires, gb_per_s
+from benchmarks.p2p.copies import Copy, How, Links
+from benchmarks.p2p.derive import gb_per_s
 from benchmarks.rank.reporter import Reporter
-from benchmarks.timing import statistics
 
 GRAIN_BYTES = 16  # parts of a buffer begin at multiples of it
 
@@ -39,64 +39,39 @@ def patterns(count: int, size_bytes: int) -> Iterator[Pattern]:
         yield Pattern("all_to_one", one, inward, part)
 
 
-def at_once(ids: Sequence[int], wires: Wires, asked: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """Each pattern's copies at once, and each copy alone (in a matching: its pair, both ways), in turn; medians of the repeats.
-
-    A copy's rate is that of its own events; the total is all bytes ÷ the time until the last is done.
-    """
+def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: Reporter) -> None:
+    """Alternate all copies of a pattern at once with each copy (in a matching: each pair, both ways) alone; write every time."""
     enabled = asked["p2p"] != "disabled"
-    rows = []
     for pattern in patterns(len(ids), int(asked["bytes"])):
         if pattern.size_bytes < GRAIN_BYTES:
             continue
         how = How(enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read")
-        counted = pattern.size_bytes * how.iterations
         width = 2 if pattern.name == "matching" else 1
-        together: list[list[float]] = [[] for _ in pattern.copies]
-        alone: list[list[float]] = [[] for _ in pattern.copies]
-        totals = []
+        facts = {
+            "pattern": pattern.name,
+            "number": pattern.number,
+            "of": pattern.number if pattern.name == "matching" else ids[pattern.number],
+            "bytes": pattern.size_bytes,
+            "counted_bytes": pattern.size_bytes * how.iterations,  # of one copy
+            "copies": [[ids[copy.source], ids[copy.target]] for copy in pattern.copies],
+        }
         for repeat in range(int(asked["repeats"])):
-            timed = wires.time(pattern.copies, how)
-            totals.append(gb_per_s(counted * len(pattern.copies), timed.all_ms))
+            timed = links.time(pattern.copies, how)
+            alone_ms: list[float] = []
             for start in range(0, len(pattern.copies), width):
-                lone = wires.time(pattern.copies[start : start + width], how)
-                for place, ms in enumerate(lone.each_ms, start):
-                    alone[place].append(gb_per_s(counted, ms))
-                    together[place].append(gb_per_s(counted, timed.each_ms[place]))
+                alone_ms += links.time(pattern.copies[start : start + width], how).each_ms
             reporter.beat()
-            last = {"together": [one[-1] for one in together], "alone": [one[-1] for one in alone]}
-            reporter.line("p2p", pattern=pattern.name, number=pattern.number, repeat=repeat, total=totals[-1], **last)
-        copies = [
-            {
-                "from": ids[copy.source],
-                "to": ids[copy.target],
-                "gb_per_s": statistics.median(rates),
-                "alone_gb_per_s": statistics.median(lonely),
-            }
-            for copy, rates, lonely in zip(pattern.copies, together, alone, strict=True)
-        ]
-        number = pattern.number if pattern.name == "matching" else ids[pattern.number]
-        rows.append(
-            {
-                "pattern": pattern.name,
-                "number": number,
-                "bytes": pattern.size_bytes,
-                "total_gb_per_s": statistics.median(totals),
-                "copies": copies,
-            }
-        )
-    return rows
+            times = {"total_ms": timed.all_ms, "together_ms": timed.each_ms, "alone_ms": alone_ms}
+            reporter.line("p2p", repeat=repeat, **facts, **times, **_rates(facts["counted_bytes"], **times))
 
 
-def contention(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The lowest total of each pattern, and what the worst-off copy keeps of its rate alone."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(row["pattern"] for row in rows):
-        ours = [row for row in rows if row["pattern"] == name]
-        found[f"p2p/{name}_gb_per_s"] = min(row["total_gb_per_s"] for row in ours)
-        kept = [copy["gb_per_s"] / copy["alone_gb_per_s"] for row in ours for copy in row["copies"]]
-        found[f"p2p/{name}_share"] = min(kept)
-    return found
+def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]) -> dict[str, Any]:
+    """Return the same in GB/s, which readers of the first lines of this kind know."""
+    return {
+        "total": gb_per_s(counted_bytes * len(together_ms), total_ms),
+        "together": [gb_per_s(counted_bytes, ms) for ms in together_ms],
+        "alone": [gb_per_s(counted_bytes, ms) for ms in alone_ms],
+    }
 
 
 def matchings(count: int) -> list[list[tuple[int, int]]]:

@@ -3,15 +3,12 @@
 Members are numbered by their place in the subset.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from benchmarks.timing.statistics import median
 
 CHUNK_ELEMENTS = 1 << 24  # that are compared at once: two such temporaries are 128 MiB
 
@@ -56,7 +53,7 @@ class Latency:
     cpu_us: float  # on the host: to enqueue one; between CPU workers: until it has arrived
 
 
-class Wires(Protocol):
+class Links(Protocol):
     """Makes and times copies. Between CPU workers every call is collective."""
 
     words: dict[str, str]  # what enabled and disabled mean here
@@ -78,16 +75,6 @@ class Wires(Protocol):
 
     def close(self) -> None:
         """Give back buffers and streams."""
-
-
-def gb_per_s(counted_bytes: float, ms: float) -> float:
-    """A rate; a time of nothing gives none, and validity says so."""
-    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
-
-
-def spread(values: Sequence[float]) -> float:
-    """(most − least) ÷ median of the repeats of one entry."""
-    return (max(values) - min(values)) / median(list(values))
 
 
 def write_pattern(buffer: Tensor, number: int) -> None:

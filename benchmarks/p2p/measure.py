@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.p2p import tool_output
-from benchmarks.p2p.concurrent import at_once, contention
-from benchmarks.p2p.copies import Copy, How, Wires, gb_per_s, spread
+from benchmarks.p2p import concurrent
+from benchmarks.p2p.copies import Copy, How, Links
+from benchmarks.p2p.derive import rates
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
-from benchmarks.timing import statistics
 from conf.cell import Cell
 
 # What `auto` means on (GPU, CPU worker).
@@ -53,63 +52,45 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         from benchmarks.p2p.cpu_workers import Workers
 
         measure(cell.gpus, Workers(ranks, size_bytes), asked, result, reporter)
-    if ranks.rank == 0:
-        reporter.output("\n".join(tool_output.lines(result.tables, result.checks, str(asked["format"]))))
     return result
 
 
-def measure(ids: Sequence[int], wires: Wires, asked: dict[str, Any], result: Result, reporter: Reporter) -> None:
-    """Fill a result with every matrix.
+def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Result, reporter: Reporter) -> None:
+    """Measure every matrix: samples become lines, and what is known of the copies becomes checks of the result.
 
     Raises:
         ValueError: a pair has no peer access and `p2p=required`; names the pairs.
     """
     everyone = range(len(ids))
     pairs = [(a, b) for a in everyone for b in everyone if a < b]
-    access = {f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}": _both_ways(wires, a, b) for a, b in pairs}
+    access = {f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}": _both_ways(links, a, b) for a, b in pairs}
     if asked["p2p"] == "required" and (without := [pair for pair, can in access.items() if not can]):
         raise ValueError(
             f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
             "accepted there are both, enabled and disabled"
         )
+    devices = [{"id": one, "name": None, "bus_id": None} | found for one, found in zip(ids, links.devices, strict=True)]
+    sizes = {"bytes": int(asked["bytes"]), "latency_bytes": asked["latency_bytes"]}
+    reporter.line("members", devices=devices, access=access, words=links.words, **sizes)
     matrices = list(_matrices(asked))
     reporter.phase("verify")
-    result.checks |= _verified(ids, wires, matrices, reporter)
+    result.checks |= _verified(ids, links, matrices, reporter)
     reporter.phase("timed")
-    samples: dict[str, list[Square]] = {}
     for repeat in range(int(asked["repeats"])):
         for matrix in matrices:
-            for name, square in _measured(matrix, len(ids), wires, reporter).items():
-                samples.setdefault(name, []).append(square)
-                reporter.line("p2p", matrix=name, repeat=repeat, values=square)  # nothing measured is lost
-    medians = {name: _each(statistics.median, squares) for name, squares in samples.items()}
-    result.tables["p2p"] = {
-        "devices": [
-            {"id": one, "name": None, "bus_id": None} | found for one, found in zip(ids, wires.devices, strict=True)
-        ],
-        "access": access,
-        "matrices": medians,
-        "samples": samples,  # of every repeat; `matrices` are their medians
-        "bytes": int(asked["bytes"]),
-        "latency_bytes": asked["latency_bytes"],
-        "copy": asked["copy"],
-        "words": wires.words,
-        "notes": [],
-    }
-    result.metrics |= metrics(medians, samples)
-    result.checks |= {"measured_late": wires.late}
-    if wires.enqueued_by:
-        result.checks["enqueued_by"] = wires.enqueued_by
+            for name, values in _measured(matrix, len(ids), links, reporter).items():
+                reporter.line("p2p", matrix=name, repeat=repeat, **values)
+    result.checks |= {"measured_late": links.late}
+    if links.enqueued_by:
+        result.checks["enqueued_by"] = links.enqueued_by
     if asked["concurrent"] and len(ids) > 1:
         reporter.phase("concurrent")
-        rows = at_once(ids, wires, asked, reporter)
-        result.tables["p2p_concurrent"] = {"p2p": matrices[-1].access.removesuffix("_reads"), "rows": rows}
-        result.metrics |= contention(rows)
-    wires.close()
+        concurrent.measure(ids, links, asked, reporter)
+    links.close()
 
 
-def _both_ways(wires: Wires, a: int, b: int) -> bool:
-    return wires.can_access(a, b) and wires.can_access(b, a)
+def _both_ways(links: Links, a: int, b: int) -> bool:
+    return links.can_access(a, b) and links.can_access(b, a)
 
 
 def _matrices(asked: dict[str, Any]) -> Iterator[Matrix]:
@@ -125,7 +106,7 @@ def _matrices(asked: dict[str, Any]) -> Iterator[Matrix]:
                 yield Matrix(kind, How(enabled, size, iterations, read=True))
 
 
-def _verified(ids: Sequence[int], wires: Wires, matrices: Sequence[Matrix], reporter: Reporter) -> dict[str, Any]:
+def _verified(ids: Sequence[int], links: Links, matrices: Sequence[Matrix], reporter: Reporter) -> dict[str, Any]:
     """Whether data arrives, once for every ordered pair and kind of copy: also their warm-up."""
     wrong, count = {}, 0
     for matrix in matrices:
@@ -133,7 +114,7 @@ def _verified(ids: Sequence[int], wires: Wires, matrices: Sequence[Matrix], repo
             continue  # the same copies
         for a, source in enumerate(ids):
             for b, target in enumerate(ids):
-                elements = wires.wrong_elements(Copy(a, b), matrix.how)
+                elements = links.wrong_elements(Copy(a, b), matrix.how)
                 count += 1
                 if elements:
                     wrong[f"{source}->{target} {matrix.access}, {matrix.how.size_bytes} bytes"] = elements
@@ -141,59 +122,44 @@ def _verified(ids: Sequence[int], wires: Wires, matrices: Sequence[Matrix], repo
     return {"copies_compared": count, "copies_wrong": wrong}
 
 
-def _measured(matrix: Matrix, count: int, wires: Wires, reporter: Reporter) -> dict[str, Square]:
-    """Every entry once, by the contract's names: GB/s, or µs where latency_…. The row makes the copy."""
-    found: dict[str, Square] = {}
+def _measured(matrix: Matrix, count: int, links: Links, reporter: Reporter) -> dict[str, dict[str, Square]]:
+    """Measure every entry once. The row makes the copy.
+
+    Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs where latency_…; of a bandwidth also the `ms` of all
+    iterations and the `counted_bytes`.
+    """
+    times: dict[str, Square] = {}
+    counted = [[_counted_bytes(matrix, a, b) for b in range(count)] for a in range(count)]
     for a in range(count):
         for b in range(count):
-            for name, value in _entry(matrix, a, b, wires):
-                square = found.setdefault(f"{name}_{matrix.access}", [[math.nan] * count for _ in range(count)])
+            for name, value in _entry(matrix, a, b, links):
+                square = times.setdefault(f"{name}_{matrix.access}", [[math.nan] * count for _ in range(count)])
                 square[a][b] = value
             reporter.beat()
-    return found
-
-
-def _entry(matrix: Matrix, a: int, b: int, wires: Wires) -> Iterator[tuple[str, float]]:
-    how = matrix.how
-    one = Copy(b, a) if how.read else Copy(a, b)
     if matrix.kind == "latency":
-        latency = wires.latency(one, how)
+        return {name: {"values": us} for name, us in times.items()}
+    return {name: {"values": rates(counted, ms), "ms": ms, "counted_bytes": counted} for name, ms in times.items()}
+
+
+def _entry(matrix: Matrix, a: int, b: int, links: Links) -> Iterator[tuple[str, float]]:
+    """Measure one entry: (name, µs of one copy) of a latency, (name, ms of all iterations) of a bandwidth."""
+    how = matrix.how
+    if matrix.kind == "latency":
+        latency = links.latency(_copies(matrix, a, b)[0], how)
         if latency.gpu_us is not None:
             yield "latency_gpu", latency.gpu_us
         yield "latency_cpu", latency.cpu_us
         return
-    copies = [one]
-    if matrix.kind == "bidirectional":
-        copies.append(Copy(b, a, backwards=a == b))
-    counted = len(copies) * how.size_bytes * how.iterations * (2 if a == b else 1)  # within one: read and written
-    yield matrix.kind, gb_per_s(counted, wires.time(copies, how).all_ms)
+    yield matrix.kind, links.time(_copies(matrix, a, b), how).all_ms
 
 
-def _each(function: Any, squares: Sequence[Square]) -> Square:
-    """A function of the values of every repeat, entry by entry."""
-    count = len(squares[0])
-    return [[float(function([square[a][b] for square in squares])) for b in range(count)] for a in range(count)]
+def _copies(matrix: Matrix, a: int, b: int) -> list[Copy]:
+    """Return the copies that one entry times together."""
+    one = Copy(b, a) if matrix.how.read else Copy(a, b)
+    return [one, Copy(b, a, backwards=a == b)] if matrix.kind == "bidirectional" else [one]
 
 
-def metrics(medians: dict[str, Square], samples: dict[str, list[Square]]) -> dict[str, float]:
-    """The median and the worst entry of every matrix off its diagonal, peer access first; of one member alone its own entry."""
-    found: dict[str, float] = {}
-    for name in sorted(medians, key=lambda name: "disabled" in name):  # stable
-        unit, worst, word = ("us", max, "most") if name.startswith("latency") else ("gb_per_s", min, "least")
-        between = [value for a, row in enumerate(medians[name]) for b, value in enumerate(row) if a != b]
-        if between:
-            found[f"p2p/{name}_{unit}"] = statistics.median(between)
-            found[f"p2p/{name}_{word}_{unit}"] = worst(between)
-        else:
-            found[f"p2p/local_{name}_{unit}"] = medians[name][0][0]
-    for kind in ("bandwidth", "latency_gpu", "latency_cpu"):
-        spreads = [
-            share
-            for name, squares in samples.items()
-            if len(squares) > 1 and name.startswith(("uni", "bi") if kind == "bandwidth" else kind)
-            for row in _each(spread, squares)
-            for share in row
-        ]
-        if spreads:
-            found[f"p2p/{kind}_spread_share"] = max(spreads)
-    return found
+def _counted_bytes(matrix: Matrix, a: int, b: int) -> float:
+    """Return the bytes that an entry counts; within one member each is read and written."""
+    counted = len(_copies(matrix, a, b)) * matrix.how.size_bytes * matrix.how.iterations
+    return counted * 2 if a == b else counted

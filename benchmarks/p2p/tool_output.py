@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.p2p.copies import spread
+from benchmarks.timing.statistics import spread
 
 TITLES = {"unidirectional": "Unidirectional", "bidirectional": "Bidirectional"}
 PATTERNS = {
@@ -13,14 +13,14 @@ PATTERNS = {
 }
 
 
-def lines(tables: Mapping[str, Any], checks: Mapping[str, Any], form: str) -> list[str]:
-    """What a cell prints; `form` is none or cuda-samples."""
+def lines(tables: Mapping[str, Any], late: int, form: str) -> list[str]:
+    """Return what a cell prints; `form` is none or cuda-samples, `late` counts measurements that began too early."""
     table = tables["p2p"]
     found = cuda_samples(table) if form == "cuda-samples" else _plain(table)
     if len(table["devices"]) == 1:
         found.append("One member alone: only the diagonal, copies within it.")
-    if checks["measured_late"]:
-        found.append(f"{checks['measured_late']} measurements began before their last copy was enqueued.")
+    if late:
+        found.append(f"{late} measurements began before their last copy was enqueued.")
     if concurrent := tables.get("p2p_concurrent"):
         found += _concurrent(concurrent)
     return found

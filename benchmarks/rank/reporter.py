@@ -49,8 +49,8 @@ class Reporter:
         """What the benchmark prints: the launching process shows it when the cell has ended. One rank calls it."""
         (self.folder / OUTPUT_NAME).write_text(text + "\n")
 
-    def block(self, purpose: str, block: Block, images: int) -> None:
-        """The samples of a window; `images` counts those of its counted iterations."""
+    def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
+        """Write the samples of a window, with `facts` that tell what was timed; `images` are those of its counted iterations."""
         self.line(
             "block",
             purpose=purpose,
@@ -60,4 +60,5 @@ class Reporter:
             device_ms=block.device_ms,
             host_ms=block.host_ms,
             images=images,
+            **facts,
         )

@@ -14,8 +14,6 @@ import torch
 
 from benchmarks.rank.group import Ranks
 
-COMPARABLE_MS = 100.0  # from which the two clocks of a window can be compared
-
 
 @dataclass(frozen=True)
 class Block:
@@ -26,11 +24,6 @@ class Block:
     launch_ms: float  # host time to enqueue the lead-in
     device_ms: float  # the whole window on the device's clock
     host_ms: float  # the whole window on the host's clock
-
-    @property
-    def disagreement(self) -> float:
-        """Difference of the two clocks over the window, as a share of the host's."""
-        return abs(self.device_ms - self.host_ms) / self.host_ms
 
 
 class Clock:

@@ -11,6 +11,7 @@ import numpy as np
 
 RESAMPLES = 2000
 LEVEL = 0.95
+COMPARABLE_MS = 100.0  # from which the two clocks of a window can be compared
 MOST_VALUES = 4_000_000  # that are drawn at once: 32 MB
 # Neighbouring iterations are correlated (clocks, allocator, neighbours on the machine). Means over groups of them are
 # resampled instead once the correlation of neighbours exceeds this.
@@ -76,6 +77,16 @@ def median(ms: Sequence[float]) -> float:
 def percentile_95(ms: Sequence[float]) -> float:
     """95th percentile, linear between neighbours."""
     return float(np.percentile(ms, 95))
+
+
+def clock_disagreement(device: float, host: float) -> float:
+    """Return the difference of the two clocks of a window, as a share of the host's."""
+    return abs(device - host) / host
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return (largest − smallest) ÷ median."""
+    return (max(values) - min(values)) / median(values)
 
 
 def flat(ms: Sequence[float], least: int) -> bool:

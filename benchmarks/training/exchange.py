@@ -4,16 +4,12 @@ The benchmark exchanges known gradients of the model's shapes, without training,
 mean in float64, which every rank computes for itself. METHOD.md, "The exchange alone".
 """
 
-import re
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
-from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers import models
@@ -35,74 +31,43 @@ def timed(
     clock: Clock,
     ranks: Ranks,
     reporter: Reporter,
-) -> tuple[dict[str, float], list[float]]:
-    """Metrics of the exchange alone, and the slowest rank's ms of each iteration. Inside `gradients_only`; collective."""
+) -> None:
+    """Time the exchange alone, and pipelined where the strategy can. Inside `gradients_only`; collective."""
     reporter.phase("exchange")
     for _ in range(WARM_UP):
         exchange()
     block = clock.block(exchange, iterations, reporter.beat)
+    reporter.line(
+        "exchange",
+        synchronous=strategy.synchronous,
+        gradient_bytes=gradient_bytes,
+        bytes_moved=strategy.bytes_moved(gradient_bytes, ranks.world_size),
+    )
     reporter.block("exchange", block, 0)
-    slowest = _slowest(strategy, ranks, block.ms)
-    milliseconds = statistics.median(slowest)
-    low, high = statistics.median_interval(slowest)
-    metrics = {
-        "comm/exchange_ms": milliseconds,
-        "comm/exchange_ms_ci_low": low,
-        "comm/exchange_ms_ci_high": high,
-        "comm/algbw_gb_per_s": gradient_bytes / milliseconds / 1e6,
-    }
     if pipelined := exchange.pipelined():
-        block = clock.block(pipelined, iterations, reporter.beat)
-        reporter.block("pipelined", block, 0)
-        metrics["comm/pipelined_ms"] = statistics.median(_slowest(strategy, ranks, block.ms))
-    moved = strategy.bytes_moved(gradient_bytes, ranks.world_size)
-    if moved == moved:  # a strategy that cannot say what it moves has no busbw
-        metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
-    return metrics, slowest
+        reporter.block("pipelined", clock.block(pipelined, iterations, reporter.beat), 0)
 
 
-def _slowest(strategy: Strategy, ranks: Ranks, ms: list[float]) -> list[float]:
-    """The time of each iteration: its slowest rank's. Collective.
-
-    Iterations of asynchronous ranks are not the same exchange: there it is the rank that took longest for all.
-    """
-    return ranks.slowest(ms) if strategy.synchronous else max(ranks.gather(ms), key=sum)
-
-
-def limits(
-    strategy: Strategy, measured: Mapping[str, float], iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
-) -> tuple[dict[str, float], str]:
-    """What the machine allows the strategy, measured by the same clock: (metrics, the limit that binds). Collective.
-
-    Metrics: ms that an exchange needs for each limit (`limit/…_ms`) and each stage alone (`stage/…_ms`), the largest limit
-    (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
-    """
-    metrics: dict[str, float] = {}
+def limits(strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter) -> None:
+    """Time by the same clock what the machine allows the strategy. Collective."""
     if not iterations:
-        return metrics, ""
+        return
     reporter.phase("limits")
     for probe in strategy.probes():
         if not probe.share:  # one rank alone moves nothing between ranks, and gloo does not send to itself
             continue
         probe.run()  # connects, allocates
         block = clock.block(probe.run, iterations, reporter.beat)
-        reporter.block(f"{probe.name} {probe.way}".strip(), block, 0)
-        name = f"{'limit' if probe.limit else 'stage'}/{probe.name}_ms"
-        ms = statistics.median(_slowest(strategy, ranks, block.ms)) * probe.share
-        metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
-    found = {name: value for name, value in metrics.items() if name.startswith("limit/")}
-    if not found:
-        return metrics, ""
-    binding = max(found, key=lambda name: found[name])
-    ideal_ms = found[binding]
-    metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
-    if "comm/pipelined_ms" in measured:
-        metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
-    return metrics, binding.removeprefix("limit/").removesuffix("_ms")
+        facts = {"name": probe.name, "way": probe.way, "share": probe.share, "limit": probe.limit}
+        reporter.block(f"{probe.name} {probe.way}".strip(), block, 0, probe=facts)
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
+    """Measure one cell. Collective: every rank of the process group calls it with the same cell.
+
+    Raises:
+        ValueError: the strategy exchanges nothing.
+    """
     options = cell.asked(AUTO)
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
@@ -121,18 +86,10 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
             tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)  # four units in the last place of what comes back
             result.checks |= {"exchange_error": worst, "exchange_tolerance": tolerance}
-        measured, slowest = timed(
-            strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter
-        )
-        result.metrics |= measured
-        result.series["comm/exchange_ms"] = [[number + 1, ms] for number, ms in enumerate(slowest)]
-        allowed, result.checks["limit"] = limits(
-            strategy, measured, int(options["limit_iterations"]), clock, ranks, reporter
-        )
-        result.metrics |= allowed | {"comm/error": error}
+        timed(strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter)
+        limits(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
+        result.metrics["comm/error"] = error
     strategy.close()
-    if options["format"] == "mxnet" and ranks.rank == 0:
-        reporter.output("\n".join(mxnet_lines(cell, result, slowest)))
     return result
 
 
@@ -191,29 +148,3 @@ def _errors(
     gathered = ranks.gather([difference, torch.tensor(by_array).max().item()])  # torch's max keeps NaN
     total, worst = torch.tensor(gathered, dtype=torch.float64).T
     return total.sum().item() / reference, worst.max().item()
-
-
-# How measure.py is told of our strategies.
-MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
-
-
-def mxnet_lines(cell: Cell, result: Result, slowest_ms: list[float]) -> list[str]:
-    """The lines of measure.py, for scripts that read them. GB/s is size · 2(n−1)/n ÷ time; the error is that of one exchange."""
-    count, name = cell.world_size, cell.strategy["name"]
-    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
-    kind, layers = numbered.groups() if numbered else (cell.model.name, "0")
-    size_mb = result.model["gradient_bytes"] / 1e6
-    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
-    head = (
-        f"INFO:root:Namespace(disp_batches=1, gpus='{','.join(map(str, cell.gpus))}', image_shape='{shape}', "
-        f"kv_store='{MXNET_NAMES.get(name, name.removeprefix('kvstore_'))}', network='{kind}', "
-        f"num_batches={len(slowest_ms)}, num_classes={cell.model.classes}, num_layers={layers}, optimizer='None', test_results=1)"
-    )
-    lines = [head, f"INFO:root:num of arrays = {result.model['arrays']:.0f}, total size = {size_mb:.6f} MB"]
-    for number, ms in enumerate(slowest_ms):
-        rate = size_mb * 2 * (count - 1) / count / ms  # MB per ms is GB/s
-        lines.append(
-            f"INFO:root:iter {number + 1}, {ms / 1e3:.6f} sec, {rate:.6f} GB/sec per gpu, "
-            f"error {result.metrics['comm/error']:.6f}"
-        )
-    return lines

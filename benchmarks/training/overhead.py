@@ -12,20 +12,21 @@ import torch
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
-from benchmarks.timing import statistics
-from benchmarks.training.throughput import Measurement
+from benchmarks.training.throughput import TrainingBenchmark
 from conf.cell import Cell
 
+FEWEST_ITERATIONS = 3  # of a window
 
-def _bare(measurement: Measurement, iterations: int, ranks: Ranks) -> float:
-    """ms of a plain loop of steps between two synchronisations, without the garbage collector as in a window."""
+
+def _bare(benchmark: TrainingBenchmark, iterations: int, ranks: Ranks) -> float:
+    """Return the ms of a plain loop of steps between two synchronisations, without the garbage collector as in a window."""
     gc.collect()
     gc.disable()
     try:
         ranks.barrier()
         opened = time.perf_counter()
         for _ in range(iterations):
-            measurement.training.step()
+            benchmark.training.step()
         if ranks.device.type == "cuda":
             torch.cuda.synchronize(ranks.device)
         return (time.perf_counter() - opened) * 1e3
@@ -35,24 +36,13 @@ def _bare(measurement: Measurement, iterations: int, ranks: Ranks) -> float:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure the overhead in one cell. Collective."""
-    measurement = Measurement(cell, ranks, reporter)
-    measurement.warm_up()
+    benchmark = TrainingBenchmark(cell, ranks, reporter)
+    benchmark.warm_up()
     reporter.phase("overhead")
-    iterations = max(3, round(1e3 * cell.benchmark["window_seconds"] / measurement.step_ms))
-    instrumented, bare = [], []
+    iterations = max(FEWEST_ITERATIONS, round(1e3 * cell.benchmark["window_seconds"] / benchmark.step_ms))
     for _ in range(cell.benchmark["rounds"]):
-        block, _ = measurement.block("instrumented", iterations - 1)  # and its lead-in
-        instrumented.append(block.host_ms / iterations)
-        bare.append(_bare(measurement, iterations, ranks) / iterations)
-        reporter.line("bare", ms=bare[-1])
-    slow, fast = ranks.slowest(instrumented), ranks.slowest(bare)
-    low, high = statistics.difference_interval(slow, fast)
-    step_ms = statistics.median(fast)
-    measurement.result.metrics |= {
-        "overhead/share": (statistics.median(slow) - step_ms) / step_ms,
-        "overhead/share_ci_low": low / step_ms,
-        "overhead/share_ci_high": high / step_ms,
-        "overhead/bare_step_ms": step_ms,
-    }
-    measurement.training.strategy.close()
-    return measurement.result
+        benchmark.block("instrumented", iterations - 1)  # and its lead-in
+        window_ms = _bare(benchmark, iterations, ranks)
+        reporter.line("bare", ms=window_ms / iterations, window_ms=window_ms, iterations=iterations)
+    benchmark.training.strategy.close()
+    return benchmark.result

@@ -1,0 +1,108 @@
+"""Values that are computed from the raw lines of a cell's ranks, and how a computation picks its lines.
+
+A benchmark has one function `derive(lines, cell) -> Derived` without torch. The launching process calls it when it makes
+the record, and `python -m analysis verify` calls it again. Standard library only.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.cell import Cell
+
+Line = Mapping[str, Any]
+RankLines = Mapping[int, Sequence[Line]]  # what each rank wrote, in its order
+FIELDS = ("metrics", "series", "tables", "model", "checks")  # of a `result` line
+
+
+class IncompleteLines(ValueError):
+    """The lines of the ranks are not all that a finished measurement writes; the message names the rank and the lines."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a benchmark's raw lines give. Names and shapes are those of the fields of a Record."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[list[float]]] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
+    output: str = ""  # what the benchmark prints; empty: nothing
+
+    def with_facts(self, result: Line) -> dict[str, Any]:
+        """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
+        whole = {name: {**getattr(self, name, {}), **result.get(name, {})} for name in FIELDS}
+        whole["metrics"] = {name: float(value) for name, value in whole["metrics"].items()}
+        return whole
+
+
+Derive = Callable[[RankLines, Cell], Derived]
+# Benchmark: the dotted name of its function.
+FUNCTIONS = {
+    **{name: f"benchmarks.training.derive.{name}" for name in ("throughput", "exchange", "overhead")},
+    **{name: f"benchmarks.{name}.derive.derive" for name in ("collectives", "p2p", "jacobi", "host_link")},
+}
+
+
+def function_of(cell: Cell) -> Derive | None:
+    """Return the derive function of a cell's benchmark; None where it has none: its `result` line holds every value."""
+    dotted = FUNCTIONS.get(cell.benchmark["name"])
+    if dotted is None:
+        return None
+    module, _, name = dotted.rpartition(".")
+    found: Derive = getattr(importlib.import_module(module), name)
+    return found
+
+
+def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
+    """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
+
+    Raises:
+        IncompleteLines: rank 0 came to its end, and lines are missing.
+    """
+    result = result_line(lines)
+    if result is None:
+        return None
+    function = function_of(cell)
+    if function is None:
+        return {**Derived().with_facts(result), "output": ""}
+    if missing := [rank for rank in range(cell.world_size) if not lines.get(rank)]:
+        raise IncompleteLines(f"rank {missing[0]} has no lines")
+    try:
+        derived = function(lines, cell)
+    except (KeyError, TypeError, IndexError, ZeroDivisionError, ValueError) as error:
+        if isinstance(error, IncompleteLines):
+            raise
+        raise IncompleteLines(f"the lines do not fit each other ({type(error).__name__}: {error})") from error
+    return {**derived.with_facts(result), "output": derived.output}
+
+
+def result_line(lines: RankLines) -> Line | None:
+    """Return the `result` line of rank 0."""
+    return next(iter(of_kind(lines.get(0, ()), "result")), None)
+
+
+def of_kind(lines: Iterable[Line], kind: str, has: str = "kind", **wanted: Any) -> list[Line]:
+    """Return the lines of one kind that have the field `has` and in which these fields have these values."""
+    chosen = [line for line in lines if line["kind"] == kind and has in line]
+    return [line for line in chosen if all(line.get(name) == value for name, value in wanted.items())]
+
+
+def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> list[list[Line]]:
+    """Return, for every line of a kind that rank 0 wrote, the lines of all ranks with the same place among theirs.
+
+    Raises:
+        IncompleteLines: a rank wrote another number of them.
+    """
+    by_rank = [of_kind(lines[rank], kind, has, **wanted) for rank in sorted(lines)]
+    for rank, own in enumerate(by_rank):
+        if len(own) != len(by_rank[0]):
+            what = " ".join([kind, *map(str, wanted.values())])
+            raise IncompleteLines(f"rank {rank} has {len(own)} lines `{what}`, rank 0 has {len(by_rank[0])}")
+    return [list(of_ranks) for of_ranks in zip(*by_rank, strict=True)]
+
+
+def slowest(of_ranks: Iterable[Sequence[float]]) -> list[float]:
+    """Return the element-wise maximum over ranks: an iteration lasts as long as on its slowest rank."""
+    return [max(column) for column in zip(*of_ranks, strict=True)]

@@ -1,0 +1,230 @@
+"""The numbers of `benchmark=throughput`, `exchange` and `overhead`, from the raw lines of the ranks. METHOD.md defines them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.record.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.timing import statistics
+from benchmarks.training.mxnet_lines import mxnet_lines
+from conf.cell import Cell
+
+# A held step that takes longer than this share of a free one overfilled the launch queue: it says nothing of launch gaps.
+MOST_BUSY = 1.1
+Metrics = dict[str, float]
+
+
+# benchmark=throughput
+
+
+def throughput(lines: RankLines, cell: Cell) -> Derived:
+    """Return every derived value of `benchmark=throughput`."""
+    windows = timed(lines)
+    metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
+    checks = dict(windows.checks)
+    exchanged = exchange_alone(lines)
+    if exchanged is not None:
+        metrics |= exchanged.metrics | exposed(lines, exchanged.metrics)
+        checks["limit"] = exchanged.limit
+    return Derived(metrics, windows.series, checks=checks)
+
+
+def warm_up(lines: RankLines) -> Metrics:
+    """Return the time of the first step, which compiles and connects, and the number of warm-up iterations."""
+    (first,) = together(lines, "block", purpose="first")
+    iterations = len(slowest_ms(together(lines, "block", purpose="warm-up")))
+    return {"step/first_ms": max(block["lead_in_ms"] for block in first), "warmup/iterations": iterations}
+
+
+def timed(lines: RankLines) -> Derived:
+    """Return the rate and the step times of the timed windows, with a series over the windows."""
+    windows = together(lines, "block", purpose="timed")
+    ranks = len(windows[0])
+    ms: list[float] = []  # of each iteration, its slowest rank
+    totals = [0.0] * ranks  # ms of each rank
+    images, disagreement, launch_ms = 0, 0.0, []
+    rates, medians = [], []
+    for window in windows:
+        window_ms = slowest_ms([window])
+        ms += window_ms
+        own = [sum(block["ms"]) for block in window]
+        totals = [total + one for total, one in zip(totals, own, strict=True)]
+        disagreement = max(
+            disagreement,
+            *(statistics.clock_disagreement(block["device_ms"], block["host_ms"]) for block in window),
+        )
+        launch_ms.append(max(block["launch_ms"] for block in window))
+        window_images = sum(int(block["images"]) for block in window)
+        images += window_images
+        rates.append([len(ms), window_images / (max(own) / 1e3)])
+        medians.append([len(ms), statistics.median(window_ms)])
+    low_ms, mean_ms, high_ms = interval = mean_with_interval(ms)
+    rate = images / (max(totals) / 1e3)
+    median_low, median_high = statistics.median_interval(ms)
+    metrics: Metrics = {
+        "throughput/images_per_second": rate,
+        "throughput/images_per_second_per_gpu": rate / ranks,
+        "throughput/ci_low": rate * mean_ms / high_ms,
+        "throughput/ci_high": rate * mean_ms / low_ms,
+        "throughput/images": images,
+        "throughput/seconds": max(totals) / 1e3,
+        "step/ms_median": statistics.median(ms),
+        "step/ms_median_ci_low": median_low,
+        "step/ms_median_ci_high": median_high,
+        "step/ms_p95": statistics.percentile_95(ms),
+        "step/launch_ms": statistics.median(launch_ms),
+        "step/iterations": len(ms),
+        "ranks/spread": max(totals) / min(totals) - 1,
+    }
+    checks = {"clock_disagreement": disagreement, "half_width": half_width(interval), "iterations": len(ms)}
+    series = {"throughput/images_per_second": rates, "step/ms_median": medians}
+    return Derived(metrics, series, checks=checks)
+
+
+def mean_with_interval(ms: Sequence[float]) -> tuple[float, float, float]:
+    """Return (low end of its 95 % interval, mean, high end)."""
+    low, high = statistics.mean_interval(ms)
+    return low, sum(ms) / len(ms), high
+
+
+def half_width(interval: tuple[float, float, float]) -> float:
+    """Return half of a mean's interval as a share of the mean; a rank stops early by it."""
+    low, mean, high = interval
+    return (high - low) / 2 / mean
+
+
+def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
+    """Return the time of each iteration of some windows: that of its slowest rank."""
+    return [ms for window in windows for ms in slowest(block["ms"] for block in window)]
+
+
+def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
+    """Return how long a GPU computes in a step, and its idle share: what the step loses to launch gaps."""
+    held = together(lines, "held")
+    if not held:
+        return {}
+    busy_ms = statistics.median(slowest(line["ms"] for line in held[0]))
+    metrics, step_ms = {"gpu/busy_ms": busy_ms}, of_steps["step/ms_median"]
+    if busy_ms <= MOST_BUSY * step_ms:
+        metrics["gpu/idle_share"] = max(0.0, 1 - busy_ms / step_ms)
+    return metrics
+
+
+def exposed(lines: RankLines, exchanged: Metrics) -> Metrics:
+    """Return what the exchange adds to a step: steps with it against steps without."""
+    with_exchange, without_exchange = (
+        slowest_ms(together(lines, "block", purpose=f"{word} exchange")) for word in ("with", "without")
+    )
+    if not with_exchange:
+        return {}
+    low, high = statistics.difference_interval(with_exchange, without_exchange)
+    exposed_ms = statistics.median(with_exchange) - statistics.median(without_exchange)
+    return {
+        "comm/exposed_ms": exposed_ms,
+        "comm/exposed_ms_ci_low": low,
+        "comm/exposed_ms_ci_high": high,
+        "comm/overlap_fraction": 1 - exposed_ms / exchanged["comm/exchange_ms"],
+    }
+
+
+# The exchange alone: a phase of benchmark=throughput, and benchmark=exchange
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """The exchange alone."""
+
+    metrics: Metrics
+    ms: list[float]  # of each iteration
+    limit: str  # the limit that binds; empty: none was measured
+
+
+def exchange_alone(lines: RankLines) -> Exchanged | None:
+    """Return the exchange alone and what limits it; None where none was measured."""
+    facts = of_kind(lines[0], "exchange")
+    if not facts:
+        return None
+    synchronous = facts[0]["synchronous"]
+    (blocks,) = together(lines, "block", purpose="exchange")
+    ms = exchange_ms(blocks, synchronous)
+    milliseconds = statistics.median(ms)
+    low, high = statistics.median_interval(ms)
+    metrics: Metrics = {
+        "comm/exchange_ms": milliseconds,
+        "comm/exchange_ms_ci_low": low,
+        "comm/exchange_ms_ci_high": high,
+        "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / milliseconds / 1e6,
+    }
+    if pipelined := together(lines, "block", purpose="pipelined"):
+        metrics["comm/pipelined_ms"] = statistics.median(exchange_ms(pipelined[0], synchronous))
+    moved = facts[0]["bytes_moved"]
+    if moved == moved:  # NaN: a strategy that cannot say what it moves has no busbw
+        metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
+    allowed, limit = limits(lines, metrics, synchronous)
+    return Exchanged(metrics | allowed, ms, limit)
+
+
+def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
+    """Return the time of each iteration of one window: that of its slowest rank.
+
+    Iterations of asynchronous ranks are not the same exchange: there it is the rank that took longest for all.
+    """
+    by_rank: list[list[float]] = [block["ms"] for block in blocks]
+    return slowest(by_rank) if synchronous else max(by_rank, key=sum)
+
+
+def limits(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
+    """Return what the machine allows the strategy: (metrics, the limit that binds).
+
+    Metrics: ms that an exchange needs for each limit (`limit/…_ms`) and each stage alone (`stage/…_ms`), the largest limit
+    (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
+    """
+    metrics: Metrics = {}
+    for blocks in together(lines, "block", has="probe"):
+        probe = blocks[0]["probe"]
+        name = f"{'limit' if probe['limit'] else 'stage'}/{probe['name']}_ms"
+        ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
+        metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
+    found = {name: value for name, value in metrics.items() if name.startswith("limit/")}
+    if not found:
+        return metrics, ""
+    binding = max(found, key=lambda name: found[name])
+    ideal_ms = found[binding]
+    metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
+    if "comm/pipelined_ms" in measured:
+        metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
+    return metrics, binding.removeprefix("limit/").removesuffix("_ms")
+
+
+def exchange(lines: RankLines, cell: Cell) -> Derived:
+    """Return every derived value of `benchmark=exchange`, and the lines of measure.py where they are asked for."""
+    exchanged = exchange_alone(lines)
+    assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
+    series = {"comm/exchange_ms": [[number + 1, ms] for number, ms in enumerate(exchanged.ms)]}
+    output = ""
+    if cell.benchmark["format"] == "mxnet":
+        facts: Any = of_kind(lines[0], "result")[0]
+        output = "\n".join(mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms))
+    return Derived(exchanged.metrics, series, checks={"limit": exchanged.limit}, output=output)
+
+
+# benchmark=overhead
+
+
+def overhead(lines: RankLines, cell: Cell) -> Derived:
+    """Return every derived value of `benchmark=overhead`: an instrumented step against a bare one."""
+    instrumented = [
+        [block["host_ms"] / (len(block["ms"]) + 1) for block in blocks]  # the lead-in is part of the window
+        for blocks in together(lines, "block", purpose="instrumented")
+    ]
+    slow = [max(of_ranks) for of_ranks in instrumented]
+    fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, "bare")]
+    low, high = statistics.difference_interval(slow, fast)
+    step_ms = statistics.median(fast)
+    metrics = warm_up(lines) | {
+        "overhead/share": (statistics.median(slow) - step_ms) / step_ms,
+        "overhead/share_ci_low": low / step_ms,
+        "overhead/share_ci_high": high / step_ms,
+        "overhead/bare_step_ms": step_ms,
+    }
+    return Derived(metrics)
