@@ -4,8 +4,6 @@ torch is imported once; each case forks its processes from here, which takes a f
 (rank_cases.CASES) and writes `<name>-<rank>.json`: what each rank found.
 """
 
-import contextlib
-import dataclasses
 import gc
 import importlib.util
 import json
@@ -20,11 +18,11 @@ import measuring
 import torch
 import torch.distributed as dist
 from cells import exchange_cell, links_cell, strategy_of
+from derived_results import run_whole
 from torch import nn
 
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.worker import MODULES
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
@@ -160,10 +158,8 @@ def exchanged(rank, case, folder):
 
     exchange.load = loading
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
-    result = exchange.run(exchange_cell(case), ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))
-    found = dataclasses.asdict(result)
-    with contextlib.suppress(OSError):
-        found["output"] = (folder / "output.txt").read_text()
+    paths = [folder / "ranks" / f"{number}.jsonl" for number in range(case["workers"])]
+    found = run_whole(exchange.run, exchange_cell(case), ranks, paths)
     if getattr(loaded[0], "worker", None):
         found["mapped_bytes"] = len(loaded[0].worker.shared.bytes)
     return found
@@ -175,16 +171,12 @@ def measured(rank, case, folder):
         module, owner, method = case["fault"]
         setattr(getattr(importlib.import_module(module), owner), method, lambda *_: lambda: None)
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
+    paths = [folder / "ranks" / f"{number}.jsonl" for number in range(case["workers"])]
     found = []
     for asked in case["benchmarks"]:
         cell = links_cell(case["workers"], asked)
         module = importlib.import_module(MODULES[asked["name"]])
-        (folder / "output.txt").unlink(missing_ok=True)
-        ranks.barrier()
-        found.append(dataclasses.asdict(module.run(cell, ranks, Reporter(folder / "ranks" / f"{rank}.jsonl"))))
-        ranks.barrier()
-        with contextlib.suppress(OSError):
-            found[-1]["output"] = (folder / "output.txt").read_text()
+        found.append(run_whole(module.run, cell, ranks, paths))
     return found
 
 

@@ -1,16 +1,17 @@
 """What each of two ranks measures for test_measuring: tiny cells, strategies with a fault, and a slow rank."""
 
 import contextlib
-import dataclasses
 import time
 
 import torch
 import torch.distributed as dist
 from cells import DDP, make_cell
+from derived_results import run_whole
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.training import correctness, throughput
+from benchmarks.record import read_lines
+from benchmarks.training import correctness, derive, throughput
 from trainers.step import Training
 from trainers.strategy import Strategy
 
@@ -93,8 +94,8 @@ def measure(rank, folder):
     ranks = Ranks(rank, 2, torch.device("cpu"))
     found = {}
     for name, cell in CASES.items():
-        result = throughput.run(cell, ranks, Reporter(folder / f"{name}-{rank}.jsonl"))
-        found[name] = dataclasses.asdict(result)
+        paths = [folder / f"{name}-{number}.jsonl" for number in range(2)]
+        found[name] = run_whole(throughput.run, cell, ranks, paths)
     for name, faulty in FAULTY.items():
         training = faulty_training(faulty(), ranks)
         for _ in range(2):
@@ -116,13 +117,15 @@ def faulty_training(strategy, ranks):
 def slow_rank(ranks, folder):
     """Independent ranks of which the second sleeps longer in every step."""
     cell = make_cell(strategy={"name": "none"}, batch_size=8, min_iterations=10, max_iterations=10)
-    measurement = throughput.Measurement(cell, ranks, Reporter(folder / f"slow-{ranks.rank}.jsonl"))
+    paths = [folder / f"slow-{number}.jsonl" for number in range(2)]
+    benchmark = throughput.TrainingBenchmark(cell, ranks, Reporter(paths[ranks.rank]))
 
     def step():
         time.sleep(0.03 if ranks.rank else 0.01)
-        measurement.training.images += 8
+        benchmark.training.images += 8
 
-    measurement.training.step = step
-    measurement.step_ms = 200.0
-    measurement.timed()
-    return measurement.result.metrics
+    benchmark.training.step = step
+    benchmark.step_ms = 200.0
+    benchmark.timed()
+    ranks.barrier()
+    return derive.timed({rank: list(read_lines(path)) for rank, path in enumerate(paths)}).metrics

@@ -21,7 +21,7 @@ from rank_cases import OTHER_COLLECTIVES, SHORT
 from analysis.nccl_tests.reader import parse_nccl_tests
 from benchmarks.collectives import nccl_tests_table
 from benchmarks.collectives.calls import NCCL_TYPES, Nccl, loaded_library
-from benchmarks.collectives.measure import Measurement, Message
+from benchmarks.collectives.measure import CollectiveBenchmark, Message
 from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, sizes
 from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
 from benchmarks.rank.group import Ranks
@@ -174,9 +174,9 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
     try:
         asked = [f"benchmark.{name}={SHORT[name]}" for name in SHORT if name != "name"]
         cell, ranks = cell_of(*asked, gpus=(0,), device="cpu"), Ranks(0, 1, torch.device("cpu"))
-        measurement = Measurement(cell, ranks, Reporter(tmp_path / "ranks" / "0.jsonl"))
-        assert set(measurement._into.tolist()) == {1, 2, 3, 4}
-        measurement.rows()
+        benchmark = CollectiveBenchmark(cell, ranks, Reporter(tmp_path / "ranks" / "0.jsonl"))
+        assert set(benchmark._into.tolist()) == {1, 2, 3, 4}
+        benchmark.measure()
     finally:
         torch.distributed.destroy_process_group()
     assert int((tmp_path / "ranks" / "0.count").read_text()) == (1 + 1) + 2 + (1 + 2)  # warm-up, window, one by one

@@ -17,8 +17,12 @@ from mxnet_lines import FORMS
 from omegaconf import OmegaConf
 from rank_cases import CASES, SERVERS, STRATEGIES
 
-from benchmarks.rank.result import Result
-from benchmarks.training.exchange import gradients_like, limits, mxnet_lines
+from benchmarks.rank.reporter import Reporter
+from benchmarks.record import read_lines
+from benchmarks.timing.clock import Block
+from benchmarks.training import derive
+from benchmarks.training.exchange import gradients_like, limits
+from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.resolve import checked, resolve
 from trainers import ring_probe
 from trainers.models import sizes
@@ -77,8 +81,8 @@ def test_our_lines_of_a_captured_run_are_those_that_measure_py_printed(hydra):
     for lines in captured_runs()[:2]:
         head, _, iterations = parsed(lines)
         cell = resolve(config, tuple(map(int, head["gpus"].split(","))), "cuda")
-        result = Result(metrics={"comm/error": 0.0}, model={"arrays": 205, "gradient_bytes": 257_991_328})
-        ours = mxnet_lines(cell, result, [float(one["seconds"]) * 1e3 for one in iterations])
+        model = {"arrays": 205, "gradient_bytes": 257_991_328}
+        ours = mxnet_lines(cell, model, 0.0, [float(one["seconds"]) * 1e3 for one in iterations])
         assert ours[:2] == lines[:2]
         for mine, theirs in zip(parsed(ours)[2], iterations, strict=True):
             assert float(mine["rate"]) == pytest.approx(float(theirs["rate"]), rel=1e-4)  # seconds are printed rounded
@@ -101,8 +105,7 @@ def test_bandwidth_is_that_of_every_captured_run():
 def test_the_head_names_network_and_layers(model, network, layers):
     cell = exchange_cell(CASES["exchange_sharded"])
     cell = dataclasses.replace(cell, model=dataclasses.replace(cell.model, name=model))
-    result = Result(metrics={"comm/error": 0.0}, model={"arrays": 8, "gradient_bytes": 1})
-    head = parsed(mxnet_lines(cell, result, [1.0]))[0]
+    head = parsed(mxnet_lines(cell, {"arrays": 8, "gradient_bytes": 1}, 0.0, [1.0]))[0]
     assert (head["network"], head["layers"], head["store"]) == (network, layers, "local")
 
 
@@ -146,19 +149,17 @@ def test_the_exchange_with_servers(forked, name):
         assert "output" not in found
 
 
-def test_of_several_ways_the_fastest_is_the_limit():
-    lines = []
+def test_of_several_ways_the_fastest_is_the_limit(tmp_path):
     times = {"ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0]}
     probes = [LimitProbe("ring", lambda: None, 1.0), LimitProbe("ring", lambda: None, 0.5, way="gather"),
               LimitProbe("ring", lambda: None, 0.4, way="reduce"), LimitProbe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
     spans = iter(times.values())
-    clock = SimpleNamespace(block=lambda run, iterations, beat: SimpleNamespace(ms=next(spans)))
-    reporter = SimpleNamespace(phase=lambda name: None, beat=None, block=lambda name, block, at: lines.append(name))
-    ranks = SimpleNamespace(slowest=lambda ms: ms)
-    strategy = SimpleNamespace(synchronous=True, probes=lambda: probes)
-    metrics, binding = limits(strategy, {"comm/exchange_ms": 8.0}, 2, clock, ranks, reporter)
+    clock = SimpleNamespace(block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0))
+    limits(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(tmp_path / "0.jsonl"))
+    lines = {0: list(read_lines(tmp_path / "0.jsonl"))}
+    metrics, binding = derive.limits(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
     assert metrics == {"limit/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
-    assert binding == "ring" and lines == list(times)
+    assert binding == "ring" and [line["purpose"] for line in lines[0] if line["kind"] == "block"] == list(times)
 
 
 def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):

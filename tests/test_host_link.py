@@ -6,12 +6,12 @@ import dataclasses
 import pytest
 import torch.distributed as dist
 from cells import make_cell
+from derived_results import run_whole
 from hydra import compose
 from omegaconf import OmegaConf
 
-from benchmarks.host_link import measure
+from benchmarks.host_link import derive, measure
 from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
 from benchmarks.request import refuse
 from conf.options import Refused
@@ -27,14 +27,14 @@ def alone(tmp_path):
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     (tmp_path / "ranks").mkdir()
-    yield Ranks(0, 1, torch.device("cpu")), Reporter(tmp_path / "ranks" / "0.jsonl")
+    yield Ranks(0, 1, torch.device("cpu"))
     dist.destroy_process_group()
 
 
 def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
     cell = dataclasses.replace(make_cell((0,)), benchmark=OPTIONS)
-    result = measure.run(cell, *alone)
-    rows = result.tables["host_link"]["rows"]
+    result = run_whole(measure.run, cell, alone, [tmp_path / "ranks" / "0.jsonl"])
+    rows = result["tables"]["host_link"]["rows"]
     assert [(row["operation"], row["memory"], row["at_once"], row["threads"]) for row in rows] == [
         ("copy", "host", 1, 1),
         ("add", "host", 1, 1),
@@ -43,11 +43,11 @@ def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
     for row, block, arrays in zip(rows, blocks, (2, 3), strict=True):
         seconds = sum(block["ms"]) / 1e3
         assert row["gb_per_s"] == pytest.approx([arrays * (1 << 20) * 4 / seconds / 1e9])  # STREAM counts the arrays
-    assert result.metrics == {
+    assert result["metrics"] == {
         "host_link/one_host_copy_gb_per_s": rows[0]["gb_per_s"][0],
         "host_link/one_host_add_gb_per_s": rows[1]["gb_per_s"][0],
     }
-    printed = (tmp_path / "output.txt").read_text()
+    printed = result["output"]
     assert "sum of two arrays" in printed and "no link between host and device" in printed
 
 
@@ -58,7 +58,7 @@ def test_rows_of_gpus_become_metrics_with_the_limit_of_staging_first():
 
     rows = [row("to_device", "pinned", [55.0, 54.0]), row("both", "pinned", [50.0, 51.0]),
             row("both", "pinned", [30.0, 31.0], 60.0), row("to_host", "pageable", [9.0, 8.0])]  # fmt: skip
-    assert list(measure._metrics(rows).items()) == [
+    assert list(derive.metrics(rows).items()) == [
         ("host_link/all_both_gb_per_s", 60.0),
         ("host_link/one_to_device_gb_per_s", 54.0),
         ("host_link/one_both_gb_per_s", 50.0),
@@ -83,8 +83,11 @@ def test_both_ways_start_before_either_is_waited_for(monkeypatch):
 
 
 def test_clocks_are_compared_over_windows_that_are_long_enough():
-    assert measure._disagreement([[99.9, 0.5], [100.0, 0.001], [200.0, 0.002]]) == 0.002
-    assert measure._disagreement([[99.9, 0.0]]) is None
+    def window(*clocks):
+        return [{"host_ms": host_ms, "device_ms": host_ms * (1 + share)} for host_ms, share in clocks]
+
+    assert derive.disagreement(window((99.9, 0.5), (100.0, 0.001), (200.0, 0.002))) == pytest.approx(0.002)
+    assert derive.disagreement(window((99.9, 0.0))) is None
 
 
 @pytest.mark.parametrize(

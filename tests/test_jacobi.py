@@ -16,8 +16,8 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 from rank_cases import ASKED, KERNELS
 
+from benchmarks.jacobi.derive import output
 from benchmarks.jacobi.grid import EDGE, TILES, Slab, TorchStencil, split, tiles
-from benchmarks.jacobi.measure import lines
 from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
 from benchmarks.request import refuse
@@ -115,7 +115,7 @@ def test_the_lines_are_jacobi_memcpys(forked):
 
 def test_the_document_s_line_is_printed_as_it_stands(hydra):
     cell = cell_of(gpus=(0, 3))
-    assert lines(cell, 16384, 16384, 3.9853, 2.0641) == [
+    assert output(cell, 16384, 16384, 3.9853, 2.0641) == [
         "Num GPUs: 2. Using GPU ID: 0, 3, ",
         "16384x16384: 1 GPU:   3.9853 s, 2 GPUs:   2.0641 s, speedup:     1.93, efficiency:    96.54 ",
     ]

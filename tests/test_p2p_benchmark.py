@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cells import make_cell
 from hydra import compose
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from analysis.errors import UnreadableInput
 from analysis.p2p.heat_map import _readable, _shade
 from analysis.p2p.matrices import parse_p2p
 from analysis.p2p.source import read_p2p
-from benchmarks.p2p import measure, tool_output
+from benchmarks.p2p import derive, measure, tool_output
 from benchmarks.p2p.concurrent import matchings
 from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 from benchmarks.rank.reporter import Reporter
@@ -135,10 +136,15 @@ def known(ids, wires, tmp_path, **options):
     """(result, raw lines) of measuring wires whose times are known."""
     defaults = OmegaConf.to_container(OmegaConf.load(p2p_yaml()))
     defaults |= {"bytes": 1_000_000, "repeats": 2} | options
-    (tmp_path / "ranks").mkdir(exist_ok=True)
-    result = Result()
-    measure.measure(ids, wires, defaults, result, Reporter(tmp_path / "ranks" / "0.jsonl"))
-    return result, list(read_lines(tmp_path / "ranks" / "0.jsonl"))
+    path = tmp_path / "ranks" / "0.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    result, reporter = Result(), Reporter(path)
+    measure.measure(ids, wires, defaults, result, reporter)
+    reporter.line("result", **dataclasses.asdict(result))
+    lines = list(read_lines(path))
+    derived = derive.derive({0: lines}, dataclasses.replace(make_cell(ids), benchmark=defaults))
+    return SimpleNamespace(**derived.with_facts(dataclasses.asdict(result))), lines
 
 
 def p2p_yaml():
@@ -183,7 +189,7 @@ def test_one_member_alone_has_a_diagonal(tmp_path):
     result, _ = known((4,), Known(1), tmp_path, concurrent=True)
     assert result.metrics["p2p/local_unidirectional_enabled_gb_per_s"] == 2.0
     assert "p2p_concurrent" not in result.tables
-    assert tool_output.lines(result.tables, result.checks, "none")[-1].startswith("One member alone")
+    assert tool_output.lines(result.tables, result.checks["measured_late"], "none")[-1].startswith("One member alone")
 
 
 def test_a_required_pair_without_access_ends_the_cell_with_a_sentence(tmp_path):
@@ -239,7 +245,7 @@ def test_patterns_of_four(tmp_path):
     # All that write to one member at once have places of their own in its buffer.
     together = next(copies for copies, _ in wires.asked if len({copy.source for copy in copies}) == 3 == len(copies))
     assert [copy.target_offset for copy in together] == [0, 1600, 3200]
-    text = "\n".join(tool_output.lines(result.tables, result.checks, "none"))
+    text = "\n".join(tool_output.lines(result.tables, result.checks["measured_late"], "none"))
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in text and "disjoint pairs at once" in text
 
 
@@ -308,7 +314,9 @@ def test_a_capture_laid_out_again_is_the_capture():
 @pytest.mark.parametrize("without", [(), [(0, 2), (2, 0)]])
 def test_gpus_read_back(tmp_path, without):
     result, _ = known((6, 1, 3), Known(3, without), tmp_path, direction="read")
-    told = parse_p2p("\n".join(tool_output.lines(result.tables, result.checks, "cuda-samples")))[0].as_json()
+    told = parse_p2p("\n".join(tool_output.lines(result.tables, result.checks["measured_late"], "cuda-samples")))[
+        0
+    ].as_json()
     table = result.tables["p2p"]
     assert told["access"] == {"1-6": True, "3-6": not without, "1-3": True}
     assert sorted(told["devices"], key=str) == sorted(table["devices"], key=str)

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.collectives import nccl_tests_table
 from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES
-from benchmarks.record.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.timing import alpha_beta
 from conf.cell import Cell
 

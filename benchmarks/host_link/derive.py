@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.record.derived import Derived, Line, RankLines, together
+from benchmarks.derived import Derived, Line, RankLines, together
 from benchmarks.timing import statistics
 from conf.cell import Cell
 

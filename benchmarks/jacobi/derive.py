@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.record.derived import Derived, RankLines, of_kind, slowest, together
+from benchmarks.derived import Derived, RankLines, of_kind, slowest, together
 from benchmarks.timing import statistics
 from conf.cell import Cell
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.derived import Derived, Line, RankLines, of_kind
 from benchmarks.p2p import tool_output
-from benchmarks.record.derived import Derived, Line, RankLines, of_kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.record.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.timing import statistics
 from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.cell import Cell

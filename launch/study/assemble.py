@@ -1,15 +1,16 @@
-"""The record of an attempt, made of what its folder holds: cell.json, attempt.json, the lines of the ranks, NCCL's logs."""
+"""The record of an attempt, made of what its folder holds: cell.json, attempt.json and the lines of the ranks."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Failure, Record, RecordError, read_lines
+from benchmarks.derived import FIELDS, IncompleteLines, complete
+from benchmarks.record import OUTPUT_NAME, Failure, Record, RecordError, read_lines
 from conf.cell import Cell
 
 
 def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float) -> Record:
-    """One Record, not yet judged. The same folder gives the same record.
+    """Return the record, not yet judged, and write what the benchmark prints. The same folder gives the same record.
 
     Raises:
         RecordError: the folder holds no begun attempt.
@@ -19,11 +20,13 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
         attempt = json.loads((folder / "attempt.json").read_text())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder}: no attempt was begun here ({error})") from None
-    result: dict[str, Any] = {}
+    lines_of_ranks = {}
     ranks: list[dict[str, Any]] = []
     servers: list[dict[str, Any]] = []
     for number in range(cell.world_size + cell.servers):
         lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
+        if number < cell.world_size:
+            lines_of_ranks[number] = lines
         start = next((line for line in lines if line["kind"] == "start"), None)
         if start is None:
             continue
@@ -31,9 +34,16 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
         told = {**facts, "done": any(line["kind"] == "done" for line in lines)}
         (ranks if number < cell.world_size else servers).append(told)
         attempt["environment"].setdefault("versions", start["versions"])
-        result = next((line for line in lines if line["kind"] == "result"), result)
     if servers:
         attempt["environment"]["servers"] = servers
+    values: dict[str, Any] = {}
+    try:
+        values = complete(lines_of_ranks, cell) or {}
+    except IncompleteLines as error:
+        failure = failure or Failure("exception", None, f"the lines of the ranks are incomplete: {error}")
+        state = "failed" if state == "finished" else state
+    if output := values.get("output"):
+        (folder / OUTPUT_NAME).write_text(output + "\n")
     return Record(
         cell_key=cell.key,
         name=cell.name,
@@ -41,15 +51,7 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
         state=state,
         failure=failure,
         ended_at=ended_at,
-        model=result.get("model", {}),
-        metrics=_numbers(result.get("metrics", {})),
-        series=result.get("series", {}),
-        tables=result.get("tables", {}),
-        checks=result.get("checks", {}),
+        **{name: values.get(name, {}) for name in FIELDS},
         ranks=ranks,
         **attempt,
     )
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
