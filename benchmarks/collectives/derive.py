@@ -44,7 +44,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     tables["nccl-tests"] = {"runs": [run]}
     output = ""
     if asked["format"] == "nccl-tests":
-        devices = [line for (line,) in (of_kind(lines[rank], "device") for rank in sorted(lines))]
+        devices = [dict(line) for (line,) in (of_kind(lines[rank], "device") for rank in sorted(lines))]
         output = "\n".join(nccl_tests_table.lines(cell, run, devices))
     return Derived(metrics, series, tables, _wrong(found) if asked["verify"] else {}, output)
 

@@ -47,12 +47,13 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
             continue
         how = How(enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read")
         width = 2 if pattern.name == "matching" else 1
-        facts = {
+        counted_bytes = pattern.size_bytes * how.iterations  # of one copy
+        facts: dict[str, Any] = {
             "pattern": pattern.name,
             "number": pattern.number,
             "of": pattern.number if pattern.name == "matching" else ids[pattern.number],
             "bytes": pattern.size_bytes,
-            "counted_bytes": pattern.size_bytes * how.iterations,  # of one copy
+            "counted_bytes": counted_bytes,
             "copies": [[ids[copy.source], ids[copy.target]] for copy in pattern.copies],
         }
         for repeat in range(int(asked["repeats"])):
@@ -61,8 +62,12 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
             for start in range(0, len(pattern.copies), width):
                 alone_ms += links.time(pattern.copies[start : start + width], how).each_ms
             reporter.beat()
-            times = {"total_ms": timed.all_ms, "together_ms": timed.each_ms, "alone_ms": alone_ms}
-            reporter.line("p2p", repeat=repeat, **facts, **times, **_rates(facts["counted_bytes"], **times))
+            times: dict[str, Any] = {
+                "total_ms": timed.all_ms,
+                "together_ms": timed.each_ms,
+                "alone_ms": alone_ms,
+            }
+            reporter.line("p2p", repeat=repeat, **facts, **times, **_rates(counted_bytes, **times))
 
 
 def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]) -> dict[str, Any]:
