@@ -132,8 +132,8 @@ def test_a_planted_fault_has_its_code_and_no_other(code, number):
 
 def test_the_sentence_names_what_was_found():
     said = judge(changed(PLANTED["wrong_gpu"][0]), LIMITS).codes["wrong_gpu"]
-    assert "rank 1 has GPU-other" in said and PAIR.environment["planned_uuids"][1] in said
-    assert "rank 1 left" in judge(changed(lambda r: r.ranks[1].update(done=False)), LIMITS).codes["missing_rank"]
+    assert "rank 1 ran on GPU-other" in said and PAIR.environment["planned_uuids"][1] in said
+    assert "rank 1 wrote" in judge(changed(lambda r: r.ranks[1].update(done=False)), LIMITS).codes["missing_rank"]
     assert (
         judge(changed(lambda r: r.checks.update(losses=[1.0, math.nan])), LIMITS).codes["loss_not_finite"].endswith("1")
     )
@@ -171,7 +171,7 @@ def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check()
     assert not found.codes and "exchange_wrong" not in found.unchecked
     assert found.unchecked["replicas_differ"] == found.unchecked["gradient_not_mean"] == "this benchmark trains nothing"
     lossy = judge(changed(lambda r: r.checks.clear(), changed(exchanged)), LIMITS)
-    assert lossy.unchecked["exchange_wrong"] == "it compresses with loss"
+    assert lossy.unchecked["exchange_wrong"] == "its compression loses precision"
 
 
 def test_gpus_that_were_not_sampled_leave_two_checks_unchecked():

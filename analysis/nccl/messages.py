@@ -61,10 +61,10 @@ _MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+.
 _ERROR = re.compile(r"\S+\.(?:cc|cu|h):\d+ (?:\(\w+\) )?-> \d+\b.*")
 
 
-Found = list[Event] | None  # None: a message of a known kind in an unknown form
+Events = list[Event] | None  # None: a message of a known kind in an unknown form
 
 
-def read_message(body: str, process: LogProcess) -> Found:
+def read_message(body: str, process: LogProcess) -> Events:
     """Read one message: its events, none for a message of no interest, None for a known kind in an unknown form.
 
     Raises ValueError for a number of thousands of digits, which Python refuses to read.
@@ -85,7 +85,7 @@ def transport_word(text: str) -> str:
     return re.sub(r"^P2P/indirect/\d+\[\w+\]", "P2P/indirect", text)
 
 
-def _channel(body: str, process: LogProcess) -> Found:
+def _channel(body: str, process: LogProcess) -> Events:
     """Read a line about connections, rings or trees."""
     stripped = body.rstrip()
     readers: tuple[Callable[[str, LogProcess], Event | None], ...] = (_connection, _ring, _trees, _collnet)
@@ -136,7 +136,7 @@ def _collnet(body: str, process: LogProcess) -> CollNet | None:
     return CollNet(process, int(found[1]), int(found[2]), found[3]) if found else None
 
 
-def _setting(body: str, process: LogProcess) -> Found:
+def _setting(body: str, process: LogProcess) -> Events:
     found = _SETTING.fullmatch(body.rstrip())
     if found is None:
         return None if "set by environment" in body else []
@@ -145,7 +145,7 @@ def _setting(body: str, process: LogProcess) -> Found:
     return [Setting(process, name, value[:-1] if re.fullmatch(r"-?\d+\.", value) else value)]
 
 
-def _membership(body: str, process: LogProcess) -> Found:
+def _membership(body: str, process: LogProcess) -> Events:
     found = _MEMBERSHIP.fullmatch(body.rstrip())
     if found is None:
         return None
@@ -155,7 +155,7 @@ def _membership(body: str, process: LogProcess) -> Found:
     return [Membership(process, found[1], rank, nranks, nvml, found[5], found[9], split, complete)]
 
 
-def _channel_counts(body: str, process: LogProcess) -> Found:
+def _channel_counts(body: str, process: LogProcess) -> Events:
     found = _SUMMARY.fullmatch(body.rstrip())
     if found is None:
         return None
@@ -164,7 +164,7 @@ def _channel_counts(body: str, process: LogProcess) -> Found:
     return [ChannelCounts(process, {name: int(count) for name, count in counts if count is not None})]
 
 
-def _tuning(body: str, process: LogProcess) -> Found:
+def _tuning(body: str, process: LogProcess) -> Events:
     found = _TUNING.fullmatch(body.rstrip())
     if found is None:
         return None
@@ -173,7 +173,7 @@ def _tuning(body: str, process: LogProcess) -> Found:
     return [Tuning(process, found[1], int(found[2]), found[3], found[4], channels, predicted)]
 
 
-def _version(body: str, process: LogProcess) -> Found:
+def _version(body: str, process: LogProcess) -> Events:
     found = _VERSION.match(body)
     if found is None:
         return []
@@ -181,20 +181,20 @@ def _version(body: str, process: LogProcess) -> Found:
     return [Statement(process, "version", found[1]), *cuda]
 
 
-def _network(body: str, process: LogProcess) -> Found:
+def _network(body: str, process: LogProcess) -> Events:
     return [Statement(process, "network", body.removeprefix("Using network ").strip())]
 
 
-def _multicast(body: str, process: LogProcess) -> Found:
+def _multicast(body: str, process: LogProcess) -> Events:
     found = _MULTICAST.fullmatch(body)
     return [Statement(process, "multicast", "no" if found[1] else "yes")] if found else []
 
 
-def _env(body: str, process: LogProcess) -> Found:
+def _env(body: str, process: LogProcess) -> Events:
     return [Statement(process, "env", body.strip())]  # a line of the ENV subsystem: it was logged
 
 
-def _error(body: str, process: LogProcess) -> Found:
+def _error(body: str, process: LogProcess) -> Events:
     return [Statement(process, "error", body.strip())] if _ERROR.fullmatch(body) else []
 
 
@@ -207,7 +207,7 @@ def _holds(*words: str) -> Callable[[str], bool]:
 
 
 # What tells a kind of message, and its reader; the first kind that fits is taken.
-_KINDS: tuple[tuple[Callable[[str], bool], Callable[[str, LogProcess], Found]], ...] = (
+_KINDS: tuple[tuple[Callable[[str], bool], Callable[[str, LogProcess], Events]], ...] = (
     (_starts("Channel ", "Ring ", "Coll", "Tree"), _channel),
     (lambda body: body.startswith("NCCL_") and " set " in body, _setting),
     (_holds(" - Init ", "- Init START"), _membership),

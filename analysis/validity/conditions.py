@@ -1,0 +1,109 @@
+"""Checks of the conditions of a measurement: clocks, noise, load, throttling, iterations, baseline, limit.
+
+Each function returns None for a record that passes.
+"""
+
+import math
+
+from analysis.validity.check import CheckResult, unchecked
+from benchmarks.record import Record
+from conf.schema import Validity as Limits
+
+# Above this efficiency the baseline is too slow: chosen badly, disturbed, or of another kind.
+MOST_EFFICIENCY = 1.02
+MOST_OF_LIMIT = 1.05  # an exchange may find data in a cache where the probe of its limit does not
+
+
+def clocks_disagree(record: Record, limits: Limits) -> CheckResult | None:
+    """Tell whether the GPU's clock and the host's clock measure a window differently."""
+    value = record.checks.get("clock_disagreement")
+    if value is None:
+        return unchecked("no window was timed")
+    return (
+        CheckResult(f"{float(value):.1%}, allowed {limits.clock_limit:.1%}")
+        if not value <= limits.clock_limit
+        else None
+    )
+
+
+def noisy(record: Record, limits: Limits) -> CheckResult | None:
+    """Tell whether the confidence interval of the rate is too wide."""
+    value = record.checks.get("half_width")
+    if value is None or not math.isfinite(float(value)):
+        return unchecked("too few iterations for a confidence interval")
+    return (
+        CheckResult(f"±{float(value):.1%}, allowed ±{limits.noise_limit:.1%}") if value > limits.noise_limit else None
+    )
+
+
+def cpu_bound(record: Record, limits: Limits) -> CheckResult | None:
+    """Tell whether the GPU waits for the CPU to launch work."""
+    share = record.metrics.get("gpu/idle_share")
+    if share is None:
+        return unchecked("the idle share of the GPU was not measured")
+    return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}") if share > limits.idle_limit else None
+
+
+def foreign_load(record: Record, limits: Limits) -> CheckResult | None:
+    """Tell whether other processes used the GPUs."""
+    samples = record.checks.get("gpu_samples")
+    if samples is None:
+        return unchecked("the GPUs were not sampled")
+    if samples["foreign_pids"]:
+        return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
+    memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
+    if memory is None and busy is None and not samples.get("processes_known", True):
+        return unchecked("the driver does not report which processes use the GPUs")
+    if memory is not None and memory > limits.foreign_memory_gib * 2**30:
+        return CheckResult(f"{memory / 2**30:.1f} GiB were in use before the ranks started")
+    if busy is not None and busy > limits.foreign_busy_percent:
+        return CheckResult(f"{busy} % busy before the ranks started")
+    return None
+
+
+def throttled(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether a GPU lowered its clocks in the timed window."""
+    samples = record.checks.get("gpu_samples")
+    if samples is None or not samples["samples"]:
+        return unchecked("the GPUs were not sampled in the timed window")
+    if not samples["reasons_known"]:
+        return unchecked("the driver does not report why it lowers clocks")
+    return CheckResult(", ".join(samples["throttle_reasons"])) if samples["throttle_reasons"] else None
+
+
+def too_few_iterations(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether fewer iterations were measured than requested."""
+    done, wanted = record.checks.get("iterations"), record.cell["benchmark"].get("min_iterations")
+    if done is None or wanted is None:
+        return unchecked("this benchmark counts no iterations")
+    return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
+
+
+def efficiency_above_one(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the efficiency is too high for a fair baseline."""
+    share = record.metrics.get("scaling/efficiency")
+    if len(record.cell["gpus"]) == 1:
+        return None  # a baseline is not compared with itself
+    if share is None:
+        return unchecked("no one-GPU baseline to compare with")
+    rate, low = (record.metrics.get(f"throughput/{name}") for name in ("images_per_second", "ci_low"))
+    # the lower end of the interval: the noise of this cell says nothing about its baseline
+    least = share * low / rate if rate and low else share
+    return CheckResult(f"{share:.1%}") if least > MOST_EFFICIENCY else None
+
+
+def limit_exceeded(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the exchange was faster than its limit."""
+    share = record.metrics.get("comm/ideal_ratio")
+    return (
+        CheckResult(f"{record.checks.get('limit')}, {share:.0%}")
+        if share is not None and share > MOST_OF_LIMIT
+        else None
+    )
+
+
+def warmup_not_flat(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the step time was still falling at the end of the warm-up."""
+    if "warmup_flat" not in record.checks:
+        return unchecked("no warm-up was measured")
+    return None if record.checks["warmup_flat"] else CheckResult("")

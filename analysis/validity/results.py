@@ -1,0 +1,126 @@
+"""Checks of what a cell computed: ranks, GPUs, weights, gradients, copies, elements, losses.
+
+Each function returns None for a record that passes.
+"""
+
+import math
+
+from analysis.validity.check import CheckResult, unchecked
+from benchmarks.record import Record
+from conf.schema import Validity as Limits
+
+
+def missing_rank(record: Record, _: Limits) -> CheckResult | None:
+    """Find ranks that did not finish."""
+    expected = set(range(len(record.cell["gpus"])))
+    missing = expected - {rank["rank"] for rank in record.ranks if rank.get("done")}
+    return CheckResult(", ".join(map(str, sorted(missing)))) if missing else None
+
+
+def wrong_gpu(record: Record, _: Limits) -> CheckResult | None:
+    """Find ranks that ran on another GPU than planned."""
+    planned = record.environment.get("planned_uuids")
+    if not planned:
+        return unchecked("CPU workers have no GPU UUID")
+    reported = {rank["rank"]: rank.get("uuid", "unknown") for rank in record.ranks}
+    wrong = [
+        f"rank {number} ran on {reported[number]} instead of {uuid}"
+        for number, uuid in enumerate(planned)
+        if number in reported and reported[number] != uuid
+    ]
+    return CheckResult("; ".join(wrong)) if wrong else None
+
+
+def replicas_differ(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the ranks ended with different weights."""
+    if "replicas_equal" not in record.checks:
+        return unchecked(_why_not_compared(record))
+    return None if record.checks["replicas_equal"] else CheckResult("")
+
+
+def gradient_not_mean(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the exchanged gradient differs from the mean of the local gradients."""
+    facts = record.checks
+    if "gradient_error" not in facts:
+        return unchecked(_why_not_compared(record))
+    error, spread, tolerance = (float(facts[f"gradient_{name}"]) for name in ("error", "spread", "tolerance"))
+    if not error <= tolerance:  # also NaN
+        return CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
+    if not spread > 2 * max(error, tolerance):
+        return unchecked("the ranks' gradients are too similar to tell their mean from one of them")
+    return None
+
+
+def _why_not_compared(record: Record) -> str:
+    if len(record.cell["gpus"]) == 1:
+        return "there is only one rank, so nothing to compare"
+    if record.cell["benchmark"].get("name") == "exchange" or record.cell["model"].get("name") == "none":
+        return "this benchmark trains nothing"
+    return f"strategy {record.cell['strategy']['name']} does not keep the weights equal, or its compression loses precision"
+
+
+def exchange_wrong(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the exchange of known gradients differs from their mean."""
+    error, tolerance = (record.checks.get(f"exchange_{name}") for name in ("error", "tolerance"))
+    if error is None or tolerance is None:
+        alone = record.cell["benchmark"].get("name") == "exchange"
+        return unchecked("its compression loses precision" if alone else "this benchmark exchanges no known gradients")
+    return (
+        None if error <= tolerance else CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
+    )  # also NaN
+
+
+def copy_wrong(record: Record, _: Limits) -> CheckResult | None:
+    """Find copies of benchmark=p2p with wrong elements."""
+    if not record.checks.get("copies_compared"):
+        return unchecked("no copy was compared") if record.cell["benchmark"].get("name") == "p2p" else None
+    wrong = record.checks["copies_wrong"]
+    if not wrong:
+        return None
+    first = [f"{elements} elements of {name}" for name, elements in list(wrong.items())[:3]]
+    return CheckResult(", ".join([*first, "…"] if len(wrong) > 3 else first))
+
+
+def entry_not_positive(record: Record, _: Limits) -> CheckResult | None:
+    """Find matrices of benchmark=p2p with an entry that is not a positive number."""
+    matrices = record.tables.get("p2p", {}).get("matrices")
+    if not matrices:
+        return unchecked("no matrix was measured") if record.cell["benchmark"].get("name") == "p2p" else None
+    bad = [
+        name for name, rows in matrices.items() if not all(0 < float(value) < math.inf for row in rows for value in row)
+    ]
+    return CheckResult(", ".join(bad)) if bad else None
+
+
+def wrong_elements(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether a collective's result has wrong elements."""
+    if record.cell["benchmark"].get("name") == "collectives" and "wrong_elements" not in record.checks:
+        return unchecked("benchmark.verify=false switched the check off")
+    count, sizes = record.checks.get("wrong_elements"), record.checks.get("wrong_bytes", [])
+    return CheckResult(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes") if count else None
+
+
+def solution_differs(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the solution of benchmark=jacobi differs from that of one GPU."""
+    difference, tolerance = (record.checks.get(f"solution_{name}") for name in ("difference", "tolerance"))
+    if difference is None or difference <= tolerance:
+        return None
+    return CheckResult(f"by up to {difference:.2g}, allowed {tolerance:.2g}")  # also NaN
+
+
+def loss_not_finite(record: Record, _: Limits) -> CheckResult | None:
+    """Find ranks whose loss is infinite or NaN."""
+    losses = record.checks.get("losses")
+    if not losses:
+        return unchecked("no loss was reported")
+    bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(float(loss))]
+    return CheckResult(", ".join(bad)) if bad else None
+
+
+def images_miscounted(record: Record, _: Limits) -> CheckResult | None:
+    """Tell whether the ranks counted another number of images than their steps hold."""
+    counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
+    if counted is None or steps is None:
+        return unchecked("this benchmark counts no images")
+    expected = steps * record.cell["batch_size"] * len(record.cell["gpus"])
+    return CheckResult(f"{counted:.0f} counted, {expected:.0f} expected") if counted != expected else None
