@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from rank_cases import CASES, SERVERS, STRATEGIES
 
 from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.result import Block
 from benchmarks.record import read_lines
-from benchmarks.timing.clock import Block
 from benchmarks.training import derive
 from benchmarks.training.exchange import gradients_like, limits
 from benchmarks.training.mxnet_lines import mxnet_lines

@@ -80,7 +80,6 @@ FOR_ALL = {
 WRONG_ARROWS = {
     ("launch.display.screen", "launch.tracking.note"),
     ("launch.supervision.supervise", "launch.plan.shared_memory"),
-    ("benchmarks.rank.reporter", "benchmarks.timing.clock"),
 }
 MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
 TOO_LONG = {
@@ -93,7 +92,6 @@ SHORT = {
     "conf/variables.py": "names that packages share stand once",
     "analysis/errors.py": "every reader raises it",
     "analysis/commands/console.py": "every command uses it",
-    "benchmarks/rank/result.py": "every benchmark returns it",
     "trainers/strategies/kvstore_local.py": "a strategy has a file of its name",
     "trainers/strategies/kvstore_dist_sync.py": "a strategy has a file of its name",
     "trainers/strategies/kvstore_dist_sync_device.py": "a strategy has a file of its name",

@@ -20,9 +20,9 @@ from benchmarks.collectives.request import ELEMENT_BYTES, largest_bytes, option,
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.result import Block, Result
 from benchmarks.timing.c_calls import made_by
-from benchmarks.timing.clock import Block, Clock
+from benchmarks.timing.clock import Clock
 from benchmarks.timing.spin_barrier import SpinBarrier
 from conf.cell import Cell
 from trainers.devices import bus_id

@@ -1,1 +1,1 @@
-"""The processes of a cell: the agent, its ranks, and what a rank reports."""
+"""The processes of a cell: the agent, its ranks, and the lines that a rank writes."""

@@ -1,6 +1,6 @@
-"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR`, or forked from benchmarks.rank.agent, which starts both.
+"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR`, or forked from the agent (benchmarks.rank.agent).
 
-Reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record of them.
+It reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record from them.
 Processes beyond the cell's ranks are the servers of its strategy.
 """
 
@@ -15,9 +15,16 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import lifetime
+
+# torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.rank.reporter import Reporter
+    from conf.cell import Cell
 
 MODULES = {
     **{name: f"benchmarks.{name}.measure" for name in ("collectives", "p2p", "jacobi", "host_link")},
@@ -27,11 +34,15 @@ MODULES = {
     },
 }
 
+# Our own deadlines end a hang; this one ends ranks whose launching process is gone.
+TIMEOUT = datetime.timedelta(hours=2)
+MOST_CHARACTERS = 2000  # of an error's message in a line; the log has it whole
+
 
 def main(folder: Path, started: str = "exec") -> int:
-    """Measure the cell of a folder as the rank that the environment names. Exit status 0 or 1.
+    """Measure the cell of a folder as the rank that the environment names. Returns the exit status, 0 or 1.
 
-    `started` says how this process began, fork or exec, for the record.
+    `started` is how this process began, fork or exec, for the record.
     """
     lifetime.die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
@@ -41,8 +52,8 @@ def main(folder: Path, started: str = "exec") -> int:
     log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    faulthandler.register(signal.SIGUSR1)  # a hang: the supervisor asks where every thread stands
-    from benchmarks.rank.reporter import Reporter  # after the redirection: what an import prints is in the log
+    faulthandler.register(signal.SIGUSR1)  # at a hang the supervisor asks for every thread's stack
+    from benchmarks.rank.reporter import Reporter  # after the redirection
 
     reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
     try:
@@ -51,15 +62,15 @@ def main(folder: Path, started: str = "exec") -> int:
         try:
             traceback.print_exc()
             sys.stderr.flush()
-            reporter.line("error", type=type(error).__name__, message=str(error)[:2000])
+            reporter.line("error", type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
         finally:
-            # Not the ordinary exit: the destructors of a broken process group can wait forever.
+            # Not the ordinary exit: the destructors of a broken process group can wait for ever.
             os._exit(1)
     reporter.line("done")
     return 0
 
 
-def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:
     import json
 
     import torch
@@ -86,25 +97,23 @@ def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> Non
         server_process.serve(rank - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat)
 
 
-def _server_place(cell: "Cell", rank: int) -> int | None:  # type: ignore[name-defined] # noqa: F821
-    """Which of the visible GPUs a server uses; None: the host's memory."""
+def _server_place(cell: "Cell", rank: int) -> int | None:
+    """Return which of the visible GPUs a server uses; None: it uses the host's memory."""
     if not cell.server_gpus:
         return None
     return list(dict.fromkeys((*cell.gpus, *cell.server_gpus))).index(cell.server_gpus[rank - cell.world_size])
 
 
-def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:  # type: ignore[name-defined] # noqa: F821
+def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:
     import dataclasses
 
     import torch.distributed as dist
 
     from benchmarks.rank.group import Ranks
 
-    # Our own deadlines end a hang; this one is only there so that no rank waits for ever if we are gone.
-    timeout = datetime.timedelta(hours=2)
     backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
-    # Servers are no members: the agent's count holds them too.
-    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=cell.world_size)
+    # Without the servers, which are in the agent's count too.
+    dist.init_process_group(backend, timeout=TIMEOUT, rank=rank, world_size=cell.world_size)
     benchmark = importlib.import_module(MODULES[cell.benchmark["name"]])
     result = benchmark.run(cell, Ranks(rank, cell.world_size, device), reporter)
     if rank == 0:
@@ -112,12 +121,12 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter")
     dist.destroy_process_group()
 
 
-def _identity(device: "torch.device") -> dict[str, object]:  # type: ignore[name-defined] # noqa: F821
-    """Which device this rank really has, and the versions of what it runs."""
+def _identity(device: "torch.device") -> dict[str, object]:
+    """Return which device this rank really has, and the versions of what it runs."""
     import torch
 
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    # Not imported for its version: that takes seconds, and not every model is from there.
+    # From its metadata: an import takes seconds, and not every model is from there.
     versions["torchvision"] = importlib.metadata.version("torchvision")
     facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
     if device.type == "cuda":

@@ -1,7 +1,7 @@
-"""The α–β line of a communication: time = α + bytes ÷ β, in few pieces, because libraries change protocol with size.
+"""The α–β model of a communication: time = α + bytes ÷ β, in a few pieces, because libraries change protocol with size.
 
-Pieces need not join: a protocol starts where the one before ends. Each is fitted by least squares of the relative error
-(scipy's non-negative ones: neither latency nor bandwidth is negative), and cut where that leaves the least error in sum.
+Pieces need not join. Each is fitted by least squares of the relative error, with scipy's non-negative solver since neither
+latency nor bandwidth is negative. Cuts are where the sum of the errors is least.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 FEWEST_SIZES = 3  # of a piece
 MOST_PIECES = 3
-# Relative error that noise leaves in a time: a better fit than this is no reason for another piece.
+# Relative error that noise leaves in a time. A fit that is better than this does not justify another piece.
 NOISE = 0.01
 
 
@@ -31,7 +31,7 @@ class Piece:
     worst_error: float
 
     def time_us(self, size_bytes: float) -> float:
-        """What the line says."""
+        """Return the time of a message."""
         return self.alpha_us + (size_bytes / self.beta_gb_per_s / 1e3 if self.beta_gb_per_s else 0.0)
 
 
@@ -44,12 +44,12 @@ class Fit:
     worst_error: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {**asdict(self), "pieces": [asdict(piece) for piece in self.pieces]}
 
 
 def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
-    """The line through times of ascending sizes; None below three sizes.
+    """Fit times of messages, in ascending order of size; None below FEWEST_SIZES sizes.
 
     The number of pieces is the one with the lowest BIC (Schwarz 1978), three parameters a piece.
     """
@@ -76,14 +76,14 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
 
 
 def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
-    """(α in µs, µs per byte, sum of the squared relative errors)."""
+    """Return α in µs, µs per byte, and the sum of the squared relative errors."""
     scale = sizes.max()  # of like magnitude, or nnls loses digits
     (alpha, slope), residual = nnls(np.column_stack([1 / times, sizes / scale / times]), np.ones(len(sizes)))
     return float(alpha), float(slope / scale), float(residual**2)
 
 
 def _cut(cost: dict[tuple[int, int], float], count: int, pieces: int) -> tuple[float, list[int]]:
-    """The cuts, from 0 to `count`, of so many pieces with the least cost in sum."""
+    """Return the least sum of costs of `pieces` pieces, and their cuts from 0 to `count`."""
     inner = itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1)
     options = [[0, *cuts, count] for cuts in inner]
     allowed = [cuts for cuts in options if all(pair in cost for pair in itertools.pairwise(cuts))]

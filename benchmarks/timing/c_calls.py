@@ -1,7 +1,7 @@
-"""Calls of C functions, one after the other, in a loop of C: from Python each would take longer than NCCL needs to enqueue it.
+"""Make a prepared list of C calls from a compiled loop.
 
-The loop is compiled when it is first needed. Where that fails, for want of a compiler, Python makes the calls; `made_by` tells
-which.
+One call from Python takes longer than NCCL needs to enqueue an operation. The loop is compiled when it is first needed. If
+there is no compiler, Python makes the calls; `made_by` says which.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Arguments are integers and addresses, each in a register or a slot of its own: in the calling conventions of Linux on x86-64
-# and Arm, arguments that a function does not take do no harm.
+# Every call passes eight integers or addresses. In the calling conventions of Linux on x86-64 and Arm each has a register or a
+# stack slot of its own, so that arguments which a function does not take do no harm.
 ARGUMENTS = 8
 SOURCE = """
 struct call { int (*function)(long, long, long, long, long, long, long, long); long given[8]; };
 
-/* Until one returns other than 0; returns how many returned 0. */
+/* Make calls until one does not return 0. Returns how many returned 0. */
 long make(const struct call *calls, long count, int *status)
 {
     for (long n = 0; n < count; n++) {
@@ -37,18 +37,18 @@ COMPILE_SECONDS = 60
 
 @dataclass(frozen=True)
 class CCall:
-    """One call of a function that returns 0, or what is wrong."""
+    """One call of a function that returns 0 or an error code."""
 
     name: str
     function: int  # its address
-    arguments: tuple[int, ...]  # at most eight
+    arguments: tuple[int, ...]  # at most ARGUMENTS
 
 
 class InOrder:
-    """Calls that are made one after the other when this is called."""
+    """A list of calls. Calling this makes them one after the other."""
 
     def __init__(self, calls: Sequence[CCall], words: Callable[[int], str]) -> None:
-        """`words` says what a function meant that returned other than 0."""
+        """`words` turns an error code into a message."""
         self.calls, self._words = tuple(calls), words
         self._status = ctypes.c_int(0)
         loop = compiled_loop()
@@ -61,7 +61,11 @@ class InOrder:
             )
 
     def __call__(self) -> None:
-        """Make them. Raises RuntimeError at the first that fails; the others are not made."""
+        """Make the calls.
+
+        Raises:
+            RuntimeError: a call failed; those after it are not made.
+        """
         done = self._make()
         if done < len(self.calls):
             raise RuntimeError(f"{self.calls[done].name}: {self._words(self._status.value)}")
@@ -75,25 +79,25 @@ class InOrder:
 
 
 def address(library: Any, name: str) -> int:
-    """Of a function of a library that ctypes has."""
+    """Return the address of a function in a library that ctypes has loaded."""
     found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert found is not None
     return found
 
 
 def made_by() -> str:
-    """C, or Python where the loop cannot be compiled."""
+    """Return who makes the calls: 'C', or 'Python' if the loop cannot be compiled."""
     return "C" if compiled_loop() is not None else "Python"
 
 
 @functools.cache
 def compiled_loop() -> Any:
-    """`make` of the source above; None where it cannot be compiled."""
+    """Return `make` of SOURCE; None if it cannot be compiled."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "enqueue.c", Path(folder) / "enqueue.so"
+        source, library = Path(folder) / "c_calls.c", Path(folder) / "c_calls.so"
         source.write_text(SOURCE)
         command = [*compiler.split(), "-O2", "-shared", "-fPIC", "-o", str(library), str(source)]
         try:

@@ -1,33 +1,24 @@
 """The one clock: times a run of iterations on this rank. METHOD.md, "The clock".
 
-On a GPU a CUDA event is recorded after every iteration and all are read after the window, so that nothing waits inside it.
-A host clock around the same window must agree. On a CPU worker both clocks are the host's.
+On a GPU it records a CUDA event after every iteration and reads all events after the window, so that nothing waits inside the
+window. A host clock around the same window must agree. On a CPU worker both clocks are the host's.
 """
 
 import gc
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from benchmarks.rank.group import Ranks
+from benchmarks.rank.result import Block
 
-
-@dataclass(frozen=True)
-class Block:
-    """One window: iterations timed back to back after one lead-in iteration, which is kept and not counted."""
-
-    ms: list[float]  # of each counted iteration, on the device's clock
-    lead_in_ms: float  # of the lead-in: it starts on an idle device
-    launch_ms: float  # host time to enqueue the lead-in
-    device_ms: float  # the whole window on the device's clock
-    host_ms: float  # the whole window on the host's clock
+CYCLES_PER_MS = 2e6  # of a GPU at 2 GHz; a slower clock holds longer, which is harmless
 
 
 class Clock:
-    """Times blocks of iterations; events are made once and used again."""
+    """Times blocks of iterations. Makes its events once and uses them again."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -36,7 +27,7 @@ class Clock:
     def block(self, iterate: Callable[[], None], iterations: int, between: Callable[[], None] = lambda: None) -> Block:
         """Time `iterations` calls of `iterate` after one lead-in. Collective: every rank calls it alike.
 
-        `between` is called on the host after each; the garbage collector waits until the window is closed.
+        Calls `between` on the host after each iteration. Python's garbage collector is off inside the window.
         """
         gc.collect()
         gc.disable()
@@ -48,13 +39,13 @@ class Clock:
             gc.enable()
 
     def held(self, iterate: Callable[[], None], hold_ms: float) -> float:
-        """Device time in ms of one iteration that is enqueued while the device is held, hence without launch gaps.
+        """Return the device's ms for one iteration without launch gaps. GPUs only.
 
-        The device spins for about `hold_ms` (nvbandwidth's method); longer than enqueuing takes. GPU only.
+        It is enqueued while the device spins for about `hold_ms`, which must be longer than enqueuing takes (the method of
+        nvbandwidth).
         """
         self._ranks.barrier()
-        # Cycles at a clock of 2 GHz; a slower clock holds longer, which is harmless.
-        torch.cuda._sleep(int(hold_ms * 2e6))
+        torch.cuda._sleep(int(hold_ms * CYCLES_PER_MS))
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         iterate()

@@ -1,18 +1,18 @@
 """A barrier that ranks of one machine leave at nearly the same time, for windows timed by the host's clock.
 
-Ranks leave a barrier over sockets one after the other, and who is first would wait for the last inside the window. Here every
-rank spins on counters in shared memory. CPU workers, which would take each other's cores, wait over sockets.
+Ranks leave a barrier over sockets one after the other, and the first would wait for the last inside the window. Here every
+rank spins on counters in shared memory. CPU workers would take each other's cores, so they wait over sockets.
 """
 
 from collections.abc import Callable
 
 from benchmarks.rank.group import Ranks
 
-COUNTER_BYTES = 8
+COUNTER_BYTES = 8  # an int64 for each rank
 
 
 class SpinBarrier:
-    """One barrier, to be passed any number of times."""
+    """A barrier that can be passed any number of times."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Map the counters. Collective."""
@@ -21,7 +21,7 @@ class SpinBarrier:
         self._counters = memoryview(ranks.map_shared(COUNTER_BYTES * ranks.world_size)).cast("q")
 
     def wait(self, settle: Callable[[], object]) -> None:
-        """Leave when all ranks are here and have done `settle`, and their devices are idle. Collective."""
+        """Call `settle`; return when all ranks have done so and their devices are idle. Collective."""
         if self._ranks.device.type == "cpu":
             settle()
             self._ranks.barrier()

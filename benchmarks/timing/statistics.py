@@ -11,16 +11,20 @@ import numpy as np
 
 RESAMPLES = 2000
 LEVEL = 0.95
-COMPARABLE_MS = 100.0  # from which the two clocks of a window can be compared
-MOST_VALUES = 4_000_000  # that are drawn at once: 32 MB
+COMPARABLE_MS = 100.0  # length of a window from which its two clocks can be compared
+MOST_VALUES = 4_000_000  # drawn at once: 32 MB
 # Neighbouring iterations are correlated (clocks, allocator, neighbours on the machine). Means over groups of them are
 # resampled instead once the correlation of neighbours exceeds this.
 CORRELATION_LIMIT = 0.2
-FEWEST_GROUPS = 10
+FEWEST_GROUPS = 10  # that are left to resample
+# A warm-up has ended when the medians of its last two quarters differ by less than this share.
+FLAT_SHARE = 0.02
+FEWEST_SAMPLES = 4  # of a warm-up: one for each quarter
+SIGMA_PER_MAD = 1.4826  # of normal noise: standard deviation ÷ median absolute deviation
 
 
 def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., Any]) -> tuple[float, float]:
-    """95 % bootstrap interval of a statistic of one or more independent samples; (nan, nan) below two values."""
+    """Return the 95 % bootstrap interval of a statistic of independent samples; (nan, nan) if one has fewer than two values."""
     if min(len(sample) for sample in samples) < 2:
         return float("nan"), float("nan")
     generator = np.random.default_rng(0)
@@ -35,17 +39,17 @@ def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., Any]) 
 
 
 def median_interval(ms: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the median."""
+    """Return the 95 % interval of the median."""
     return interval([ms], np.median)
 
 
 def mean_interval(ms: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean; correlated neighbours are first joined into groups (batch means)."""
+    """Return the 95 % interval of the mean. Correlated neighbours are first joined into groups (batch means)."""
     return interval([joined(ms)], np.mean)
 
 
 def difference_interval(longer: Sequence[float], shorter: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of median(longer) − median(shorter), resampled independently."""
+    """Return the 95 % interval of median(longer) − median(shorter), resampled independently."""
 
     def difference(a: Any, b: Any, axis: int) -> Any:
         return np.median(a, axis=axis) - np.median(b, axis=axis)
@@ -54,7 +58,7 @@ def difference_interval(longer: Sequence[float], shorter: Sequence[float]) -> tu
 
 
 def joined(ms: Sequence[float]) -> list[float]:
-    """Means over groups of 1, 2, 4, … neighbours: the shortest groups whose neighbours are nearly independent."""
+    """Return means over groups of 1, 2, 4, … neighbours: the shortest groups whose neighbours are nearly independent."""
     values = np.asarray(ms, dtype=float)
     while len(values) >= 2 * FEWEST_GROUPS and _correlation(values) > CORRELATION_LIMIT:
         values = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1)
@@ -62,7 +66,7 @@ def joined(ms: Sequence[float]) -> list[float]:
 
 
 def _correlation(values: np.ndarray[Any, Any]) -> float:
-    """Correlation of neighbours; 0 for constants."""
+    """Return the correlation of neighbours; 0 for constants."""
     if np.ptp(values) == 0:
         return 0.0
     centred = values - values.mean()
@@ -70,12 +74,12 @@ def _correlation(values: np.ndarray[Any, Any]) -> float:
 
 
 def median(ms: Sequence[float]) -> float:
-    """Median."""
+    """Return the median."""
     return float(np.median(ms))
 
 
 def percentile_95(ms: Sequence[float]) -> float:
-    """95th percentile, linear between neighbours."""
+    """Return the 95th percentile, linear between neighbours."""
     return float(np.percentile(ms, 95))
 
 
@@ -90,13 +94,15 @@ def spread(values: Sequence[float]) -> float:
 
 
 def flat(ms: Sequence[float], least: int) -> bool:
-    """Whether the step time has stopped falling: of at least `least` (and four) samples, the medians of the third and the
-    last quarter differ by less than 2 %, or by less than the scatter of the samples lets one see.
+    """Return whether the step time has stopped falling.
+
+    There must be at least `least` (and FEWEST_SAMPLES) samples. The medians of the third and the last quarter must differ by
+    less than FLAT_SHARE, or by less than two standard errors of a quarter's mean, taken from the scatter of the samples.
     """
-    if len(ms) < max(least, 4):
+    if len(ms) < max(least, FEWEST_SAMPLES):
         return False
     quarter = max(len(ms) // 4, 2)
     before, after = np.asarray(ms[-2 * quarter : -quarter]), np.asarray(ms[-quarter:])
     scatter = np.median(np.abs(np.concatenate([before - np.median(before), after - np.median(after)])))
-    tolerance = max(0.02 * float(np.median(after)), 2 * 1.4826 * float(scatter) / quarter**0.5)
+    tolerance = max(FLAT_SHARE * float(np.median(after)), 2 * SIGMA_PER_MAD * float(scatter) / quarter**0.5)
     return bool(np.median(before) - np.median(after) < tolerance)

@@ -2,9 +2,9 @@
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.result import Block, Result
 from benchmarks.timing import statistics
-from benchmarks.timing.clock import Block, Clock
+from benchmarks.timing.clock import Clock
 from benchmarks.training import correctness, derive, exchange
 from conf.cell import Cell
 from trainers import models
