@@ -1,15 +1,12 @@
 """What only a benchmark knows to be wrong with a cell that asks for it, found before any process starts.
 
-A benchmark whose options must fit each other, the number of ranks or the GPUs' memory has, beside its YAML,
-`benchmarks/NAME/request.py` with `refuse(cell, memory_bytes)`.
+If options constrain each other, or depend on the number of ranks or on the GPUs' memory, a benchmark checks them in a
+function `refuse(cell, memory_bytes)` that needs no torch. Its YAML names the function: `code: {refuse: dotted.name}`.
 """
 
-import importlib
-from pathlib import Path
-
+from conf import groups
 from conf.cell import Cell
-
-FOLDER = Path(__file__).parent
+from conf.targets import locate_without_torch
 
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
@@ -18,6 +15,6 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    name = cell.benchmark["name"]
-    if (FOLDER / name / "request.py").exists():
-        importlib.import_module(f"benchmarks.{name}.request").refuse(cell, memory_bytes)
+    code = groups.choice("benchmark", cell.benchmark["name"]).code
+    if "refuse" in code:
+        locate_without_torch(code["refuse"])(cell, memory_bytes)

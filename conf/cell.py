@@ -49,6 +49,8 @@ class Cell:
     labels: tuple[str, ...] = ()  # what was asked beside the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
+    # By group, what the YAML says beside the options: target, derive, section, compared; sha256 of a file of the user's own.
+    declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -65,13 +67,17 @@ class Cell:
         """Whether it has a model and a strategy; else it measures links alone."""
         return self.model.name != "none"
 
-    def asked(self, auto: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        """The benchmark's options; `auto` has what that word means (on a GPU, on a CPU worker) for the options it names."""
-        place = self.device == "cpu"
-        return {
-            name: auto[name][place] if value == "auto" and name in auto else value
-            for name, value in self.benchmark.items()
-        }
+    def target(self, group: str) -> str:
+        """Return the dotted name of what a rank calls for the cell's strategy or benchmark. Raises KeyError."""
+        return str(self.declared[group]["target"])
+
+    def as_pass(self, name: str, target: str, **options: Any) -> "Cell":
+        """Return the same cell with another benchmark: a pass beside the timed one."""
+        return dataclasses.replace(
+            self,
+            benchmark={"name": name, **options},
+            declared={**self.declared, "benchmark": {"target": target}},
+        )
 
     @property
     def key(self) -> str:
@@ -81,7 +87,11 @@ class Cell:
         done before by one without. Comparisons between cells leave it out (analysis.findings).
         """
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
-        for name in ("server_gpus", "profiler_options"):
+        asked["declared"] = {
+            group: {name: value for name, value in rules.items() if name in ("target", "sha256")}
+            for group, rules in self.declared.items()
+        }
+        for name in ("server_gpus", "profiler_options", "declared"):
             if not asked[name]:
                 del asked[name]  # cells without keep the key that they had before there were any
         canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))

@@ -1,79 +1,215 @@
-"""The YAML files of the groups: which choices there are, the options of each, and the rules that its file states beside them."""
+"""The YAML files of the groups: which choices there are, the options of each, and the rules that its file states beside them.
+
+A YAML of a strategy, a benchmark or a profiler has its options with their defaults, and these rules:
+
+    _target_       dotted name of the class or function that a rank calls (strategies and benchmarks)
+    auto           what the value `auto` of an option means; see `meaning`
+    accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`; `text: true` for any text.
+                   `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU
+    conflicts      a list of {option: value, …} that exclude each other
+    shared_memory  true: a strategy that takes memory in /dev/shm
+    trains         false: a benchmark that measures links, without a model and a strategy
+    code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
+                   cannot say, `refuse(cell, memory_bytes)`, `derive(lines_by_rank, cell)`, `section`
+    compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name for people), `may_differ`
+                   (options that leave the work as it is), `work` (fields of the cell that change it)
+
+Rules stand in files only: typed on the command line they are refused. `--config-dir DIR` adds DIR/strategy/NAME.yaml and
+DIR/benchmark/NAME.yaml to the choices.
+"""
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 
 from conf.options import Refused, accepted, check, closest
+from conf.targets import locate_without_torch, sha256_of_foreign_code
 
 ROOT = Path(__file__).parent
-# What the YAML of a strategy, benchmark or profiler says beside its options.
-RULES = ("accepts", "conflicts", "shared_memory", "trains")
+RULES: dict[str, type] = {
+    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "code": dict,
+    "compared": dict,
+}  # fmt: skip
+WITH_TARGET = ("strategy", "benchmark")
+# Folders that hold groups; of two files with the same name the first counts, as Hydra has it.
+_folders = [ROOT]
 
 
-def _choice(group: str, name: Any) -> None:
-    """Refuse a `group.name` that has no YAML in its group."""
-    choices = sorted(path.stem for path in (ROOT / group).glob("*.yaml"))
-    if name not in choices:
-        raise Refused(f"{group}.name={name}: accepted are {', '.join(choices)}{closest(str(name), choices)}")
+@dataclass(frozen=True)
+class Choice:
+    """One YAML file of a group."""
+
+    group: str
+    name: str
+    path: Path
+    options: dict[str, Any]  # with their defaults
+    rules: dict[str, Any]  # those of RULES that the file has
+
+    @property
+    def accepts(self) -> dict[str, dict[str, Any]]:
+        """What each option accepts."""
+        return cast(dict[str, dict[str, Any]], self.rules.get("accepts", {}))
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Dotted names of the functions that need no torch, by what they do."""
+        return cast(dict[str, str], self.rules.get("code", {}))
+
+    @property
+    def trains(self) -> bool:
+        """Whether a benchmark has a model and a strategy."""
+        return bool(self.rules.get("trains", True))
+
+    def limits(self, option: str) -> dict[str, Any]:
+        """Return what an option accepts, in the form that conf.options.check reads."""
+        may_be_auto = option in self.rules.get("auto", {})
+        whole = isinstance(self.options.get(option), int)
+        return {"whole": whole, "auto": may_be_auto} | self.accepts.get(option, {})
+
+    def declared(self) -> dict[str, Any]:
+        """Return the rules that ranks and readers of the record need: target, derive, section, compared, and a hash.
+
+        `sha256` is that of the file with the target, where that is not Ringside's own.
+
+        Raises:
+            Refused: the target cannot be found.
+        """
+        target = self.rules["_target_"]
+        known: dict[str, Any] = {"target": target}
+        known |= {name: self.code[name] for name in ("derive", "section") if name in self.code}
+        if "compared" in self.rules:
+            known["compared"] = self.rules["compared"]
+        code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
+        return known if code_hash is None else {**known, "sha256": code_hash}
+
+
+def search(folder: Path) -> None:
+    """Add the choices of a folder, as `--config-dir` does."""
+    if folder not in _folders:
+        _folders.append(folder)
+
+
+def choices(group: str) -> list[str]:
+    """Return the names of a group's YAML files, sorted."""
+    return sorted({path.stem for folder in _folders for path in (folder / group).glob("*.yaml")})
+
+
+def choice(group: str, name: Any) -> Choice:
+    """Return one choice of a group.
+
+    Raises:
+        Refused: there is no such file, or it is none that can be used.
+    """
+    known = choices(group)
+    if name not in known:
+        raise Refused(f"{group}.name={name}: accepted are {', '.join(known)}{closest(str(name), known)}")
+    path = next(path for folder in _folders if (path := folder / group / f"{name}.yaml").exists())
+    return _read(group, name, path)
+
+
+def library(model: str) -> str:
+    """Return the library that builds a model of the group `model`."""
+    path = next(path for folder in _folders if (path := folder / "model" / f"{model}.yaml").exists())
+    return str(OmegaConf.select(OmegaConf.load(path), "library"))
 
 
 @functools.cache
-def _written(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options with their defaults, RULES that are there) of a strategy's, benchmark's or profiler's YAML."""
-    declared = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(ROOT / group / f"{name}.yaml")))
-    return declared, {rule: declared.pop(rule) for rule in RULES if rule in declared}
-
-
-def declared(group: str, name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(options with their defaults, what each accepts, values that exclude each other)."""
-    declared, rules = _written(group, name)
-    return declared, rules.get("accepts", {}), rules.get("conflicts", [])
-
-
-def takes_shared_memory(strategy: str) -> bool:
-    """Whether a strategy's YAML says that it takes memory in /dev/shm."""
-    return bool(_written("strategy", strategy)[1].get("shared_memory", False))
-
-
-def trains(benchmark: str) -> bool:
-    """Whether a benchmark has a model and a strategy; its YAML says `trains: false` where it measures links alone."""
-    return bool(_written("benchmark", benchmark)[1].get("trains", True))
+def _read(group: str, name: str, path: Path) -> Choice:
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(content, dict) or "defaults" in content:
+        raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
+    rules = {rule: content.pop(rule) for rule in RULES if rule in content}
+    for rule, value in rules.items():
+        if not isinstance(value, RULES[rule]):
+            raise Refused(f"{path}: {rule} is {value!r}; accepted is a {RULES[rule].__name__}")
+    if group in WITH_TARGET and "_target_" not in rules:
+        raise Refused(f"{path}: has no _target_, the dotted name of the class or function that a rank calls")
+    return Choice(group, name, path, cast(dict[str, Any], content), rules)
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
-    """The options of a strategy, benchmark or profiler, held to the types and the `accepts` of its own YAML.
+    """Return the options of a strategy, benchmark or profiler, checked against its YAML; `auto` stays as it is.
 
     Raises:
-        Refused: an unknown option, another type than the YAML's default has, or a value outside `accepts`.
+        Refused: an unknown option, another type than the YAML's default has, a value outside `accepts`, or a rule.
     """
     if not isinstance(given, Mapping):
         raise Refused(f"{group}={given}: accepted is {group}=NAME and {group}.OPTION=value")
-    name = given.get("name")
-    _choice(group, name)
-    defaults, accepts, conflicts = declared(group, str(name))
-    for option, value in given.items():
-        if option in RULES:
-            continue
-        full = f"{group}.{option}"
-        if option not in defaults:
-            raise Refused(f"{full}={value}: {name} has the options {', '.join(defaults)}{closest(option, defaults)}")
-        default, limits = defaults[option], accepts.get(option, {})
-        limits = {"whole": isinstance(default, int), **limits}
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise Refused(f"{full}={value}: accepted are true and false")
-        if value is None and default is not None:
-            raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
-        if limits.get("text") and not isinstance(value, str | None):
-            raise Refused(f"{full}={value}: accepted is a text")
-        check(full, value, limits)
-    if missing := [option for option in defaults if option not in given]:
-        raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {defaults[missing[0]]}")
-    for conflict in conflicts:
-        if all(given[option] == value for option, value in conflict.items()):
-            first, *others = (f"{group}.{option}={value}" for option, value in conflict.items())
+    one = choice(group, given.get("name"))
+    for name, value in given.items():
+        if name in RULES:
+            _check_rule(one, name, value)
+        else:
+            _check_option(one, name, value)
+    if missing := [name for name in one.options if name not in given]:
+        raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {one.options[missing[0]]}")
+    for conflict in one.rules.get("conflicts", ()):
+        if all(given[name] == value for name, value in conflict.items()):
+            first, *others = (f"{group}.{name}={value}" for name, value in conflict.items())
             raise Refused(f"{first}: accepted without {', '.join(others)}")
-    return {option: value for option, value in given.items() if option not in RULES}
+    return {name: value for name, value in given.items() if name not in RULES}
+
+
+def _check_rule(one: Choice, name: str, value: Any) -> None:
+    """Refuse a rule that is not as the file has it."""
+    if value != one.rules.get(name):
+        raise Refused(
+            f"{one.group}.{name}={value}: stands in the file {one.group}/{one.name}.yaml only; write a YAML of your own and "
+            "name its folder with --config-dir"
+        )
+
+
+def _check_option(one: Choice, name: str, value: Any) -> None:
+    """Refuse an option that the file does not have, or a value that it does not accept."""
+    full = f"{one.group}.{name}"
+    if name not in one.options:
+        known = ", ".join(one.options)
+        raise Refused(f"{full}={value}: {one.name} has the options {known}{closest(str(name), one.options)}")
+    default, limits = one.options[name], one.limits(name)
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise Refused(f"{full}={value}: accepted are true and false")
+    if value is None and default is not None:
+        raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
+    if limits.get("text") and not isinstance(value, str | None):
+        raise Refused(f"{full}={value}: accepted is a text")
+    check(full, value, limits)
+
+
+def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
+    """Return checked options with every `auto` replaced, for a cell of `ranks` ranks on a kind of device (cuda or cpu).
+
+    Raises:
+        Refused: the options do not fit each other, or an `auto` has no meaning.
+    """
+    one = choice(group, given["name"])
+    values = dict(given)
+    for name, rule in one.rules.get("auto", {}).items():
+        if values.get(name) == "auto":
+            values[name] = meaning(rule, values, device)
+    if "resolve" in one.code:
+        values = locate_without_torch(one.code["resolve"])(values, device, ranks)
+    if left := [name for name, value in values.items() if value == "auto"]:
+        raise Refused(f"{group}.{left[0]}=auto: {one.path} does not say what it means on {device}")
+    return values
+
+
+def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
+    """Return what `auto` means by the rule of one option. A rule has one of these forms:
+
+    4.0                                            this value
+    {cuda: 50, cpu: 10}                            by the kind of device
+    {as: nx}                                       the value of another option, which stands before it in the file's rules
+    [{value: 25.0, where: {transport: gloo}}, {value: 4.0}]   the first whose options have these values
+    """
+    if isinstance(rule, list):
+        rule = next(
+            (case["value"] for case in rule if all(values[name] == one for name, one in case.get("where", {}).items())),
+            "auto",
+        )
+    if isinstance(rule, dict):
+        return values[rule["as"]] if "as" in rule else rule.get(device, "auto")
+    return rule

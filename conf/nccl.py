@@ -12,21 +12,10 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, FUNCTIONS, LEVELS, PROTOCOLS, UnknownWord, allowed, level_word
 from conf.options import Refused, check, closest, described, option
-
-LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
-# NCCL's legacy integers (paths.cc): 4 and above all mean SYS.
-LEGACY_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS", "5": "SYS"}
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
-PROTOCOLS = ("LL", "LL128", "Simple")
-FUNCTIONS = ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")
-# The algorithms that NCCL has for a collective (tuning.cc); for the others only Ring.
-WORKING = {
-    "allreduce": ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"),
-    "allgather": ("Ring", "CollNetDirect", "NVLS", "PAT"),
-    "reducescatter": ("Ring", "CollNetDirect", "NVLS", "PAT"),
-}
 
 
 def switch(help: str) -> int | None:
@@ -144,55 +133,45 @@ OFF = ("", "0", "n", "no", "f", "false", "off")
 FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "env"}
 
 
-def _per_function(name: str, text: str, accepted: tuple[str, ...]) -> dict[str, list[str]]:
-    """Read NCCL's selection grammar, `[function:][^]word,word[;function:…]`, words in any case. Raises Refused.
+def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
+    """Check every setting and return (the variables that it sets, a notice for each legacy number that was translated).
 
-    Returns {function or '': words left}: what NCCL may still choose for it.
-    """
-    known = {word.lower(): word for word in accepted}
-    left: dict[str, list[str]] = {}
-    for part in text.split(";"):
-        function, _, words = part.rpartition(":")
-        if function.lower() not in ("", *FUNCTIONS):
-            raise Refused(f"nccl.{name}={text}: {function!r} is no collective; accepted are {', '.join(FUNCTIONS)}")
-        exclude = words.startswith("^")
-        named = words.removeprefix("^").split(",")
-        unknown = [word for word in named if word.lower() not in known]
-        if unknown:
-            example = f"{accepted[1]}, or for one collective allreduce:{accepted[0].lower()}"
-            raise Refused(
-                f"nccl.{name}={text}: {unknown[0]!r} is not one of {', '.join(accepted)}; write for instance {example}"
-            )
-        chosen = [known[word.lower()] for word in named]
-        left[function.lower()] = [word for word in accepted if (word in chosen) != exclude]
-    return left
-
-
-def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
-    """Check every value and translate legacy integers; returns the settings and a notice for each translation.
+    What is `null` sets no variable.
 
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    changes: dict[str, str] = {}
+    variables: dict[str, str] = {}
     notices = []
     for name, field in FIELDS.items():
         value = getattr(nccl, name)
         if value is None:
             continue
-        if field.metadata["words"] == LEVELS and str(value) in LEGACY_LEVELS:
-            changes[name] = LEGACY_LEVELS[str(value)]
-            notices.append(f"nccl.{name}={value} is NCCL's legacy number for {changes[name]}; {changes[name]} is used")
-            continue
-        if isinstance(value, str) and (not value or not value.isascii() or not value.isprintable() or len(value) > 500):
-            raise Refused(f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters")
-        check(f"nccl.{name}", value, described(field))
-    if nccl.algo is not None:
-        _check_algorithms(nccl.algo)
-    if nccl.proto is not None:
-        for function, words in _per_function("proto", nccl.proto, PROTOCOLS).items():
-            if not words:
-                raise Refused(f"nccl.proto={nccl.proto}: leaves {function or 'every collective'} without a protocol")
+        if field.metadata["words"] == LEVELS and _is_legacy_number(str(value)):
+            word = level_word(str(value))
+            notices.append(f"nccl.{name}={value} is NCCL's legacy number for {word}; {word} is used")
+            value = word
+        _check_value(name, value, field)
+        variables[f"NCCL_{name.upper()}"] = str(value)
+    _check_selections(nccl)
+    _check_bounds(nccl)
+    return variables | _further(nccl.env), notices
+
+
+def _is_legacy_number(text: str) -> bool:
+    """Return whether a level is written as a number from 0 to 5, as older documents of NCCL do."""
+    return text in ("0", "1", "2", "3", "4", "5")
+
+
+def _check_value(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
+    """Refuse a value that its field does not accept, or a text that no environment variable should hold."""
+    if isinstance(value, str) and (not value or not value.isascii() or not value.isprintable() or len(value) > 500):
+        raise Refused(f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters")
+    check(f"nccl.{name}", value, described(field))
+
+
+def _check_bounds(nccl: Nccl) -> None:
+    """Refuse a lower bound above its upper bound."""
     for low, high in (
         ("min_nchannels", "max_nchannels"),
         ("min_ctas", "max_ctas"),
@@ -201,35 +180,61 @@ def normalised(nccl: Nccl) -> tuple[Nccl, list[str]]:
         least, most = getattr(nccl, low), getattr(nccl, high)
         if least is not None and most is not None and least > most:
             raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")
-    for name, value in nccl.env.items():
+
+
+def _further(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of `nccl.env` as text. Raises Refused for one that is not in FURTHER."""
+    for name, value in env.items():
         if name not in FURTHER:
             own = name.removeprefix("NCCL_").lower()
             hint = f"; it has a field: nccl.{own}={value}" if own in FIELDS else closest(name, FURTHER)
             raise Refused(f"nccl.env.{name}={value}: accepted are {', '.join(FURTHER)}{hint}")
         if not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
             raise Refused(f"nccl.env.{name}={value!r}: accepted is printable ASCII text of 1 to 200 characters")
-    return dataclasses.replace(nccl, **changes), notices  # type: ignore[arg-type]
+    return {name: str(value) for name, value in env.items()}
 
 
-def _check_algorithms(text: str) -> None:
-    """Refuse a selection that leaves a collective without an algorithm: ranks would fail at its first call."""
-    left = _per_function("algo", text, ALGORITHMS)
-    for function in FUNCTIONS:
-        asked = left.get(function, left.get("", list(ALGORITHMS)))
-        if set(asked) & set(WORKING.get(function, ("Ring",))):
-            continue
-        named = "" if function in left else text.split(";")[0].lower()
-        hint = f"name the collective (nccl.algo=allreduce:{named})" if named else f"give {function} another one"
+def _check_selections(nccl: Nccl) -> None:
+    """Refuse `algo` and `proto` where they have an unknown word, or leave a collective nothing that works."""
+    if nccl.proto is not None:
+        left = _selected("proto", nccl.proto, PROTOCOLS)
+        if without := [function for function, words in left.items() if not words]:
+            which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
+            raise Refused(f"nccl.proto={nccl.proto}: leaves {which} without a protocol")
+    if nccl.algo is not None:
+        left = _selected("algo", nccl.algo, ALGORITHMS)
+        for function in FUNCTIONS:
+            if not left[function] & AVAILABLE[function]:
+                raise Refused(_without_algorithm(nccl.algo, function.lower()))
+
+
+def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str]]:
+    """Return {function: words left to it}. Raises Refused for a word that NCCL would ignore."""
+    try:
+        if not all(text.split(";")):
+            raise UnknownWord("an empty part", "", False)
+        return allowed(text, words)
+    except UnknownWord as error:
+        if error.is_function:
+            functions = ", ".join(function.lower() for function in FUNCTIONS)
+            raise Refused(f"nccl.{name}={text}: {error.word!r} is no collective; accepted are {functions}") from None
+        example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
         raise Refused(
-            f"nccl.algo={text}: leaves {function} without an algorithm, and DDP needs all-gather and broadcast to start; "
-            f"{hint} or keep Ring in the list"
-        )
+            f"nccl.{name}={text}: {error.word!r} is not one of {', '.join(words)}; write for instance {example}"
+        ) from None
 
 
-def environment(nccl: Nccl) -> dict[str, str]:
-    """The environment variables that the settings ask for; what is `null` is not in it."""
-    asked = {f"NCCL_{name.upper()}": str(getattr(nccl, name)) for name in FIELDS if getattr(nccl, name) is not None}
-    return asked | {name: str(value) for name, value in nccl.env.items()}
+def _without_algorithm(text: str, function: str) -> str:
+    """Return the sentence for a selection that leaves a collective no algorithm: ranks would fail at its first call."""
+    parts = text.lower().split(";")
+    if any(part.startswith(f"{function}:") for part in parts):
+        hint = f"give {function} another one"
+    else:
+        hint = f"name the collective (nccl.algo=allreduce:{parts[0]})"
+    return (
+        f"nccl.algo={text}: leaves {function} without an algorithm, and DDP needs all-gather and broadcast to start; "
+        f"{hint} or keep Ring in the list"
+    )
 
 
 def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:
@@ -246,22 +251,23 @@ def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str
     return merged
 
 
-def against_surroundings(nccl: Nccl, surrounding: Mapping[str, str]) -> None:
+def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, str]) -> None:
     """Refuse NVLink multicast where the surrounding environment forbids it (it can put shared GPUs out of service).
 
     Raises:
         Refused: names the variable of the environment that forbids it.
     """
-    if not nccl.nvls_enable:
+    asked = variables.get("NCCL_NVLS_ENABLE", "0")
+    if asked == "0":
         return
     for name, allows in (
         ("NCCL_NVLS_ENABLE", ("", "1", "2")),
         ("TORCH_SYMM_MEM_DISABLE_MULTICAST", OFF),
         ("NVSHMEM_DISABLE_NVLS", OFF),
     ):
-        value = surrounding.get(name, "").strip()
+        value = surroundings.get(name, "").strip()
         if value.lower() not in allows:  # a spelling that is not known forbids, to be safe
             raise Refused(
-                f"nccl.nvls_enable={nccl.nvls_enable}: the environment forbids NVLink multicast ({name}={value}); "
+                f"nccl.nvls_enable={asked}: the environment forbids NVLink multicast ({name}={value}); "
                 "accepted here are null and 0"
             )

@@ -31,46 +31,53 @@ def option(
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """What a option accepts, as the end of a sentence: 'auto, eager or compile', 'a whole number of at least 1'; or ''."""
-    words, least, most, auto, whole = (metadata.get(key) for key in ("words", "least", "most", "auto", "whole"))
-    if words:
-        return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else str(words[0])
-    if least is None and most is None and not auto:
+    """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of at least 1'; or ''."""
+    least, most = metadata.get("least"), metadata.get("most")
+    words = [*(metadata.get("words") or ())]
+    if metadata.get("auto") and "auto" not in words:
+        words.insert(0, "auto")
+    if least is not None or most is not None:
+        bounds = [f"at least {_short(least)}"] if least is not None else []
+        bounds += [f"at most {_short(most)}"] if most is not None else []
+        kind = "a whole number" if metadata.get("whole") else "a number"
+        words.append(kind + (" of " + " and ".join(bounds) if bounds else ""))
+    if words == ["auto"]:
         return ""
-    bounds = [f"at least {_plain(least)}"] if least is not None else []
-    bounds += [f"at most {_plain(most)}"] if most is not None else []
-    kind = "a whole number" if whole else "a number"
-    return ("auto or " if auto else "") + kind + (" of " + " and ".join(bounds) if bounds else "")
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def _plain(number: float) -> str:
+def _short(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Refuse a value outside what its field's metadata accepts; None (not asked) passes.
+    """Refuse a value outside what its field's metadata accepts; None (nothing asked) passes.
 
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    words, least, most, auto, whole = (metadata.get(key) for key in ("words", "least", "most", "auto", "whole"))
-    if value is None or (auto and value == "auto"):
+    words, least, most, auto = (metadata.get(key) for key in ("words", "least", "most", "auto"))
+    if value is None or (auto and value == "auto") or (words and str(value) in words):
         return
-    if words:
-        if str(value) not in words:
-            close = next((word for word in words if word.lower() == str(value).lower()), None)
-            hint = f" (case matters: write {close})" if close else ""
-            raise Refused(f"{name}={value}: accepted are {accepted(metadata)}{hint}")
-    elif least is not None or most is not None or auto:
-        fits = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (least is None or value >= least)  # NaN fails both
-            and (most is None or value <= most)
-            and not (whole and value != int(value))
-        )
-        if not fits:
-            raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
+    has_bounds = least is not None or most is not None
+    if words and not has_bounds:
+        close = next((word for word in words if word.lower() == str(value).lower()), None)
+        hint = f" (case matters: write {close})" if close else ""
+        raise Refused(f"{name}={value}: accepted are {accepted(metadata)}{hint}")
+    if has_bounds and not _fits(value, metadata):
+        raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
+
+
+def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a value is a number inside the bounds, and whole where it must be."""
+    least, most = metadata.get("least"), metadata.get("most")
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (least is None or value >= least)  # NaN fails both
+        and (most is None or value <= most)
+        and not (metadata.get("whole") and value != int(value))
+    )
 
 
 def check_fields(prefix: str, config: Any) -> None:

@@ -1,40 +1,74 @@
-"""From a composed configuration to a cell: every option is checked, then every `auto` is resolved for a GPU subset."""
+"""From a composed configuration to a cell: check every option, then resolve every `auto` for a GPU subset."""
 
 import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from conf import nccl
+from conf import groups, nccl
 from conf.cell import Cell, Network
-from conf.groups import declared, options, trains
 from conf.options import Refused, accepted, check_fields, check_names
-from conf.schema import Config, Optimizer
+from conf.schema import Config, Model, Optimizer, Sizes
 from conf.servers import placed
+from conf.targets import sha256_of_foreign_code
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-def checked(config: Config) -> tuple[Config, list[str]]:
-    """Check every option and translate legacy NCCL numbers. Returns the configuration and notices for the user.
+@dataclass
+class CheckedConfig(Config):
+    """A configuration whose every option was checked. Of NCCL's settings only the variables are left, in `nccl_variables`."""
+
+    nccl_variables: dict[str, str] = field(default_factory=dict)
+
+
+def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
+    """Check every option. Return the configuration and notices for the user.
 
     Raises:
         Refused: the first option that is wrong, with its value and what is accepted.
     """
     check_names("", config)
-    settings, notices = nccl.normalised(config.nccl)
-    config = dataclasses.replace(config, nccl=settings)
+    variables, notices = nccl.settings(config.nccl)
+    config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
-    for name, text in (
-        ("study", config.study),  # these become names of folders or modules
-        ("model.name", config.model.name),
-        ("model.builder", config.model.builder),
-    ):
-        if not NAME.fullmatch(text):
-            raise Refused(
-                f"{name}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
-            )
+    config = dataclasses.replace(config, model=_checked_model(config.model))
+    _check_names_of_folders(config)
+    known = {one.name: getattr(config, one.name) for one in dataclasses.fields(Config)}
+    known |= {group: groups.options(group, known[group]) for group in ("strategy", "benchmark", "profiler")}
+    return CheckedConfig(**known, nccl_variables=variables), notices
+
+
+def _checked_model(model: Model) -> Model:
+    """Return the model; one of the user's own module is named after it where it still has the name of a model of ours.
+
+    Raises:
+        Refused: a name that no library can have, or a builder that Python does not find.
+    """
+    if model.library == "python":
+        sha256_of_foreign_code("model.builder", model.builder)
+        if model.name in groups.choices("model") and groups.library(model.name) != "python":
+            module, _, name = model.builder.replace(":", ".").rpartition(".")
+            model = dataclasses.replace(model, name=f"{module.rpartition('.')[2]}.{name}")
+    else:
+        _check_name("model.builder", model.builder)
+    _check_name("model.name", model.name)
+    return model
+
+
+def _check_name(option: str, text: str) -> None:
+    """Refuse a text that cannot become the name of a folder or of a builder."""
+    if not NAME.fullmatch(text):
+        raise Refused(
+            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
+        )
+
+
+def _check_names_of_folders(config: Config) -> None:
+    """Refuse texts that cannot be names of a study, a folder or a tracking store."""
+    _check_name("study", config.study)
     for name, path in (
         ("output_dir", config.output_dir),
         ("tracking.uri", config.tracking.uri),
@@ -44,115 +78,158 @@ def checked(config: Config) -> tuple[Config, list[str]]:
             raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
     if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
         raise Refused(f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes")
-    return dataclasses.replace(
-        config,
-        strategy=options("strategy", config.strategy),
-        benchmark=options("benchmark", config.benchmark),
-        profiler=options("profiler", config.profiler),
-    ), notices
 
 
 def resolve(
-    config: Config, gpus: tuple[int, ...], device: str, repeat: int = 0, everyone: tuple[int, ...] | None = None
+    config: CheckedConfig, gpus: tuple[int, ...], device: str, repeat: int = 0, everyone: tuple[int, ...] | None = None
 ) -> Cell:
-    """Resolve every `auto` for a subset on a kind of device ('cpu' or 'cuda'); `everyone` are the machine's GPUs.
+    """Return the cell of a configuration on one subset: every `auto` is resolved for a kind of device, cpu or cuda.
+
+    `everyone` are the ids of all GPUs of the machine; without it, those of the subset.
 
     Raises:
-        Refused: `global_batch_size` does not divide, the precision needs a GPU, or the strategy's servers do not fit.
+        Refused: options that do not fit the subset, the device or each other.
     """
-    if not trains(config.benchmark["name"]):
-        return _without_training(config, gpus, device, repeat)
-    model, sizes = config.model, config.model.gpu if device == "cuda" else config.model.cpu
-    batch_size = sizes.batch_size if config.batch_size == "auto" else config.batch_size
-    global_batch_size = config.global_batch_size
-    if global_batch_size == "auto":
-        shared = _shared_by_all(len(everyone or gpus))
-        global_batch_size = max(sizes.batch_size // shared, 1) * shared
-    if global_batch_size is not None:
-        if config.batch_size != "auto":
-            raise Refused(
-                f"global_batch_size={global_batch_size}: accepted alone, not beside batch_size={config.batch_size}"
-            )
-        batch_size, rest = divmod(int(global_batch_size), len(gpus))
-        if rest or not batch_size:
-            raise Refused(
-                f"global_batch_size={global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
-                f"gpus={','.join(map(str, gpus))}"
-            )
+    benchmark = groups.choice("benchmark", config.benchmark["name"])
+    options = groups.resolved("benchmark", config.benchmark, device, len(gpus))
+    common = _Common(options, dict(config.nccl_variables), gpus, device, config.seed, repeat)
+    if not benchmark.trains:
+        return _without_training(config, benchmark, common)
+    return _training(config, benchmark, common, everyone or gpus)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """The fields of a cell that do not depend on whether it trains."""
+
+    benchmark: dict[str, Any]
+    nccl: dict[str, str]
+    gpus: tuple[int, ...]
+    device: str
+    seed: int
+    repeat: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as arguments of Cell."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+
+def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, everyone: tuple[int, ...]) -> Cell:
+    """Return a cell with a model and a strategy. Raises Refused."""
+    strategy = groups.choice("strategy", config.strategy["name"])
+    device, gpus = common.device, common.gpus
+    sizes = config.model.gpu if device == "cuda" else config.model.cpu
+    global_batch_size = _global_batch_size(config, sizes, len(everyone))
+    options = groups.resolved("strategy", config.strategy, device, len(gpus))
+    precision = _precision(config, device)
+    _check_together(strategy, options, precision, common)
+    return Cell(
+        **common.fields(),
+        model=_network(config, sizes),
+        strategy=options,
+        optimizer=config.optimizer,
+        profiler=config.profiler["name"],
+        profiler_options=_traced(config.profiler),
+        batch_size=_batch_size(config, sizes, global_batch_size, gpus),
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimize="eager" if config.optimize == "auto" else config.optimize,
+        channels_last=device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True"),
+        labels=_labels(config, strategy, options, global_batch_size),
+        server_gpus=placed(options, gpus, device, everyone),
+        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **_declared_model(config.model)},
+    )
+
+
+def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | None:
+    """Return the images per step over all ranks, where they were asked for. Raises Refused."""
+    asked = config.global_batch_size
+    if asked is None:
+        return None
+    if asked == "auto":
+        shared = math.lcm(1 << (everyone.bit_length() - 1), everyone)  # 1, 2, 4, … and all GPUs divide it
+        asked = max(sizes.batch_size // shared, 1) * shared
+    if config.batch_size != "auto":
+        raise Refused(f"global_batch_size={asked}: accepted alone, not together with batch_size={config.batch_size}")
+    return int(asked)
+
+
+def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpus: tuple[int, ...]) -> int:
+    """Return the images per rank and step. Raises Refused where the global batch cannot be divided."""
+    if global_batch_size is None:
+        return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size)
+    batch_size, rest = divmod(global_batch_size, len(gpus))
+    if rest or not batch_size:
+        raise Refused(
+            f"global_batch_size={global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
+            f"gpus={','.join(map(str, gpus))}"
+        )
+    return batch_size
+
+
+def _network(config: Config, sizes: Sizes) -> Network:
+    """Return the model with its image size. Raises Refused where its layers do not accept the images."""
+    model = config.model
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
+    if not model.least_image_size <= image_size <= model.most_image_size:
+        bounds = accepted({"least": model.least_image_size, "most": model.most_image_size, "whole": True})
+        raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
+    if model.library == "torchvision" and model.channels != 3:
+        raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
+    return Network(
+        model.name, model.library, model.builder, model.channels, model.classes, int(image_size),
+        model.auxiliary_weight, dict(model.options),
+    )  # fmt: skip
+
+
+def _precision(config: Config, device: str) -> str:
+    """Return the arithmetic. Raises Refused where it needs a GPU."""
     if device == "cpu" and config.precision in ("tf32", "fp16"):
         raise Refused(
             f"precision={config.precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 and bf16_weights"
         )
-    if not model.least_image_size <= image_size <= model.most_image_size:
-        asked = accepted({"least": model.least_image_size, "most": model.most_image_size, "whole": True})
-        raise Refused(f"image_size={image_size}: {model.name} accepts {asked}")
-    if model.library == "torchvision" and model.channels != 3:
-        raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    precision = ("bf16" if device == "cuda" else "fp32") if config.precision == "auto" else config.precision
-    accepts = declared("strategy", config.strategy["name"])[1]
-    for field, value in (("precision", precision), ("benchmark", config.benchmark["name"])):
-        if value in accepts.get(field, {}).get("refused", ()):
-            raise Refused(f"{field}={value}: accepted with other strategies than {config.strategy['name']}")
-    if device == "cpu":
-        for option, limits in accepts.items():
-            if config.strategy.get(option) in limits.get("gpu_only", ()):
-                raise Refused(f"strategy.{option}={config.strategy[option]}: accepted on GPUs only, not on CPU workers")
-    nhwc = device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True")
+    if config.precision == "auto":
+        return "bf16" if device == "cuda" else "fp32"
+    return config.precision
+
+
+def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common) -> None:
+    """Refuse what the strategy's YAML says does not go with it, or only on GPUs."""
+    for name, value in (("precision", precision), ("benchmark", common.benchmark["name"])):
+        if value in strategy.accepts.get(name, {}).get("refused", ()):
+            raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
+    for name, limits in strategy.accepts.items() if common.device == "cpu" else ():
+        if options.get(name) in limits.get("gpu_only", ()):
+            raise Refused(f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers")
+
+
+def _declared_model(model: Model) -> dict[str, dict[str, Any]]:
+    """Return the hash of the file that builds a model of the user's own module; empty for the libraries' models."""
+    if model.library != "python":
+        return {}
+    code_hash = sha256_of_foreign_code("model.builder", model.builder)
+    return {"model": {"target": model.builder} | ({"sha256": code_hash} if code_hash else {})}
+
+
+def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
+    """Return a cell that measures links: it is the same cell whatever model or strategy was asked for."""
     return Cell(
-        model=Network(
-            model.name, model.library, model.builder, model.channels, model.classes, int(image_size),
-            model.auxiliary_weight, dict(model.options),
-        ),
-        strategy=dict(config.strategy),
-        benchmark=dict(config.benchmark),
-        nccl=nccl.environment(config.nccl),
-        optimizer=config.optimizer,
-        profiler=config.profiler["name"],
-        profiler_options=_traced(config.profiler),
-        gpus=gpus,
-        device=device,
-        batch_size=int(batch_size),
-        global_batch_size=None if global_batch_size is None else int(global_batch_size),
-        precision=precision,
-        optimize="eager" if config.optimize == "auto" else config.optimize,
-        channels_last=nhwc,
-        seed=config.seed,
-        repeat=repeat,
-        labels=_labels(config, global_batch_size),
-        server_gpus=placed(config.strategy, gpus, device, everyone or gpus),
-    )  # fmt: skip
-
-
-def _shared_by_all(count: int) -> int:
-    """The least number that 1, 2, 4, … and all `count` GPUs divide."""
-    return math.lcm(1 << (count.bit_length() - 1), count)
-
-
-def _without_training(config: Config, gpus: tuple[int, ...], device: str, repeat: int) -> Cell:
-    """A cell that measures links: whatever model or strategy stands beside it, it is the same cell."""
-    defaults = declared("benchmark", config.benchmark["name"])[0]
-    return Cell(
+        **common.fields(),
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
         strategy={"name": "none"},
-        benchmark=dict(config.benchmark),
-        nccl=nccl.environment(config.nccl),
         optimizer=Optimizer(),
         profiler="none",
-        gpus=gpus,
-        device=device,
         batch_size=0,
         global_batch_size=None,
         precision="fp32",
         optimize="eager",
         channels_last=False,
-        seed=config.seed,
-        repeat=repeat,
-        labels=tuple(f"{name}={value}" for name, value in config.benchmark.items() if value != defaults[name]),
+        labels=tuple(_typed_options(benchmark, config.benchmark, common.benchmark)),
+        declared={"benchmark": benchmark.declared()},
     )
 
 
-# What a benchmark that trains nothing has no use for.
+# The options that do nothing in a benchmark which trains nothing.
 TRAINING = (
     "model", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size", "precision", "optimize",
     "channels_last", "profiler",
@@ -160,30 +237,36 @@ TRAINING = (
 
 
 def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides of a request that a benchmark which trains nothing has no use for."""
-    if trains(benchmark):
+    """Return the overrides of a request that do nothing because its benchmark trains nothing."""
+    if groups.choice("benchmark", benchmark).trains:
         return []
-    asked = {text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0] for text in overrides}
-    return [text for text, group in asked.items() if group in TRAINING]
+    typed = {text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0] for text in overrides}
+    return [text for text, group in typed.items() if group in TRAINING]
 
 
 def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of a trace; where the profiler lies on this machine is not."""
+    """Return what is asked of a trace, without the place of the profiler on this machine."""
     if profiler["name"] == "none":
         return {}
     return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
 
 
-def _labels(config: Config, global_batch_size: int | str | None) -> tuple[str, ...]:
-    """What was asked beside the defaults: 'batch 512', 'compile', 'comm_hook=bf16'."""
-    defaults = declared("strategy", config.strategy["name"])[0]
+def _typed_options(choice: groups.Choice, typed: Mapping[str, Any], resolved: Mapping[str, Any]) -> list[str]:
+    """Return 'name=value' for each option that differs from the default of its YAML."""
+    return [f"{name}={resolved[name]}" for name, value in typed.items() if value not in (choice.options[name], "auto")]
+
+
+def _labels(
+    config: Config, strategy: groups.Choice, options: Mapping[str, Any], global_batch_size: int | None
+) -> tuple[str, ...]:
+    """Return what differs from the defaults, for people: 'batch 512', 'compile', 'comm_hook=bf16'."""
     labels = [
         f"global batch {global_batch_size}" if global_batch_size else "",
         f"batch {config.batch_size}" if config.batch_size != "auto" else "",
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",
         config.optimize if config.optimize == "compile" else "",
-        *(f"{name}={value}" for name, value in config.strategy.items() if value != defaults[name]),
+        *_typed_options(strategy, config.strategy, options),
         f"profiler={config.profiler['name']}" if config.profiler["name"] != "none" else "",
     ]
     return tuple(label for label in labels if label)

@@ -11,7 +11,7 @@ def placed(
 ) -> tuple[int, ...]:
     """The GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
 
-    `auto` takes GPUs outside the subset, in order; where these are too few, servers share the subset's own.
+    `free` takes GPUs outside the subset, in order; where these are too few, servers share the subset's own.
 
     Raises:
         Refused: more GPU servers than GPUs, unknown GPUs, or a bound on staleness that no order of updates can keep.
@@ -30,7 +30,7 @@ def placed(
         raise Refused(
             f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone)}, the GPUs of this machine"
         )
-    if asked == "auto":
+    if asked == "free":
         free = tuple(gpu for gpu in everyone if gpu not in gpus)
         return free[:servers] if len(free) >= servers else tuple(gpus[n % workers] for n in range(servers))
     named = [str(gpu) for gpu in asked] if isinstance(asked, list | tuple) else str(asked).split("+")

@@ -27,6 +27,8 @@ from launch.supervision import gpu_samples, supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
 
+TUNING_PASS = "benchmarks.training.tuning_pass.run"
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurer:
@@ -136,7 +138,7 @@ class Measurer:
     def _tuning_pass(self, cell: Cell, folder: Path, variable: Mapping[str, str]) -> None:
         """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
         try:
-            inside = prepare(folder / TUNING_FOLDER, dataclasses.replace(cell, benchmark={"name": "tuning_pass"}))
+            inside = prepare(folder / TUNING_FOLDER, cell.as_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {error}")
             return

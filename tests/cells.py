@@ -1,15 +1,11 @@
 """Cells for tests: a tiny network on CPU workers, with the defaults of the YAML files where a test needs them."""
 
 import dataclasses
-from pathlib import Path
 
-from omegaconf import OmegaConf
-
+from conf import groups
 from conf.cell import Cell, Network
-from conf.groups import RULES
 from conf.schema import Optimizer
 
-ROOT = Path(__file__).parent.parent
 BENCHMARK = {
     "name": "throughput",
     "min_iterations": 4,
@@ -39,6 +35,7 @@ def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benc
         model=Network("fmnist_cnn", "ringside", "fmnist_cnn", 1, 10, 28, 0.0, {}),
         strategy=strategy or DDP,
         benchmark=BENCHMARK | benchmark,
+        declared=declared(strategy or DDP, BENCHMARK | benchmark),
         nccl={},
         optimizer=Optimizer(),
         profiler="none",
@@ -53,28 +50,46 @@ def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benc
     )
 
 
+def declared(strategy, benchmark):
+    """What the YAML files of a strategy and a benchmark say beside their options."""
+    return {
+        "strategy": groups.choice("strategy", strategy["name"]).declared(),
+        "benchmark": groups.choice("benchmark", benchmark["name"]).declared(),
+    }
+
+
+def target_of(group, name):
+    """The dotted name of what a rank calls for a strategy or benchmark."""
+    return groups.choice(group, name).rules["_target_"]
+
+
+def options_of(group, asked, ranks=2):
+    """The options of a strategy or benchmark on CPU workers, with its YAML's defaults."""
+    typed = groups.options(group, groups.choice(group, asked["name"]).options | asked)
+    return groups.resolved(group, typed, "cpu", ranks)
+
+
 def strategy_of(asked):
     """A strategy with its YAML's defaults."""
-    declared = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "strategy" / f"{asked['name']}.yaml"))
-    return {name: value for name, value in declared.items() if name not in RULES} | asked
+    return options_of("strategy", asked)
 
 
 def exchange_cell(case):
     """The cell of a case of benchmark=exchange."""
-    defaults = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / "exchange.yaml"))
-    short = {"iterations": 3, "limit_iterations": 2}
-    benchmark = {name: value for name, value in defaults.items() if name not in RULES} | short | case["exchange"]
+    benchmark = options_of(
+        "benchmark", {"name": "exchange", "iterations": 3, "limit_iterations": 2, **case["exchange"]}
+    )
     cell = make_cell(
         tuple(range(case["workers"])), strategy_of(case["strategy"]), precision=case.get("precision", "fp32")
     )
-    return dataclasses.replace(cell, benchmark=benchmark)
+    return dataclasses.replace(cell, benchmark=benchmark, declared=declared(cell.strategy, benchmark))
 
 
 def links_cell(workers, asked):
     """The cell of a benchmark that trains nothing, with its YAML's defaults."""
-    declared = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "benchmark" / f"{asked['name']}.yaml"))
-    options = {name: value for name, value in declared.items() if name not in RULES} | asked
+    options = options_of("benchmark", asked, workers)
     return dataclasses.replace(
         make_cell(tuple(range(workers))),
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}), strategy={"name": "none"}, benchmark=options,
+        declared=declared({"name": "none"}, options),
     )  # fmt: skip

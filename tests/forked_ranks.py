@@ -17,15 +17,15 @@ from pathlib import Path
 import measuring
 import torch
 import torch.distributed as dist
-from cells import exchange_cell, links_cell, strategy_of
+from cells import exchange_cell, links_cell, strategy_of, target_of
 from derived_results import run_whole
 from torch import nn
 
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.group import Ranks
-from benchmarks.rank.worker import MODULES
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
+from conf.targets import locate
 from trainers.kvstore import server_process
 from trainers.strategy import ExchangeAlone, load
 
@@ -53,7 +53,7 @@ def train(rank, case):
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3)
-    strategy = load(strategy_of(case["strategy"]))
+    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]))
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(100 + rank)
     x = torch.randn(16, 7, generator=generator)
@@ -147,8 +147,8 @@ def exchanged(rank, case, folder):
     """What benchmark=exchange finds; a fault is planted where the case names one."""
     loaded = []
 
-    def loading(options):
-        strategy = load(options)
+    def loading(options, target):
+        strategy = load(options, target)
         loaded.append(strategy)
         strategy.exact = strategy.exact and not case.get("lossy", False)
         if fault := case.get("fault"):
@@ -175,8 +175,8 @@ def measured(rank, case, folder):
     found = []
     for asked in case["benchmarks"]:
         cell = links_cell(case["workers"], asked)
-        module = importlib.import_module(MODULES[asked["name"]])
-        found.append(run_whole(module.run, cell, ranks, paths))
+        run = locate(cell.target("benchmark"))
+        found.append(run_whole(run, cell, ranks, paths))
     return found
 
 
@@ -234,7 +234,7 @@ def rank_main(folder, name, case, rank):
             dist.destroy_process_group()
         else:
             server_process.serve(
-                rank - workers, torch.device("cpu"), "cpu", "auto", lambda phase: None, lambda served: None
+                rank - workers, torch.device("cpu"), "cpu", "share", lambda phase: None, lambda served: None
             )
         os._exit(0)
     except BaseException:
@@ -250,9 +250,9 @@ def main(folder):
         parameter.grad = torch.zeros_like(parameter)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     for name in ("nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_async"):
-        load(strategy_of({"name": name}))
+        load(strategy_of({"name": name}), target_of("strategy", name))
     for name in ("collectives", "jacobi"):
-        importlib.import_module(MODULES[name])
+        locate(target_of("benchmark", name))
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
     exchange.gradients_like(cell, "weights", torch.device("cpu"))
     statistics.median_interval([1.0, 2.0, 3.0])

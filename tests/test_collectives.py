@@ -22,13 +22,14 @@ from analysis.nccl_tests.reader import parse_nccl_tests
 from benchmarks.collectives import nccl_tests_table
 from benchmarks.collectives.calls import NCCL_TYPES, Nccl, loaded_library
 from benchmarks.collectives.measure import CollectiveBenchmark, Message
-from benchmarks.collectives.request import COLLECTIVES, ELEMENT_BYTES, sizes
+from benchmarks.collectives.request import sizes
 from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_study
 from benchmarks.request import refuse
 from benchmarks.timing import alpha_beta, c_calls
+from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
 from conf.options import Refused
 from conf.resolve import checked, resolve
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.nccl.announcements import ALGORITHMS, allowed, announcement, level_word, same_value
+from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
 from analysis.validity.settings import SettingResult, check_settings
+from conf.nccl_vocabulary import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}

@@ -135,5 +135,5 @@ def test_nccls_own_files_can_forbid_multicast(tmp_path):
     merged = nccl.with_configuration_files({"HOME": "h"}, texts)
     assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
     with pytest.raises(Refused, match="forbids NVLink multicast"):
-        nccl.against_surroundings(nccl.Nccl(nvls_enable=1), merged)
+        nccl.refuse_multicast({"NCCL_NVLS_ENABLE": "1"}, merged)
     assert nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"

@@ -153,7 +153,11 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["device=tpu"], "device=tpu:", "auto, cpu or cuda"),
         (["precision=fp8"], "precision=fp8:", "auto, fp32, tf32, bf16, fp16 or bf16_weights"),
         (["precision=fp16"], "precision=fp16: needs a GPU", "auto, fp32, bf16 and bf16_weights"),
-        (["batch_size=8", "global_batch_size=8"], "global_batch_size=8:", "accepted alone, not beside batch_size=8"),
+        (
+            ["batch_size=8", "global_batch_size=8"],
+            "global_batch_size=8:",
+            "accepted alone, not together with batch_size=8",
+        ),
         (["strategy=nccl_allreduce,none"], "strategy=nccl_allreduce,none:", "several values are a sweep; add -m"),
         (["gpus=0+1,0+3"], "gpus=[0,1],[0,3]:", "several values are a sweep; add -m"),
         (["-m", "study=a,b"], "study=a,b:", "a sweep has one study"),

@@ -34,7 +34,7 @@ def asked(*overrides, gpus=(0, 1), device="cuda"):
     ],
 )
 def test_auto_takes_gpus_outside_the_subset_first(gpus, servers, expected):
-    assert placed({"servers": servers, "server_gpus": "auto"}, gpus, "cuda", EVERYONE) == expected
+    assert placed({"servers": servers, "server_gpus": "free"}, gpus, "cuda", EVERYONE) == expected
 
 
 def test_servers_run_where_they_are_asked_to(hydra):

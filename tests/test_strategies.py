@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 
-from conf.groups import options
+from conf.groups import choice, options
 from trainers.strategies.nccl_allreduce import bucket_members
 from trainers.strategy import load
 
@@ -21,7 +21,8 @@ def one_rank():
 @pytest.mark.parametrize("cap", [25.0, 4.0])
 def test_exchange_alone_has_ddps_buckets(one_rank, cap):
     asked = {"bucket_cap_mb": cap, "gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
-    strategy = load(options("strategy", {"name": "nccl_allreduce", **asked, "comm_hook": "none", "powersgd_rank": 4}))
+    given = {"name": "nccl_allreduce", **asked, "comm_hook": "none", "powersgd_rank": 4}
+    strategy = load(options("strategy", given), choice("strategy", "nccl_allreduce").rules["_target_"])
     model = torchvision.models.resnet18()
     prepared = strategy.prepare(model, torch.optim.SGD(model.parameters()))
     for _ in range(12):  # DDP groups gradients anew once it has seen in which order they come, and logs it later

@@ -20,7 +20,8 @@ def shared_bytes(cell: Cell) -> int:
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return load(cell.strategy).shared_bytes(parameters, cell.world_size, cell.device == "cuda")
+    strategy = load(cell.strategy, cell.target("strategy"))
+    return strategy.shared_bytes(parameters, cell.world_size, cell.device == "cuda")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Training:
         # fp16); zeros are what the first step would start from anyway.
         for parameter in self.parameters:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self.strategy: Strategy = load(cell.strategy)
+        self.strategy: Strategy = load(cell.strategy, cell.target("strategy"))
         self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.optimize == "compile":
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.

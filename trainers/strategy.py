@@ -1,10 +1,9 @@
 """The seam of the strategies: how gradients become updated weights on all ranks.
 
-A strategy is one file here and one YAML in conf/strategy/ of the same name. The file defines `STRATEGY`, a subclass of
-Strategy that takes the YAML's options as keyword arguments. The step, the clock and the checks are the same for all.
+A strategy is a subclass of Strategy and one YAML in conf/strategy/, whose `_target_` names the class, or a function that
+returns an instance. It takes the YAML's options as keyword arguments. The step, the clock and the checks are the same for all.
 """
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from conf.targets import locate
 
 
 class ExchangeAlone(ABC):
@@ -127,10 +128,13 @@ class Strategy(ABC):
         return
 
 
-def load(options: Mapping[str, Any]) -> Strategy:
-    """The strategy that `options["name"]` names, with its options. Raises ModuleNotFoundError, TypeError."""
-    given = dict(options)
-    module = importlib.import_module(f"trainers.strategies.{given.pop('name')}")
-    strategy = module.STRATEGY(**given)
-    assert isinstance(strategy, Strategy)
+def load(options: Mapping[str, Any], target: str) -> Strategy:
+    """Make a strategy: call `target`, the dotted name in its YAML, with its options.
+
+    Raises:
+        Whatever the import and the call raise; TypeError where no Strategy is returned.
+    """
+    strategy = locate(target)(**{name: value for name, value in options.items() if name != "name"})
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"{target} returned {type(strategy).__name__}; expected is a trainers.strategy.Strategy")
     return strategy

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from conf import groups
 from conf.cell import Cell
 
 WITHOUT = "none"  # the strategy without exchange
@@ -26,6 +27,7 @@ def controls(cell: Cell) -> list[Cell]:
     without = dataclasses.replace(
         alike,
         strategy={"name": WITHOUT},
+        declared={**cell.declared, "strategy": groups.choice("strategy", WITHOUT).declared()},
         server_gpus=(),
         labels=tuple(one for one in labels if one not in options),
     )

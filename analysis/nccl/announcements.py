@@ -6,14 +6,8 @@ a variable whose code is never reached (NCCL_SHM_DISABLE where P2P carries every
 
 import re
 
-# In the order of their numbers in TUNING lines of 2.20 to 2.23.
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
-PROTOCOLS = ("LL", "LL128", "Simple")
-FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+from conf.nccl_vocabulary import level_word
 
-# NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL: the largest distance, near to far (2.30; earlier releases lack some words).
-LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-_LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")  # by number; larger numbers are SYS
 _LEVEL_SETTINGS = {"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"}
 
 # Announced whatever NCCL_DEBUG_SUBSYS selects, while the topology is searched.
@@ -47,17 +41,6 @@ VISIBLE = {
     *("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_PXN_DISABLE", "NCCL_CROSS_NIC", "NCCL_NET", "NCCL_IB_DISABLE"),
     *("NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_PAT_ENABLE"),
 }
-
-
-def level_word(value: str) -> str:
-    """NCCL's word for a level; a legacy number as NCCL translates it (0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and more SYS)."""
-    number = re.match(r"[0-9]{1,9}", value)
-    return _LEGACY_LEVELS[min(int(number[0]), len(_LEGACY_LEVELS) - 1)] if number else value
-
-
-def legacy_number(word: str) -> int | None:
-    """The number that older documents use for a level."""
-    return _LEGACY_LEVELS.index(word) if word in _LEGACY_LEVELS else None
 
 
 def same_value(name: str, asked: str, announced: str) -> bool:
@@ -101,36 +84,3 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
     if name not in _STRINGS and version is not None and version < _ENV_ONLY_INTEGERS:
         return "always"
     return "env"
-
-
-def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
-    """What NCCL_ALGO or NCCL_PROTO allows per function, by names of `ALGORITHMS` or `PROTOCOLS`.
-
-    `ring,tree`, `^tree`, and from 2.24 `ring;allreduce:tree`: later parts overwrite. Raises ValueError for a word that
-    NCCL does not know.
-    """
-    known = {name.lower(): name for name in names}
-    functions = {name.lower(): name for name in FUNCTIONS}
-    result = {name: set(names) for name in FUNCTIONS}
-    for part in filter(None, value.split(";")):
-        prefix, colon, rest = part.rpartition(":")
-        if colon and prefix.lower() not in functions:
-            raise ValueError(f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}")
-        words = rest.removeprefix("^").split(",")
-        if any(word.lower() not in known for word in words):
-            raise ValueError(f"{part!r}: expected a list of {', '.join(names)}")
-        chosen = {known[word.lower()] for word in words}
-        chosen = set(names) - chosen if rest.startswith("^") else chosen
-        for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
-            result[function] = set(chosen)
-    return result
-
-
-# The algorithms that a function has at all; where a value allows none of them, older releases fall back to Ring.
-AVAILABLE = {
-    "Broadcast": {"Ring"},
-    "Reduce": {"Ring"},
-    "AllGather": {"Ring", "CollNetDirect", "NVLS", "PAT"},
-    "ReduceScatter": {"Ring", "CollNetDirect", "NVLS", "PAT"},
-    "AllReduce": {"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"},
-}

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from analysis.errors import UnreadableInput
-from analysis.nccl.announcements import ALGORITHMS, PROTOCOLS
 from analysis.nccl.communicators import Group, Sorted, bracket_kind, sort_by_communicator
 from analysis.nccl.events import Connection, Event, LogProcess, Setting, Statement, Tuning
 from analysis.nccl.facts import (
@@ -23,6 +22,7 @@ from analysis.nccl.facts import (
 from analysis.nccl.lines import LogEvents, read_events
 from analysis.nccl.messages import NEWEST
 from analysis.nccl.model import Choice, Communicator, NcclLog, version_numbers
+from conf.nccl_vocabulary import ALGORITHMS, PROTOCOLS
 
 # Announced whatever NCCL_DEBUG_SUBSYS says, so that they do not show that the ENV subsystem was logged.
 _ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}

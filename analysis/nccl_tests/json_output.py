@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.nccl_tests.run import COLLECTIVES, Measured, Row, Run, nccl_version
+from analysis.nccl_tests.run import PROGRAMS, Measured, Row, Run, nccl_version
 
 _EXPECTED = "expected the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
-_PROGRAM = re.compile("(" + "|".join(sorted(COLLECTIVES, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
+_PROGRAM = re.compile("(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
 _SETTINGS = {
     "nthreads": "nThread", "ngpus": "nGpus", "minimum_bytes": "minBytes", "maximum_bytes": "maxBytes",
     "step_factor": "step", "step_bytes": "step", "warmup_iters": "warmup iters", "iterations": "iters",

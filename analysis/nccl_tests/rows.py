@@ -8,7 +8,8 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from analysis.nccl_tests.run import ELEMENT_BYTES, Measured, Row
+from analysis.nccl_tests.run import Measured, Row
+from conf.nccl_vocabulary import NCCL_TESTS_ELEMENT_BYTES
 
 ROW_START = re.compile(r"\s*(\d{1,19})\s+(\d{1,19})\s+([a-z]\w*)(\s.*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,6})?(?:e[+-]\d{2,3})?", re.ASCII)
@@ -71,7 +72,7 @@ def read_row(text: str, table: TableHeader, number: int, program: str | None) ->
         root = int(words.pop(0))
     if len(words) != sum(map(len, table.groups)):
         return None
-    element = ELEMENT_BYTES.get(dtype)
+    element = NCCL_TESTS_ELEMENT_BYTES.get(dtype)
     share = count * (element or 0)
     if element and program != "alltoallv" and (size % share if share else size):
         return None

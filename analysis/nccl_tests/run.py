@@ -8,27 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf.nccl_vocabulary import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
+
 # program of nccl-tests: the collective's name here
-COLLECTIVES = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all_v",
-    "sendrecv": "send_recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "hypercube": "hypercube",
-}
-# busbw = algbw * (n-1)/n; all_reduce twice that; the others 1 (nccl-tests doc/PERFORMANCE.md and each *GetBw)
-_ONE_SHARE = ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "gather", "scatter")
-ELEMENT_BYTES = {
-    "int8": 1, "char": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "half": 2, "bfloat16": 2, "int32": 4, "int": 4, "uint32": 4, "float": 4,
-    "int64": 8, "uint64": 8, "double": 8,
-}  # fmt: skip
+PROGRAMS = {one.program: name for name, one in NCCL_TESTS_COLLECTIVES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,7 @@ class Run:
     def collective(self) -> str | None:
         """From the program's name, else from the table where only one program prints such a table."""
         if self.program is not None:
-            return COLLECTIVES[self.program]
+            return PROGRAMS[self.program]
         named = [row for row in self.rows if row.redop is not None]
         if any(row.root is not None for row in named):
             return "reduce"
@@ -119,10 +102,12 @@ class Run:
         if factors is not None and factors[0] > 1:  # only all_reduce's factor exceeds 1
             return "all_reduce"
         # all_reduce, send_recv and broadcast count all bytes, reduce_scatter, gather and scatter those of one rank
-        if any(row.bytes > row.count * ELEMENT_BYTES.get(row.dtype, math.inf) > 0 for row in named):
+        if any(row.bytes > row.count * NCCL_TESTS_ELEMENT_BYTES.get(row.dtype, math.inf) > 0 for row in named):
             return "reduce_scatter"
         rooted = [row for row in self.rows if row.root is not None and row.bytes]
-        if (self.ranks or 0) > 1 and any(row.bytes == row.count * ELEMENT_BYTES.get(row.dtype, 0) for row in rooted):
+        if (self.ranks or 0) > 1 and any(
+            row.bytes == row.count * NCCL_TESTS_ELEMENT_BYTES.get(row.dtype, 0) for row in rooted
+        ):
             return "broadcast"
         return None
 
@@ -166,10 +151,10 @@ class Run:
         Raises ValueError where no number of ranks gives these figures.
         """
         factors = self.factors()
-        shares = {"all_reduce": 2}.get(self.collective or "", 1 if self.collective in _ONE_SHARE else 0)
-        if factors is None or not shares:
+        collective = NCCL_TESTS_COLLECTIVES.get(self.collective or "")
+        if factors is None or collective is None or not collective.trips:
             return None
-        low, high = (bound / shares for bound in factors)  # of (n-1)/n
+        low, high = (bound / collective.trips for bound in factors)  # of (n-1)/n
         fewest = math.ceil(1 / (1 - low) - 1e-9) if low < 1 else None
         most = math.floor(1 / (1 - high) + 1e-9) if high < 1 else None
         if fewest is None or (most is not None and fewest > most):
@@ -266,7 +251,7 @@ def _annotate_ratio(run: Run, ranks: int | None) -> None:
     if stated and not outside:
         return
     if fewest == most:
-        factor = (2 if name == "all_reduce" else 1) * (fewest - 1) / fewest
+        factor = NCCL_TESTS_COLLECTIVES[name or ""].factor(fewest)
         meaning = f"busbw/algbw of {name} is {factor:.5g}, which means {_times(fewest, 'rank')}"
     else:
         meaning = f"busbw/algbw of {name} means {fewest} {'or more' if most is None else f'to {most}'} ranks"

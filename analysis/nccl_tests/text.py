@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from analysis.errors import UnreadableInput
 from analysis.nccl_tests.rows import ROW_START, TableHeader, read_header, read_row
-from analysis.nccl_tests.run import COLLECTIVES, Run, nccl_version
+from analysis.nccl_tests.run import PROGRAMS, Run, nccl_version
 
 _LONGEST_COMMAND = 8000  # characters
 _EXPECTED = "expected nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
 
 # `[1,0]<stdout>:` and `[host@1,0]<stdout>: ` (mpirun --tag-output), `0: ` (srun --label)
 _TAG = re.compile(r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII)
-_PROGRAM = "(" + "|".join(sorted(COLLECTIVES, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?"
+_PROGRAM = "(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?"
 _STARTING = re.compile(rf"# Collective test starting: {_PROGRAM}\s*", re.ASCII)
 _COMMAND = re.compile(rf"(?:^|[\s/'\"]){_PROGRAM}(?=\s+-)", re.ASCII)
 _LAUNCHER = re.compile(r"(?:^|[\s/])(?:mpirun|mpiexec|srun|orterun|prterun)\s", re.ASCII)

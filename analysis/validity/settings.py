@@ -9,20 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.nccl.announcements import (
-    ALGORITHMS,
-    AVAILABLE,
-    LEVELS,
-    PROTOCOLS,
-    VISIBLE,
-    allowed,
-    announcement,
-    legacy_number,
-    level_word,
-    same_value,
-)
+from analysis.nccl.announcements import VISIBLE, announcement, same_value
 from analysis.nccl.model import NcclLog, version_numbers
 from analysis.nccl.transports import pair_class
+from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, DISTANCES, PROTOCOLS, allowed, legacy_number, level_word
 
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as NCCL's PHB.
 _NEEDED_LEVEL = {"PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}
@@ -151,7 +141,7 @@ def _transports(
             yield _transport(asked, name, f"the log has {', '.join(by_kind[kind])}")
     if level == "LOC" and by_kind["P2P/"]:
         yield _transport(asked, "NCCL_P2P_LEVEL", f"the log has {', '.join(by_kind['P2P/'])}")
-    elif level in LEVELS and level != "LOC" and asked.get("NCCL_P2P_DISABLE") != "1":
+    elif level in DISTANCES and level != "LOC" and asked.get("NCCL_P2P_DISABLE") != "1":
         yield from _level(asked, log, link_classes, gpus)
     if asked.get("NCCL_NVLS_ENABLE") == "0":
         chosen = sorted({one.algorithm for one in log.algorithms if one.algorithm.startswith("NVLS")})
@@ -179,11 +169,11 @@ def _level(
             if link is None or needed is None:
                 unknown.append(pair)
             elif word.startswith("P2P/indirect"):
-                if LEVELS.index(level) < LEVELS.index("NVB"):
+                if DISTANCES.index(level) < DISTANCES.index("NVB"):
                     beyond.append(f"{word} on {pair}")
-            elif word.startswith("P2P/") and LEVELS.index(level) < LEVELS.index(needed):
+            elif word.startswith("P2P/") and DISTANCES.index(level) < DISTANCES.index(needed):
                 beyond.append(f"{word} over {link} on {pair}")
-            elif not word.startswith("P2P/") and LEVELS.index(level) >= LEVELS.index(needed):
+            elif not word.startswith("P2P/") and DISTANCES.index(level) >= DISTANCES.index(needed):
                 unused.append(f"{word} on {pair} ({link})")
     if beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
@@ -278,7 +268,7 @@ def _no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRe
         same.append("the same algorithms")
     said = f"same transports as without it ({', '.join(same)})"
     word = level_word(value)
-    if name == "NCCL_P2P_LEVEL" and word in LEVELS and LEVELS.index(word) >= LEVELS.index("PIX"):
+    if name == "NCCL_P2P_LEVEL" and word in DISTANCES and DISTANCES.index(word) >= DISTANCES.index("PIX"):
         number = legacy_number(word)
         level = f"level {number} ({word})" if number is not None else f"level {word}"
         if same[0].startswith("P2P/"):

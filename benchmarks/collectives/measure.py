@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.collectives.calls import Call, Calls, Nccl, Torch
-from benchmarks.collectives.request import ELEMENT_BYTES, largest_bytes, option, placements, sizes
+from benchmarks.collectives.request import largest_bytes, placements, sizes
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
@@ -25,6 +25,7 @@ from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.spin_barrier import SpinBarrier
 from conf.cell import Cell
+from conf.nccl_vocabulary import ELEMENT_BYTES
 from trainers.devices import bus_id
 
 SETTLING = 20  # calls at most, just before the window: a host that comes from a barrier is slow at first
@@ -61,12 +62,12 @@ class CollectiveBenchmark:
         self._ranks, self._reporter = ranks, reporter
         self._asked = asked = cell.benchmark
         self._name = asked["collective"]
-        self._iterations, self._warmup = int(option(cell, "iterations")), int(option(cell, "warmup"))
+        self._iterations, self._warmup = int(cell.benchmark["iterations"]), int(cell.benchmark["warmup"])
         self._placements, self._sizes, self._largest = placements(cell), sizes(cell), largest_bytes(cell)
         reporter.phase("connect")
         self._barrier, self._clock = SpinBarrier(ranks), Clock(ranks)
         self._stream = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
-        self.calls = option(cell, "calls")
+        self.calls = cell.benchmark["calls"]
         self._calls: Calls = (
             Nccl(ranks, asked["op"], asked["root"], self._stream)
             if self.calls == "nccl" and self._stream is not None

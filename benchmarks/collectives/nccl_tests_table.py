@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from benchmarks.collectives.request import COLLECTIVES, largest_bytes, option, sizes
+from benchmarks.collectives.request import largest_bytes, sizes
 from conf.cell import Cell
+from conf.nccl_vocabulary import COLLECTIVES
 
 # Our dtype: NCCL's name of it in the table.
 TYPES = {
@@ -18,13 +19,13 @@ NAMES, UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)"
 def lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
     """The whole output of one run (a run of tables["nccl-tests"]); `devices` are pid, host, device, bus_id and name by rank."""
     asked, collective = cell.benchmark, COLLECTIVES[run["collective"]]
-    step, by = (asked["step"], "bytes") if asked["step"] else (option(cell, "factor"), "factor")
+    step, by = (asked["step"], "bytes") if asked["step"] else (cell.benchmark["factor"], "factor")
     found = [
         "# Ringside's benchmark=collectives, in the layout of nccl-tests 2.19: one process for each rank, "
-        f"calls={option(cell, 'calls')}",
+        f"calls={cell.benchmark['calls']}",
         f"# Collective test starting: {collective.program}_perf",
         f"# nThread 1 nGpus 1 minBytes {sizes(cell)[0]} maxBytes {largest_bytes(cell)} step: {step}({by}) "
-        f"warmup iters: {option(cell, 'warmup')} iters: {option(cell, 'iterations')} agg iters: {asked['coalesced']} "
+        f"warmup iters: {cell.benchmark['warmup']} iters: {cell.benchmark['iterations']} agg iters: {asked['coalesced']} "
         f"validation: {int(asked['verify'])} graph: {int(asked['cuda_graph'])} unalign: 0",
         "#",
         "# Using devices",

@@ -2,60 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.memory import refuse_too_large
 from conf.cell import Cell
+from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
 from conf.options import Refused
 
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective as nccl-tests counts it: algbw = S ÷ time, busbw = algbw × factor(n) over n ranks."""
-
-    program: str  # of nccl-tests, without _perf
-    factor: Callable[[int], float]
-    shares: bool = False  # S is n shares, one for each rank; else S is what every rank holds
-    reduces: bool = False
-    rooted: bool = False
-    in_place: bool = True  # whether its result can lie where its input was
-    overwrites: bool = False  # torch.distributed has only the form in place
-
-
-def _one(n: int) -> float:
-    return 1.0
-
-
-def _others_share(n: int) -> float:
-    return (n - 1) / n
-
-
-def _there_and_back(n: int) -> float:
-    return 2 * (n - 1) / n
-
-
-COLLECTIVES = {
-    "all_reduce": Collective("all_reduce", _there_and_back, reduces=True, overwrites=True),
-    "all_gather": Collective("all_gather", _others_share, shares=True),
-    "reduce_scatter": Collective("reduce_scatter", _others_share, shares=True, reduces=True),
-    "broadcast": Collective("broadcast", _one, rooted=True, overwrites=True),
-    "reduce": Collective("reduce", _one, reduces=True, rooted=True, overwrites=True),
-    "all_to_all": Collective("alltoall", _others_share, shares=True, in_place=False),
-    "gather": Collective("gather", _others_share, shares=True, rooted=True),
-    "scatter": Collective("scatter", _others_share, shares=True, rooted=True),
-    "send_recv": Collective("sendrecv", _one, in_place=False),  # to rank + 1, from rank − 1
-}
-ELEMENT_BYTES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}  # fmt: skip
 # What torch.distributed can join into one call.
 COALESCED = ("all_reduce", "all_gather", "reduce_scatter")
-# What `auto` means on (GPU, CPU worker).
-AUTO = {
-    "factor": (2, 2), "iterations": (20, 10), "warmup": (5, 2), "calls": ("nccl", "torch"), "max_bytes": (1 << 30, 1 << 20),
-}  # fmt: skip
 # nccl-tests starts every rank's share on a multiple of these.
 SHARE_BYTES = 16
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s?(?:([KMGkmg])(?:i?B)?|B)?")
@@ -79,28 +35,45 @@ def size_bytes(field: str, value: Any) -> int:
     return int(number)
 
 
-def option(cell: Cell, name: str) -> Any:
-    """An option with `auto` resolved for the cell's device."""
-    return cell.asked(AUTO)[name]
+def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
+    """Return the options with `min_bytes` and `factor` resolved: what `auto` means for them depends on other options.
+
+    Raises:
+        Refused: both a step and a factor were given.
+    """
+    found = dict(options)
+    if found["min_bytes"] == "auto":  # 8 bytes, or the smallest power of two that can be shared out
+        found["min_bytes"] = 1 << math.ceil(math.log2(max(8, _unit_bytes(found, ranks))))
+    if found["factor"] == "auto":
+        found["factor"] = 2 if found["step"] is None else None
+    elif found["step"] is not None:
+        raise Refused(
+            f"benchmark.step={found['step']}: accepted without a factor, not together with factor={found['factor']}"
+        )
+    return found
 
 
 def placements(cell: Cell) -> tuple[str, ...]:
     """Of out_of_place and in_place, those that the cell measures."""
     collective, asked = COLLECTIVES[cell.benchmark["collective"]], cell.benchmark["placement"]
-    separate = not (collective.overwrites and option(cell, "calls") == "torch")
+    separate = not (collective.overwrites and cell.benchmark["calls"] == "torch")
     wanted = (("out_of_place", asked != "in" and separate), ("in_place", asked != "out" and collective.in_place))
     return tuple(name for name, want in wanted if want)
 
 
 def unit_bytes(cell: Cell) -> int:
-    """Every message is a multiple of these: an element, or a share for every rank that starts on 16 bytes."""
-    shares = COLLECTIVES[cell.benchmark["collective"]].shares
-    return SHARE_BYTES * cell.world_size if shares else ELEMENT_BYTES[cell.benchmark["dtype"]]
+    """Return the bytes that every message is a multiple of: an element, or a share for every rank that starts on 16 bytes."""
+    return _unit_bytes(cell.benchmark, cell.world_size)
+
+
+def _unit_bytes(options: Mapping[str, Any], ranks: int) -> int:
+    shares = COLLECTIVES[options["collective"]].shares
+    return SHARE_BYTES * ranks if shares else ELEMENT_BYTES[options["dtype"]]
 
 
 def largest_bytes(cell: Cell) -> int:
     """Bytes of the largest message, before it is rounded down."""
-    return size_bytes("benchmark.max_bytes", option(cell, "max_bytes"))
+    return size_bytes("benchmark.max_bytes", cell.benchmark["max_bytes"])
 
 
 def sizes(cell: Cell) -> list[int]:
@@ -111,10 +84,7 @@ def sizes(cell: Cell) -> list[int]:
     """
     asked, unit, most = cell.benchmark, unit_bytes(cell), largest_bytes(cell)
     element = ELEMENT_BYTES[asked["dtype"]]
-    if asked["min_bytes"] == "auto":
-        least = 1 << math.ceil(math.log2(max(8, unit)))
-    else:
-        least = size_bytes("benchmark.min_bytes", asked["min_bytes"])
+    least = size_bytes("benchmark.min_bytes", asked["min_bytes"])
     if least > most:
         raise Refused(f"benchmark.min_bytes={asked['min_bytes']}: accepted is at most max_bytes, {most}; it is {least}")
     if least < unit:
@@ -123,14 +93,11 @@ def sizes(cell: Cell) -> list[int]:
             f"of {unit} bytes of {asked['dtype']}; accepted is at least that"
         )
     step = None if asked["step"] is None else size_bytes("benchmark.step", asked["step"])
-    if step is not None and asked["factor"] != "auto":
-        raise Refused(f"benchmark.step={asked['step']}: accepted without a factor, not beside factor={asked['factor']}")
     for field, value in (("min_bytes", least), ("step", step or 0)):
         if value % element:
             raise Refused(
                 f"benchmark.{field}={asked[field]}: accepted is a multiple of {element}, the bytes of a {asked['dtype']}"
             )
-    factor = int(option(cell, "factor"))
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
             f"benchmark.step={asked['step']}: gives {(most - least) // step + 1} sizes; accepted are at most {MOST_SIZES}"
@@ -138,7 +105,7 @@ def sizes(cell: Cell) -> list[int]:
     found, size = [], least
     while size <= most:
         found.append(size // unit * unit)
-        size = size + step if step else size * factor
+        size = size + step if step else size * int(asked["factor"])
     return list(dict.fromkeys(found))
 
 
@@ -146,7 +113,7 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     """Refuse what cannot be measured. Raises Refused."""
     asked = cell.benchmark
     name, op, root = asked["collective"], asked["op"], asked["root"]
-    collective, calls = COLLECTIVES[name], option(cell, "calls")
+    collective, calls = COLLECTIVES[name], cell.benchmark["calls"]
     if not collective.reduces and op != "sum":
         others = ", ".join(name for name, one in COLLECTIVES.items() if one.reduces)
         raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {others}")

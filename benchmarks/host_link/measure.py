@@ -19,9 +19,6 @@ from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers.devices import CORES
 
-# What `auto` means on (GPU, CPU worker).
-AUTO = {"bytes": (256 << 20, 64 << 20), "iterations": (20, 5)}
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -35,7 +32,7 @@ class Operation:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective."""
-    asked = cell.asked(AUTO)
+    asked = cell.benchmark
     size, iterations, given = int(asked["bytes"]), int(asked["iterations"]), asked["threads"]
     share = max(1, len(CORES) // ranks.world_size)
     clock = Clock(ranks)
@@ -43,7 +40,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         for together in (False, True) if ranks.world_size > 1 else (False,):
             reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
             # Alone in the host's memory a rank may have every core: one copy engine needs none.
-            threads = int(given) if given != "auto" else share if together else len(os.sched_getaffinity(0))
+            threads = int(given) if given != "share" else share if together else len(os.sched_getaffinity(0))
             torch.set_num_threads(threads)
             facts = {"bytes": size, "at_once": ranks.world_size if together else 1, "threads": threads}
             _time(operation, together, facts, iterations, clock, ranks, reporter)

@@ -19,8 +19,6 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
         Refused: names the field, the value and what is accepted.
     """
     asked = cell.benchmark["bytes"]
-    if asked == "auto":
-        return
     if asked % ELEMENT_BYTES:
         raise Refused(f"benchmark.bytes={asked}: accepted are multiples of {ELEMENT_BYTES}")
     most = psutil.virtual_memory().available // (HOST_BUFFERS * cell.world_size)

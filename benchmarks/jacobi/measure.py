@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from benchmarks.jacobi.grid import Slab, TorchStencil, TritonStencil, split
 from benchmarks.jacobi.halo import Alone, Gloo, Halo, HostOnCpu, HostOnGpu, NcclRows, Peer
-from benchmarks.jacobi.request import option
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
@@ -38,7 +37,7 @@ class Solver:
 
     def __init__(self, cell: Cell, slab: Slab, halo: Halo, beat: Callable[[int], None]) -> None:
         self._slab, self._halo, self._beat = slab, halo, beat
-        self._niter, self._norm_every = int(option(cell, "niter")), int(cell.benchmark["norm_every"])
+        self._niter, self._norm_every = int(cell.benchmark["niter"]), int(cell.benchmark["norm_every"])
         self._tolerance = float(cell.benchmark["tolerance"])
         self.stencil = TritonStencil(slab) if slab.device.type == "cuda" else TorchStencil(slab)
         self._total = 0  # iterations of all solves: flags only grow
@@ -110,7 +109,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Solve the grid on rank 0 alone, then on all ranks. Return how far the two solutions differ."""
-    exchange = option(cell, "exchange")
+    exchange = cell.benchmark["exchange"]
     reporter.phase("one rank")
     found: list[torch.Tensor] = []
     ranks.on_rank_zero(lambda: found.append(_alone(cell, ranks.device, reporter)), reporter.beat)
@@ -141,7 +140,7 @@ def _write(purpose: str, solves: list[Solved], slab: Slab, reporter: Reporter) -
 
 def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor:
     """Solve the whole grid on this rank, and time copies of it. Return the solution."""
-    nx, ny = option(cell, "nx"), option(cell, "ny")
+    nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
     slab = Slab(nx, ny, split(ny, 1)[0], device)
     solver = Solver(cell, slab, Alone(slab), reporter.beat)
 
@@ -149,7 +148,7 @@ def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor
         return solver.solve(lambda: _idle(device), lambda change: change, most)
 
     solve(WARM_UP)
-    solves = [solve() for _ in range(int(option(cell, "solves")))]
+    solves = [solve() for _ in range(int(cell.benchmark["solves"]))]
     _write("one rank", solves, slab, reporter)
     solution = solver.solution().clone()
     seconds, copied_bytes = _time_copies(slab)
@@ -159,7 +158,7 @@ def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor
 
 def _together(cell: Cell, ranks: Ranks, whole: torch.Tensor | None, reporter: Reporter) -> float:
     """Solve it on all ranks. Return the largest difference of any point from rank 0's solution alone, `whole`. Collective."""
-    nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
+    nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
     rows = split(ny, ranks.world_size)[ranks.rank]
     handle, base = b"", None
     if exchange == "peer" and ranks.world_size > 1:
@@ -174,7 +173,7 @@ def _together(cell: Cell, ranks: Ranks, whole: torch.Tensor | None, reporter: Re
         return sum(one for (one,) in ranks.gather([change]))
 
     solver.solve(ranks.barrier, over_ranks, WARM_UP)
-    solves = [solver.solve(ranks.barrier, over_ranks) for _ in range(int(option(cell, "solves")))]
+    solves = [solver.solve(ranks.barrier, over_ranks) for _ in range(int(cell.benchmark["solves"]))]
     _write("all ranks", solves, slab, reporter)
     difference = _difference(solver.solution(), ny, whole, ranks)
     ranks.barrier()  # neighbours' memory is needed no longer

@@ -1,24 +1,14 @@
 """The grid that `benchmark=jacobi` solves, and requests that it cannot measure."""
 
-from typing import Any
-
 from benchmarks.memory import refuse_too_large
 from conf.cell import Cell
 from conf.options import Refused
 
-# What `auto` means on (GPU, CPU worker).
-AUTO = {"nx": (16384, 256), "niter": (1000, 200), "exchange": ("peer", "host"), "solves": (3, 1)}
 KINDS = {"cuda": ("peer", "host", "nccl"), "cpu": ("host", "gloo")}
 # Columns in memory are a multiple of these, so that every row starts on a cache line and whole tiles fit into it.
 PITCH = {"cuda": 512, "cpu": 1}
 ELEMENT_BYTES = 4
 OWN_BYTES = {"cuda": 2 << 30, "cpu": 1 << 28}  # beside the grids
-
-
-def option(cell: Cell, name: str) -> Any:
-    """An option with `auto` resolved for the cell's device."""
-    value = cell.asked(AUTO)[name]
-    return option(cell, "nx") if value == "auto" else value  # ny, which is as nx
 
 
 def pitch(columns: int, device: str) -> int:
@@ -29,7 +19,7 @@ def pitch(columns: int, device: str) -> int:
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
     """Refuse what cannot be measured. Raises Refused."""
-    nx, ny, exchange = (option(cell, name) for name in ("nx", "ny", "exchange"))
+    nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
     if ny - 2 < cell.world_size:
         raise Refused(
             f"benchmark.ny={cell.benchmark['ny']}: has {ny - 2} inner rows for {cell.world_size} ranks; accepted is at least "

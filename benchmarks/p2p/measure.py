@@ -17,8 +17,6 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from conf.cell import Cell
 
-# What `auto` means on (GPU, CPU worker).
-AUTO = {"bytes": (160_000_000, 4_000_000), "repeats": (5, 3)}
 Square = list[list[float]]
 
 
@@ -37,7 +35,7 @@ class Matrix:
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective; on GPUs rank 0 works and its result is the cell's."""
-    asked = cell.asked(AUTO)
+    asked = cell.benchmark
     result = Result()
     reporter.phase("build")
     size_bytes = max(int(asked["bytes"]), int(asked["latency_bytes"]))

@@ -21,12 +21,10 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     """
     asked = cell.benchmark
     for name in ("bytes", "latency_bytes"):
-        if asked[name] != "auto" and asked[name] % GRAIN_BYTES:
+        if asked[name] % GRAIN_BYTES:
             raise Refused(f"benchmark.{name}={asked[name]}: accepted are multiples of {GRAIN_BYTES}")
     if cell.device == "cpu" and asked["copy"] == "sm":
         raise Refused("benchmark.copy=sm: needs a GPU; accepted on CPU workers is engine")
-    if asked["bytes"] == "auto":
-        return
     limits = {}
     if cell.device == "cpu":
         limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)

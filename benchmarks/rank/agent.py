@@ -12,7 +12,6 @@ processes (exec), and the agent's log says why.
 import contextlib
 import dataclasses
 import gc
-import importlib
 import json
 import os
 import sys
@@ -26,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.rank import lifetime, rendezvous, worker
 from conf.cell import Cell
+from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER
 from trainers.strategy import load
 
@@ -68,9 +68,9 @@ def _preloaded(folder: Path, ranks: int) -> LaunchConfig | None:
     """
     with contextlib.suppress(Exception):
         cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
-        importlib.import_module(worker.MODULES[cell.benchmark["name"]])
-        load(cell.strategy)
+        locate(cell.target("benchmark"))
         if cell.trains:
+            load(cell.strategy, cell.target("strategy"))
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what is imported

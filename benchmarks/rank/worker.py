@@ -6,7 +6,6 @@ Processes beyond the cell's ranks are the servers of its strategy.
 
 import datetime
 import faulthandler
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
 
     from benchmarks.rank.reporter import Reporter
     from conf.cell import Cell
-
-MODULES = {
-    **{name: f"benchmarks.{name}.measure" for name in ("collectives", "p2p", "jacobi", "host_link")},
-    **{
-        name: f"benchmarks.training.{name}"
-        for name in ("throughput", "exchange", "overhead", "profiled_pass", "tuning_pass")
-    },
-}
 
 # Our own deadlines end a hang; this one ends ranks whose launching process is gone.
 TIMEOUT = datetime.timedelta(hours=2)
@@ -110,12 +101,13 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter")
     import torch.distributed as dist
 
     from benchmarks.rank.group import Ranks
+    from conf.targets import locate
 
     backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
     # Without the servers, which are in the agent's count too.
     dist.init_process_group(backend, timeout=TIMEOUT, rank=rank, world_size=cell.world_size)
-    benchmark = importlib.import_module(MODULES[cell.benchmark["name"]])
-    result = benchmark.run(cell, Ranks(rank, cell.world_size, device), reporter)
+    run = locate(cell.target("benchmark"))
+    result = run(cell, Ranks(rank, cell.world_size, device), reporter)
     if rank == 0:
         reporter.line("result", **dataclasses.asdict(result))
     dist.destroy_process_group()

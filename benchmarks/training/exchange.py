@@ -18,7 +18,6 @@ from trainers.strategy import ExchangeAlone, Strategy, load
 # Exchanges before the timed ones: connections, and allocations of buffers that the step does not use.
 WARM_UP = 2
 # What `auto` means on (GPU, CPU worker).
-AUTO = {"iterations": (50, 10), "limit_iterations": (10, 3)}
 # Of MXNet's own test (tests/python/gpu/test_kvstore_gpu.py asks as much): sum of differences ÷ sum of the reference.
 TOLERANCE = 1e-4
 
@@ -68,11 +67,11 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     Raises:
         ValueError: the strategy exchanges nothing.
     """
-    options = cell.asked(AUTO)
+    options = cell.benchmark
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
     given = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
-    strategy = load(given)
+    strategy = load(given, cell.target("strategy"))
     result = Result(model=models.sizes(parameters))
     gradient_bytes = result.model["gradient_bytes"]
     clock = Clock(ranks)

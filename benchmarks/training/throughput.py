@@ -10,14 +10,6 @@ from conf.cell import Cell
 from trainers import models
 from trainers.step import Training
 
-# What `auto` means on (GPU, CPU worker).
-AUTO = {
-    "max_seconds": (20.0, 8.0),
-    "warmup_iterations": (10, 2),
-    "exchange_iterations": (50, 10),
-    "limit_iterations": (10, 3),
-    "exposed_rounds": (4, 2),
-}
 # Seconds of one window: long enough that its start does not count, short enough to stop early.
 WINDOW_SECONDS = 2.0
 FEWEST_PER_WINDOW, MOST_PER_WINDOW = 5, 200
@@ -42,7 +34,7 @@ class TrainingBenchmark:
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
-        self.options = cell.asked(AUTO)
+        self.options = cell.benchmark
         reporter.phase("build")
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))

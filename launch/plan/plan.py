@@ -16,9 +16,9 @@ from benchmarks.request import refuse
 from conf import nccl
 from conf.cell import Cell
 from conf.gpus import PLAIN_WORDS, WORD, by_link, expand, one_subset
-from conf.groups import trains
+from conf.groups import choice
 from conf.options import Refused
-from conf.resolve import checked, resolve, without_effect
+from conf.resolve import CheckedConfig, checked, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Device, Machine, look
 from launch.plan.peer_access import refuse_without_peers
@@ -88,7 +88,7 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     tools: dict[str | None, Nsys | None] = {}  # nsys, by what was asked
     for request in requests:
         config, told = checked(request.config)
-        nccl.against_surroundings(config.nccl, surrounding)
+        nccl.refuse_multicast(config.nccl_variables, surrounding)
         machine = machine or _machine(config, surrounding)
         _library(config)
         notices += told
@@ -127,10 +127,12 @@ def plan(requests: Sequence[Request], surrounding: Mapping[str, str]) -> Plan:
     return Plan(first, machine, order, list(dict.fromkeys(notices)), next(iter(tools.values()), None))
 
 
-def _with_profiler(config: Config, surrounding: Mapping[str, str], tools: dict[str | None, Nsys | None]) -> Config:
+def _with_profiler(
+    config: CheckedConfig, surrounding: Mapping[str, str], tools: dict[str | None, Nsys | None]
+) -> CheckedConfig:
     """The configuration with `profiler=auto` resolved; a nsys that is needed is looked for once. Raises Refused."""
     name = config.profiler["name"]
-    if name not in ("auto", "nsys") or not trains(config.benchmark["name"]):
+    if name not in ("auto", "nsys") or not choice("benchmark", config.benchmark["name"]).trains:
         return config
     asked = config.profiler["nsys_path"]
     if tools and asked not in tools:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from conf.cell import Cell
-from conf.groups import takes_shared_memory
+from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from conf.variables import shared_memory_prefix
@@ -34,7 +34,8 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> N
     doubtful = [
         cell
         for cell in cells
-        if takes_shared_memory(cell.strategy["name"]) and free < PLENTY_BYTES * (2 * cell.world_size + 2)
+        if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")
+        and free < PLENTY_BYTES * (2 * cell.world_size + 2)
     ]
     if not doubtful:
         return

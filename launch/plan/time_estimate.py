@@ -22,6 +22,6 @@ def estimate(cell: Cell, known: Iterable[Record]) -> float:
         took = [r.ended_at - r.started_at for r in finished if all(r.cell[name] == plain[name] for name in same)]
         if took:
             return median(took) + traced
-    timed = cell.benchmark.get("max_seconds", "auto")
-    seconds = START_SECONDS[cell.device] + (TIMED_SECONDS[cell.device] if timed == "auto" else float(timed))
+    timed = float(cell.benchmark.get("max_seconds", TIMED_SECONDS[cell.device]))
+    seconds = START_SECONDS[cell.device] + timed
     return seconds + traced + (COMPILE_SECONDS if cell.optimize == "compile" else 0.0)

@@ -8,7 +8,6 @@
 A pass that fails costs the measured record nothing: its sentence stands among what is unchecked.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +104,7 @@ def _by_nsys(cell: Cell, folder: Path, nsys: Nsys, run: Run, capture_range: bool
 
 def _prepared(cell: Cell, folder: Path, capture_range: bool) -> tuple[Cell, Path]:
     """The cell that the ranks of the pass are asked for, and its folder. Raises OSError."""
-    asked = dataclasses.replace(cell, benchmark={"name": "profiled_pass", "capture_range": capture_range})
+    asked = cell.as_pass("profiled_pass", "benchmarks.training.profiled_pass.run", capture_range=capture_range)
     return asked, prepare(folder / FOLDER, asked)
 
 

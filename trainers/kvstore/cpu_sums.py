@@ -19,8 +19,8 @@ MOST_THREADS = 10
 
 
 def thread_count(asked: int | str, sharers: int, spare: int = 0) -> int:
-    """Threads of one of `sharers` who sum on this machine; 'auto': its share of the cores, less the spare ones, at most 10."""
-    return int(asked) if asked != "auto" else max(1, min(MOST_THREADS, len(CORES) // sharers - spare))
+    """Threads of one of `sharers` who sum on this machine; 'share': its share of the cores, less the spare ones, at most 10."""
+    return int(asked) if asked != "share" else max(1, min(MOST_THREADS, len(CORES) // sharers - spare))
 
 
 def pieces(elements: int) -> Iterator[slice]:

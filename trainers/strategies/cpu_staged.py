@@ -11,23 +11,14 @@ from trainers.kvstore.push_pull import PushPull
 from trainers.kvstore.sharded_staging import ShardedStaging
 from trainers.strategy import Strategy
 
-# MiB of a bucket: small enough for the three stages to overlap, and larger where collectives move buckets.
-# Seen on 4 H200s: full staging takes 6.2 ms with 2 or 4, 6.5 with 8; sharded 4.6 with 4 and 1.6 with 16.
-STAGED_MB, COLLECTIVE_MB = 4.0, 25.0
-
 
 def staged(
-    bucket_cap_mb: float | str, optimizer_on: str, staging: str, transport: str, comm_hook: str, threads: int | str
+    bucket_cap_mb: float, optimizer_on: str, staging: str, transport: str, comm_hook: str, threads: int | str
 ) -> Strategy:
     """Make the strategy from the YAML's options."""
-    collective = transport == "gloo" or staging == "sharded"
-    cap_mb = (COLLECTIVE_MB if collective else STAGED_MB) if bucket_cap_mb == "auto" else bucket_cap_mb
-    given: dict[str, Any] = {"bucket_cap_mb": cap_mb, "only_gradients": optimizer_on == "gpu"}
+    given: dict[str, Any] = {"bucket_cap_mb": bucket_cap_mb, "only_gradients": optimizer_on == "gpu"}
     if transport == "gloo":
         return GlooStaging(**given, comm_hook=comm_hook)
     if staging == "sharded":
         return ShardedStaging(**given, comm_hook=comm_hook, threads=threads)
     return PushPull(**given, comm_hook=comm_hook, threads=threads)
-
-
-STRATEGY = staged

@@ -151,6 +151,3 @@ class Owned(_OnDevices):
 def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str) -> Strategy:
     """Make the strategy from the YAML's options."""
     return (Owned if reduce == "owner" else Sharded)(bucket_cap_mb, comm_hook)
-
-
-STRATEGY = on_devices

@@ -202,6 +202,3 @@ def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[
         if sum(parameters[member].numel() * parameter.element_size() for member in group) >= cap_bytes:
             del current[parameter.dtype]
     return groups
-
-
-STRATEGY = NcclAllreduce

@@ -24,6 +24,3 @@ class NoExchange(Strategy):
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Nothing moves."""
         return 0.0
-
-
-STRATEGY = NoExchange

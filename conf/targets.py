@@ -1,0 +1,117 @@
+"""Code that a file or a command names: `package.module.name`, or `package.module:name` as Python's own tools write it.
+
+A launcher finds such code without importing it, because it may import torch; a rank imports it.
+"""
+
+import ast
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from conf.options import Refused
+
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*", re.ASCII)
+OURS = ("analysis", "benchmarks", "conf", "launch", "trainers")
+
+
+def split(dotted: str) -> tuple[str, str]:
+    """Return (module, name in it)."""
+    module, _, name = dotted.replace(":", ".").rpartition(".")
+    return module, name
+
+
+def locate(dotted: str) -> Any:
+    """Import a module and return what it calls `name`. Raises whatever the import raises, or AttributeError."""
+    module, name = split(dotted)
+    return getattr(importlib.import_module(module), name)
+
+
+def locate_without_torch(dotted: str) -> Any:
+    """Import code that the launching process calls, and return it.
+
+    Raises:
+        Refused: it cannot be imported, or its import brings torch into the launching process, which takes seconds.
+    """
+    had_torch = "torch" in sys.modules
+    try:
+        found = locate(dotted)
+    except Exception as error:
+        raise Refused(f"{dotted}: cannot be imported ({type(error).__name__}: {error})") from None
+    if not had_torch and "torch" in sys.modules:
+        raise Refused(f"{dotted}: imports torch; the launching process calls it, so put it in a module without torch")
+    return found
+
+
+def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
+    """Return the SHA-256 of the file that defines a name, in hexadecimal digits; None for Ringside's own code.
+
+    Raises:
+        Refused: as `source_file`.
+    """
+    if split(dotted)[0].partition(".")[0] in OURS:
+        return None
+    return hashlib.sha256(source_file(field, dotted).read_bytes()).hexdigest()
+
+
+def source_file(field: str, dotted: str) -> Path:
+    """Return the Python file that defines a name, found as an import would find it but without running any code.
+
+    Raises:
+        Refused: no such module, or the module defines no such name; begins with `field`, where the name was read.
+    """
+    if not DOTTED.fullmatch(dotted):
+        raise Refused(
+            f"{field}={dotted}: accepted is a name that Python can import, such as my_package.my_module:build"
+        )
+    module, name = split(dotted)
+    spec = _spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise Refused(
+            f"{field}={dotted}: Python finds no module {module}; put its folder on PYTHONPATH, or install its package"
+        )
+    path = Path(spec.origin)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise Refused(f"{field}={dotted}: {path} is no Python file that can be read ({error})") from None
+    if not _defines(tree.body, name):
+        raise Refused(f"{field}={dotted}: {path} defines no {name}")
+    return path
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return where a module lies; parents are looked up one after the other and not imported."""
+    search: Sequence[str] | None = None
+    spec = None
+    parts = module.split(".")
+    for number in range(len(parts)):
+        full = ".".join(parts[: number + 1])
+        found = (finder.find_spec(full, search) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            return None
+        locations = spec.submodule_search_locations
+        search = list(
+            getattr(locations, "_path", locations) or ()
+        )  # the list of a namespace package asks for its parent
+    return spec
+
+
+def _defines(body: Sequence[ast.stmt], name: str) -> bool:
+    """Return whether statements of a module bind a name, also inside `if` and `try`; `import *` may bind any."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.alias) and name in (node.asname or node.name.partition(".")[0],):
+                return True
+            if isinstance(node, ast.alias) and node.name == "*":
+                return True
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+                return True
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+                return True
+    return False

@@ -1,5 +1,0 @@
-"""MXNet's kvstore=local: CPU staging with the optimizer on the CPU."""
-
-from trainers.strategies.cpu_staged import staged
-
-STRATEGY = staged
