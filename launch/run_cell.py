@@ -17,7 +17,7 @@ from conf.schema import Config
 from conf.variables import TOKEN
 from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
 from launch.machine.devices import Machine, facts, variables
-from launch.plan.plan import Planned
+from launch.plan.order import PlannedCell
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
@@ -43,7 +43,7 @@ class Measurer:
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # tells the user
 
-    def measure(self, planned: Planned, known: list[Record], progress: Callable[[Watch], None]) -> Record:
+    def measure(self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]) -> Record:
         """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
 
         Raises:

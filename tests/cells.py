@@ -65,8 +65,7 @@ def target_of(group, name):
 
 def options_of(group, asked, ranks=2):
     """The options of a strategy or benchmark on CPU workers, with its YAML's defaults."""
-    typed = groups.options(group, groups.choice(group, asked["name"]).options | asked)
-    return groups.resolved(group, typed, "cpu", ranks)
+    return groups.resolved(group, groups.choice(group, asked["name"]).options | asked, "cpu", ranks)
 
 
 def strategy_of(asked):

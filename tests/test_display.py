@@ -11,7 +11,7 @@ from benchmarks.record import Failure, Validity, read_study
 from conf.cell import Cell
 from launch.display import screen
 from launch.display.screen import Screen, duration
-from launch.plan.plan import Planned
+from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
 from launch.tracking.note import headline
 
@@ -26,7 +26,7 @@ def records(study):
 
 
 def planned(measured):
-    return [Planned(Cell.from_dict(record.cell), record.drift) for record in measured]
+    return [PlannedCell(Cell.from_dict(record.cell), record.drift) for record in measured]
 
 
 def console(width=120, height=30, terminal=True):
@@ -169,8 +169,8 @@ def test_a_failed_cell_names_its_cause():
 
 def repeated(count):
     first = records("settings")[1]
-    cells = [Planned(Cell.from_dict({**first.cell, "repeat": repeat})) for repeat in range(count)]
-    return first, [*cells, Planned(cells[0].cell, drift=True)]
+    cells = [PlannedCell(Cell.from_dict({**first.cell, "repeat": repeat})) for repeat in range(count)]
+    return first, [*cells, PlannedCell(cells[0].cell, drift=True)]
 
 
 def test_many_cells_scroll_while_running_and_all_that_ran_stay_at_the_end():
@@ -202,7 +202,7 @@ def test_repeats_and_drift_are_told_apart():
 def test_options_that_tell_cells_apart_have_a_column():
     first = records("settings")[1]
     cells = [
-        Planned(Cell.from_dict({**first.cell, "strategy": {**first.cell["strategy"], "bucket_cap_mb": size}}))
+        PlannedCell(Cell.from_dict({**first.cell, "strategy": {**first.cell["strategy"], "bucket_cap_mb": size}}))
         for size in (1, 25)
     ]
     screen = Screen(cells, [], console(100))

@@ -335,7 +335,7 @@ def test_lists_of_algorithms_as_nccl_parses_them():
     assert allowed("^ring", ALGORITHMS)["AllReduce"] == set(ALGORITHMS) - {"Ring"}
     with pytest.raises(ValueError, match="expected a list of Tree"):
         allowed("rnig", ALGORITHMS)
-    with pytest.raises(ValueError, match="none of Broadcast"):
+    with pytest.raises(ValueError, match="none of AllReduce"):
         allowed("allredcue:ring", ALGORITHMS)
 
 

@@ -18,7 +18,7 @@ from analysis.findings.baselines import RATE, efficiency
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
 from conf.cell import Cell
-from launch.plan.plan import Planned
+from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
 from launch.tracking.note import exposed, half_width, headline, percent, wires
@@ -67,7 +67,7 @@ COVERED = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "prec
 class Screen:
     """Rows of a sweep; a context manager, so that the terminal is given back whatever happens."""
 
-    def __init__(self, cells: Sequence[Planned], known: Sequence[Record], console: Console | None = None) -> None:
+    def __init__(self, cells: Sequence[PlannedCell], known: Sequence[Record], console: Console | None = None) -> None:
         """`known` are records of the study from before: baselines may be among them."""
         self.console = console or Console(highlight=False)
         self.cells = cells

@@ -1,0 +1,80 @@
+"""What is refused once the cells are known, before any process starts: one line is one way to be refused."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.request import refuse
+from conf import nccl
+from conf.cell import Cell
+from conf.options import Refused
+from launch.machine.devices import Machine
+from launch.plan.order import once_each
+from launch.plan.peer_access import refuse_without_peers
+from launch.plan.profilers import Profiler
+from launch.plan.shared_memory import refuse_too_little
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A sweep whose requests were checked and expanded."""
+
+    cells: list[Cell]
+    machine: Machine
+    surroundings: Mapping[str, str]
+    profiler: Profiler
+    is_for_another_machine: bool  # planned from a topology file, with dry_run=true
+
+
+def multicast(draft: Draft) -> None:
+    """Refuse NVLink multicast that the surrounding environment forbids."""
+    for cell in draft.cells:
+        nccl.refuse_multicast(cell.nccl, draft.surroundings)
+
+
+def missing_library(draft: Draft) -> None:
+    """Refuse a model whose library is not installed."""
+    for library in dict.fromkeys(cell.model.library for cell in draft.cells):
+        if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
+            raise Refused(f"model.library={library}: not installed; accepted here after `pip install '.[{library}]'`")
+
+
+def missing_profiler(draft: Draft) -> None:
+    """Refuse a trace by nsys where nsys is not found, or too old."""
+    if draft.profiler.missing:
+        raise draft.profiler.missing
+
+
+def benchmark_request(draft: Draft) -> None:
+    """Refuse what a benchmark cannot measure: buffers that do not fit the memory, options that exclude each other."""
+    for cell in draft.cells:
+        refuse(cell, draft.machine.memory_bytes)
+
+
+def peer_access(draft: Draft) -> None:
+    """Refuse a cell that requires peer access between GPUs that have none."""
+    for cell in draft.cells:
+        refuse_without_peers(cell, draft.machine)
+
+
+def shared_memory(draft: Draft) -> None:
+    """Refuse a strategy that needs more of /dev/shm than is free."""
+    if not draft.is_for_another_machine:
+        refuse_too_little(once_each(draft.cells))
+
+
+# In this order: the first that holds is the sentence that the user sees.
+REFUSALS: tuple[Callable[[Draft], None], ...] = (
+    multicast,
+    missing_library,
+    missing_profiler,
+    benchmark_request,
+    peer_access,
+    shared_memory,  # last: it may have to ask torch, in a process of its own
+)
+
+
+def refuse_draft(draft: Draft) -> None:
+    """Refuse a sweep that cannot run on this machine. Raises Refused."""
+    for check in REFUSALS:
+        check(draft)
