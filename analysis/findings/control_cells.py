@@ -24,10 +24,11 @@ def controls(cell: Cell) -> list[Cell]:
         cell, nccl={}, global_batch_size=None, labels=labels, profiler="none", profiler_options={}
     )
     options = {f"{name}={value}" for name, value in cell.strategy.items()}
+    declared = cell.declared and {**cell.declared, "strategy": groups.choice("strategy", WITHOUT).declared()}
     without = dataclasses.replace(
         alike,
         strategy={"name": WITHOUT},
-        declared={**cell.declared, "strategy": groups.choice("strategy", WITHOUT).declared()},
+        declared=declared,
         server_gpus=(),
         labels=tuple(one for one in labels if one not in options),
     )
