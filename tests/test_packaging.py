@@ -92,11 +92,6 @@ SHORT = {
     "conf/variables.py": "names that packages share stand once",
     "analysis/errors.py": "every reader raises it",
     "analysis/commands/console.py": "every command uses it",
-    "trainers/strategies/kvstore_local.py": "a strategy has a file of its name",
-    "trainers/strategies/kvstore_dist_sync.py": "a strategy has a file of its name",
-    "trainers/strategies/kvstore_dist_sync_device.py": "a strategy has a file of its name",
-    "trainers/strategies/kvstore_dist_async.py": "a strategy has a file of its name",
-    "trainers/strategies/kvstore_dist_async_device.py": "a strategy has a file of its name",
 }
 WITHOUT_TORCH = ("conf", "launch", "analysis")
 TOP = {
