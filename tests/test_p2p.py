@@ -121,7 +121,7 @@ def test_unknown_figures_are_null_and_devices_may_be_a_selection():
 
 def test_contradictions_about_access_are_told():
     run = only(A100.replace("     0\t     1     1", "     0\t     1     0"))
-    assert run.notes == ["line 24: access of 0 to 1 contradicts an earlier line, which is kept"]
+    assert run.notes == ["line 24: access of 0 to 1 contradicts an earlier line; the earlier one is kept"]
     assert only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).as_json()["access"]["0-1"] is False
 
 
@@ -185,7 +185,7 @@ def test_a_matrix_whose_head_is_lost_joins_no_other():
     first, second = matrix("P2P=Disabled Latency Matrix (us)", "GPU", (1, 2), (3, 4)), "     0   9.00   8.00 \n"
     run = only(first + second)
     assert run.entries == {"latency_gpu_disabled": {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}}
-    assert run.notes == ["line 5: row 0 under no header of its own, left out with those after it"]
+    assert run.notes == ["line 5: row 0 has no header of its own; it and the rows after it are left out"]
 
 
 def test_short_long_and_cut_rows_are_told():
@@ -199,7 +199,7 @@ def test_short_long_and_cut_rows_are_told():
         (0, n) for n in range(4)
     ]
     assert run.notes == [
-        "rows cut or torn, which are left out: 3, the first in line 4", "bidirectional_enabled has no row 1, 2, 3"
+        "3 cut or torn row(s) left out, the first in line 4", "bidirectional_enabled has no row 1, 2, 3"
     ]  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_short_long_and_cut_rows_are_told():
         ("", "the text is empty"),
         ("\n \n", "the text is empty"),
         ("hello\n", "line 1 begins 'hello'"),
-        (A100[: A100.index("Unidirectional P2P=D")], "line 1 belongs to such an output, but no matrix follows"),
+        (A100[: A100.index("Unidirectional P2P=D")], "line 1 looks like this output, but no matrix follows"),
         (A100[: A100.index("     0 1508")], "the matrix unidirectional_disabled has no whole row"),
     ],
 )

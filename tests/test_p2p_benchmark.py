@@ -369,7 +369,7 @@ def test_a_record_is_compared_with_the_tools_text_by_all_its_repeats(tmp_path):
     [
         ("{", "the JSON is broken"),
         ('{"state": "failed", "tables": {}}', "the cell is failed"),
-        ('{"state": "finished", "tables": {"host_link": {}}}', "there is no tables.p2p in it"),
+        ('{"state": "finished", "tables": {"host_link": {}}}', "it has no tables.p2p"),
         ('{"tables": {"p2p": {"matrices": {"a": 1}}}}', "tables.p2p is damaged"),
     ],
 )

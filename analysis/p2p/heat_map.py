@@ -1,8 +1,7 @@
-"""Matrices of p2p as heat maps: a square for each ordered pair, with its value and the link class between the two.
+"""Heat maps of p2p matrices: a square for each ordered pair, with its value and the link class between the two GPUs.
 
-Colours are those of cividis, which people with and without colour blindness see alike and which keep their order in grey;
-dark is always the better end. The diagonal, copies within one GPU, has its own scale and stays uncoloured. Same input, same
-bytes.
+The colours are those of cividis: colour-blind people see them alike, and they keep their order in grey. Dark is always
+the better end. The diagonal (copies within one GPU) has its own scale and stays grey. Equal input gives equal bytes.
 """
 
 import math
@@ -26,7 +25,9 @@ def draw_heat_maps(
     title: str | None = None,
     words: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has). `words` say what P2P on and off mean.
+    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has).
+
+    `words` say what P2P on and off mean.
 
     Raises:
         ValueError: there is no matrix, or the format is not known.
@@ -40,7 +41,7 @@ def draw_heat_maps(
     from matplotlib import pyplot
 
     count = max(len(matrices.ids[name]) for name in names)
-    # A matrix of every kind in a row of its own: without and with peer access stand side by side.
+    # A row for each kind of matrix: without and with peer access side by side.
     rows = [row for kind in ("uni", "bi", "latency_gpu", "latency_cpu") if (row := _of(names, kind))]
     columns = max(map(len, rows))
     left, right, below, above = _MARGINS
@@ -73,7 +74,7 @@ def draw_heat_maps(
 
 
 def _devices(matrices: Matrices) -> str:
-    """`4 GPUs (NVIDIA A100)`."""
+    """Return a title for the GPUs: `4 GPUs (NVIDIA A100)`."""
     models = sorted({device["name"] for device in matrices.devices.values()})
     count = len({one for ids in matrices.ids.values() for one in ids})
     return f"{count} GPU{'s' * (count != 1)}" + (f" ({', '.join(models)})" if models else "")
@@ -91,8 +92,12 @@ def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None) 
 def squares(
     axes: Any, ids: Sequence[int], entries: Mapping[tuple[int, int], float], unit: str, topology: Topology | None = None
 ) -> None:
-    """A square for every ordered pair, row to column: dark is better, of µs less and of GB/s more, by ratio; within one grey."""
+    """Draw a square for every ordered pair, row to column.
+
+    Dark is better: fewer µs, more GB/s, by ratio. Squares of a GPU with itself are grey.
+    """
     from matplotlib import colormaps
+    from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
     latency = unit == "µs"
@@ -104,7 +109,7 @@ def squares(
             value = entries.get((a, b))
             fill = _EMPTY
             if value is not None and a != b:
-                fill = _hex(colormaps["cividis"](_shade(value, low, high, latency))[:3])
+                fill = to_hex(colormaps["cividis"](_shade(value, low, high, latency)))
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=_PAPER, linewidth=1.5))
             if value is None:
                 continue
@@ -126,7 +131,7 @@ def squares(
 
 
 def _title(name: str) -> str:
-    """`latency_gpu_enabled_reads`: `GPU latency, µs, P2P on, reads`."""
+    """Return a matrix's title: `GPU latency, µs, P2P on, reads` for `latency_gpu_enabled_reads`."""
     words = name.split("_")
     state = "P2P on" if "enabled" in words else "P2P off"
     what = f"{_NAMES[words[1]]} latency, µs" if words[0] == "latency" else f"{words[0].capitalize()}, GB/s"
@@ -134,32 +139,33 @@ def _title(name: str) -> str:
 
 
 def _shade(value: float, low: float, high: float, latency: bool) -> float:
-    """0 (dark, the better end) to 1, by ratio; entries within a few percent of each other look alike."""
+    """Return the place of a value on the colour scale, by ratio: 0 is dark, the better end; 1 is light.
+
+    Values within a few percent of each other look alike.
+    """
     if value <= 0 or high <= low:
         return 0.0
     span = max(math.log(high / low), math.log(1.5))
     return math.log(value / low if latency else high / value) / span
 
 
-def _hex(rgb: tuple[float, float, float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
 def _readable(fill: str) -> str:
-    """Black or white, whichever has the higher contrast by relative luminance (WCAG 2)."""
-    parts = [int(fill[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    """Return black or white, whichever has the higher contrast by relative luminance (WCAG 2)."""
+    from matplotlib.colors import to_rgb
+
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(fill))
+    red, green, blue = linear
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
 
 
 def _number(value: float) -> str:
-    """Three significant digits at least: 392, 38.6, 2.31."""
+    """Write a number with at least three significant digits: 392, 38.6, 2.31."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def _link(topology: Topology | None, a: int, b: int) -> str:
-    """The link class; of a GPU with itself, and of one that the topology does not have, nothing."""
+    """Return the link class; empty for a GPU with itself and for a GPU that the topology lacks."""
     if topology is None or a == b or not {a, b} <= set(topology.gpus):
         return ""
     return topology.link_between(a, b)

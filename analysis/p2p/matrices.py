@@ -1,7 +1,7 @@
-"""The matrices that p2pBandwidthLatencyTest (CUDA samples) prints: GB/s and µs between every ordered pair of GPUs.
+"""Read what p2pBandwidthLatencyTest (CUDA samples) prints: GB/s and µs between every ordered pair of GPUs.
 
-Checked against the sample's format strings from 2014 to 2025: every entry has two decimals, so a cut entry is seen. A row
-counts only when it has an entry for every column of its matrix. The row is the GPU that runs the copy.
+Checked against the sample's format strings from 2014 to 2025. Every entry has two decimals, so a cut entry shows. A row
+counts only if it has an entry for every column of its matrix. The row is the GPU that runs the copy.
 """
 
 import re
@@ -25,7 +25,7 @@ _COLUMNS = re.compile(r"\s*(D\\D|GPU|CPU)((?:\s+\d{1,4})+)\s*", re.ASCII)
 _ROW = re.compile(r"\s*(\d{1,4})((?:\s+(?:\d{1,15}\.\d\d|inf|-?nan))+)\s*", re.ASCII)
 _ROW_OF_BITS = re.compile(r"\s*(\d{1,4})((?:\s+[01])+)\s*", re.ASCII)
 _ROW_HEAD = re.compile(r"\s*(\d{1,4})\s+\d{1,15}(?:\.\d|\s)", re.ASCII)
-# what is left of a torn title or of a torn line of columns: after it, nothing says whose the rows are
+# a piece of a torn title or column line: the rows after it may belong to any matrix
 _PIECE = re.compile(
     r"directional|P2P=|Bandwidth|Latency|Matrix|D\\D|(?:^|\s)[GC]PU(?:\s|$)|^\S{0,3}(?:\s+\d{1,4})+$", re.ASCII
 )
@@ -39,10 +39,10 @@ _ACCESS = re.compile(r"\s*Device=(\d{1,4}) (CAN|CANNOT) Access Peer Device=(\d{1
 
 @dataclass(slots=True)
 class Matrices:
-    """One program's output. `entries[name][row, column]` are its figures by GPU id: GB/s, or µs where latency_….
+    """The output of one run. `entries[name][row, column]` are its numbers by GPU id: GB/s, or µs for latency_….
 
-    Names are the contract's: unidirectional_, bidirectional_, latency_gpu_, latency_cpu_ with disabled or enabled (P2P),
-    and `…_enabled_reads` for what `--p2p_read` adds. `ids[name]` are a matrix's columns. `access` is by ordered pair.
+    Names: unidirectional_, bidirectional_, latency_gpu_ or latency_cpu_, with disabled or enabled (P2P);
+    `…_enabled_reads` for what `--p2p_read` adds. `ids[name]` are a matrix's columns. `access` is by ordered pair.
     """
 
     line: int
@@ -53,7 +53,7 @@ class Matrices:
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's object: square matrices over the GPUs of their columns, null for an entry that is not there."""
+        """Return the object of `python -m analysis p2p --json`: square matrices over their columns, null for a missing entry."""
         ids = sorted({*self.devices, *(one for columns in self.ids.values() for one in columns)})
         named = [{"id": one, "name": None, "bus_id": None} | self.devices.get(one, {}) for one in ids]
         access: dict[str, bool] = {}
@@ -69,12 +69,12 @@ class Matrices:
 
 
 def parse_p2p(text: str) -> list[Matrices]:
-    """Every run of the program in one text, in its order; raises UnreadableInput when it holds no entry of a matrix."""
+    """Read every run of the program in one text, in order. Raises UnreadableInput if no matrix has an entry."""
     reader = _MatrixReader()
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1], 1):
         reader.read(number, line.rstrip("\r"))
-    # A last line without its end may be cut: only two decimals show that an entry is whole.
+    # A last line without its newline may be cut: only an entry with two decimals is whole.
     if _ROW.fullmatch(lines[-1]):
         reader.read(len(lines), lines[-1])
     reader.close()
@@ -85,17 +85,17 @@ def parse_p2p(text: str) -> list[Matrices]:
 
 
 class _MatrixReader:
-    """Lines become runs: a banner, or a matrix that the run already has, starts another one."""
+    """Turns lines into runs. A banner, or a matrix that the run already has, starts another run."""
 
     def __init__(self) -> None:
         self.runs: list[Matrices] = []
-        self._title: tuple[str, str] | None = None  # "bandwidth" or "latency", and the name as far as the title says it
-        self._name: str | None = None  # the matrix whose rows come, "" for the connectivity
+        self._title: tuple[str, str] | None = None  # "bandwidth" or "latency", and what the title says of the name
+        self._name: str | None = None  # the matrix whose rows follow; "" is the connectivity
         self._columns: tuple[int, ...] = ()
         self._titled: set[str] = set()  # titles of this run
         self._common: tuple[int, ...] | None = None  # the columns of every matrix of this run
         self._last = -1  # the index in `_columns` of the last row
-        self._lost: list[int] = []  # lines of rows that do not fit, of this run
+        self._lost: list[int] = []  # numbers of this run's rows that do not fit
 
     def read(self, number: int, line: str) -> None:
         if _BANNER.fullmatch(line):
@@ -130,14 +130,14 @@ class _MatrixReader:
             and (self._name != "" or not _ROW_OF_BITS.fullmatch(line))
         ):
             self._run(number).notes.append(
-                f"line {number}: a torn title or line of columns, and what follows is left out"
+                f"line {number}: a torn title or column line; the rows after it are left out"
             )
             self._title, self._name = None, None
         elif self._name is not None:
             self._row(number, line)
 
     def _head(self, number: int, word: str, columns: tuple[int, ...]) -> None:
-        """The line of column numbers above the rows; without a title of its own its matrix has no name."""
+        """Read the line of column numbers above the rows. A matrix without a title of its own has no name."""
         kind, rest = self._title or ("", "")
         if not kind or (kind != "latency" and word != "D\\D"):  # in 2014 latency had D\D too
             return  # a line of something else
@@ -146,7 +146,7 @@ class _MatrixReader:
         run, self._name = self._run(number), None
         name = {"access": "", "bandwidth": rest}.get(kind, f"latency_{'cpu' if word == 'CPU' else 'gpu'}_{rest}")
         if name in run.ids:
-            run.notes.append(f"line {number}: a matrix without a title of its own, left out")
+            run.notes.append(f"line {number}: a matrix without its own title, left out")
             return
         self._name, self._columns, self._common, self._last = name, columns, columns, -1
         if name:
@@ -160,8 +160,12 @@ class _MatrixReader:
             return
         label = int(begun[1])
         row = self._columns.index(label) if label in self._columns else None
-        if row is not None and row <= self._last:  # rows come in order: this one is of a matrix whose head is lost
-            run.notes.append(f"line {number}: row {label} under no header of its own, left out with those after it")
+        if (
+            row is not None and row <= self._last
+        ):  # rows come in order: this one belongs to a matrix whose header is lost
+            run.notes.append(
+                f"line {number}: row {label} has no header of its own; it and the rows after it are left out"
+            )
             self._name = None
             return
         words = found[2].split() if found else []
@@ -178,7 +182,9 @@ class _MatrixReader:
     def _allow(self, number: int, a: int, b: int, can: bool) -> None:
         run = self._run(number)
         if a != b and run.access.setdefault((a, b), can) != can:
-            run.notes.append(f"line {number}: access of {a} to {b} contradicts an earlier line, which is kept")
+            run.notes.append(
+                f"line {number}: access of {a} to {b} contradicts an earlier line; the earlier one is kept"
+            )
 
     def _run(self, number: int) -> Matrices:
         return self.runs[-1] if self.runs else self._start(number)
@@ -190,13 +196,13 @@ class _MatrixReader:
         return self.runs[-1]
 
     def close(self) -> None:
-        """Note what the run that ends lacks."""
+        """Note what is missing in the run that ends."""
         if not self.runs:
             return
         run = self.runs[-1]
         if self._lost:
             count, first = len(self._lost), self._lost[0]
-            run.notes.append(f"rows cut or torn, which are left out: {count}, the first in line {first}")
+            run.notes.append(f"{count} cut or torn row(s) left out, the first in line {first}")
         self._lost = []
         for name, columns in run.ids.items():
             present = {row for row, _ in run.entries[name]}
@@ -204,12 +210,12 @@ class _MatrixReader:
                 run.notes.append(f"{name} has no row {', '.join(absent)}")
 
     def nothing(self, text: str) -> str:
-        """Why a text holds no matrix."""
+        """Say why a text holds no matrix."""
         if not text.strip():
             return "the text is empty"
         titled = [run for run in self.runs if run.ids]
         if titled:
             return f"the matrix {next(iter(titled[0].ids))} has no whole row"
         if self.runs:
-            return f"line {self.runs[0].line} belongs to such an output, but no matrix follows"
+            return f"line {self.runs[0].line} looks like this output, but no matrix follows"
         return f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"

@@ -1,4 +1,4 @@
-"""Where matrices of p2p come from: what p2pBandwidthLatencyTest printed, or a `record.json` of `benchmark=p2p`."""
+"""Read p2p matrices from the output of p2pBandwidthLatencyTest or from a `record.json` of `benchmark=p2p`."""
 
 import json
 import math
@@ -14,17 +14,17 @@ _EXPECTED = "expected a record.json of benchmark=p2p"
 
 @dataclass(frozen=True, slots=True)
 class P2p:
-    """What one file holds."""
+    """The matrices of one file."""
 
-    shown: list[Matrices]  # the runs of the tool; of a record its medians
-    samples: list[Matrices]  # the same runs; of a record every repeat
-    topology: str | None = None  # as the record has it
-    title: str | None = None  # of a record: what was measured
-    words: Mapping[str, str] | None = None  # of a record: what enabled and disabled mean in it
+    shown: list[Matrices]  # the runs of the tool, or the medians of a record
+    samples: list[Matrices]  # the same runs, or every repeat of a record
+    topology: str | None = None  # the text in the record
+    title: str | None = None  # what a record measured
+    words: Mapping[str, str] | None = None  # what enabled and disabled mean in a record
 
 
 def read_p2p(text: str) -> P2p:
-    """Told apart by the first character. Raises UnreadableInput that says what was expected."""
+    """Read either form; the first character tells them apart. Raises UnreadableInput, which says what was expected."""
     if not text.lstrip().startswith("{"):
         runs = parse_p2p(text)
         return P2p(runs, runs)
@@ -36,7 +36,7 @@ def read_p2p(text: str) -> P2p:
     table = tables.get("p2p") if isinstance(tables, dict) else None
     if not isinstance(table, dict):
         state = content.get("state")
-        why = f"the cell is {state}" if state not in (None, "finished") else "there is no tables.p2p in it"
+        why = f"the cell is {state}" if state not in (None, "finished") else "it has no tables.p2p"
         raise UnreadableInput(f"{_EXPECTED}; {why}")
     try:
         medians = _matrices(table, table["matrices"])
@@ -49,14 +49,14 @@ def read_p2p(text: str) -> P2p:
         environment = content.get("environment") or {}
         topology, title = environment.get("topology"), content.get("name")
         if not all(isinstance(value, str | None) for value in (topology, title)):
-            raise TypeError("environment.topology and name are texts")
+            raise TypeError("environment.topology and name must be text")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
     return P2p([medians], samples or [medians], topology, title, words)
 
 
 def _matrices(table: dict[str, Any], squares: dict[str, Any]) -> Matrices:
-    """The contract's object as the reader of the tool's text has it. Numbers that are not finite are absent."""
+    """Return a record's matrices in the form that the tool's reader gives. Numbers that are not finite are absent."""
     found = Matrices(0)
     ids = tuple(int(device["id"]) for device in table["devices"])
     for device in table["devices"]:
