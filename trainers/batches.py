@@ -1,4 +1,4 @@
-"""Synthetic batches that lie on the device before the clock starts."""
+"""Synthetic batches that are on the device before the clock starts."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,17 +8,19 @@ from torch import Tensor
 
 from conf.cell import Cell
 
-# Distinct batches in rotation: more than one, so that no cache holds the input of the next step.
+# Batches that take turns: more than one, so that no cache holds the input of the next step.
 DISTINCT = 2
+# Between the generators of neighbouring seeds: a prime above any number of ranks, so that no (seed, rank) has another's.
+SEED_STRIDE = 1_000_003
 
 
 def synthetic(cell: Cell, device: torch.device, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (images, labels): images (batch, channels, pixels, pixels), normally distributed, never zero.
+    """Yield (images, labels) for ever: images (batch, channels, pixels, pixels), normally distributed; labels (batch,).
 
-    Different on every rank, else equal replicas would prove nothing; equal for equal (seed, rank). The dtype is what the
-    first layer computes in, as an input pipeline would deliver it.
+    They differ between ranks, or equal replicas would prove nothing; equal (seed, rank) gives equal batches. The dtype is the
+    one in which the first layer computes, as an input pipeline would deliver it.
     """
-    generator = torch.Generator(device=device).manual_seed(cell.seed * 1_000_003 + rank + 1)
+    generator = torch.Generator(device=device).manual_seed(cell.seed * SEED_STRIDE + rank + 1)
     dtype = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}.get(
         cell.precision, torch.float32
     )

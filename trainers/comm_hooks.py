@@ -1,18 +1,18 @@
-"""Half-precision communication hooks: what is sent instead of a float32 gradient, and what that costs in digits."""
+"""Half-precision communication hooks: the dtype that is sent instead of float32, and the rounding that it costs."""
 
 from collections.abc import Iterable
 
 from torch import Tensor
 
-# comm_hook: the dtype that is sent.
+# The dtype that each comm_hook sends.
 SENT = {"fp16": "float16", "bf16": "bfloat16"}
-# Relative rounding of a gradient: four units in the last place of the format, since casts and sums round in it.
+# Relative rounding of a gradient: four units in the last place, since casts and sums round in the format.
 ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
-SENT_BYTES = 2
+SENT_BYTES = 2  # of an element
 
 
 def share(tensors: Iterable[Tensor], comm_hook: str) -> float:
-    """What a hook leaves of the bytes of these gradients: ½ of float32, all of what is half precision already."""
+    """Return the share of these gradients' bytes that a hook sends: ½ of float32, all of what is half precision already."""
     if comm_hook not in SENT:
         return 1.0
     sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Where a GPU is in the machine, and how a process stays near it."""
+"""Where a GPU is in the machine, and how a process keeps to the cores near it."""
 
 import contextlib
 import os
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# Of this process as it started, before it keeps to those near its GPU.
+# The cores that this process may use as it starts, before it keeps to those near its GPU.
 CORES = frozenset(os.sched_getaffinity(0))
 
 
 def bus_id(device: torch.device) -> str | None:
-    """The PCI bus id of a GPU as Linux writes it, 0000:65:00.0; None for a CPU."""
+    """Return a GPU's PCI bus id as Linux writes it, 0000:65:00.0; None for a CPU."""
     if device.type != "cuda":
         return None
     properties: Any = torch.cuda.get_device_properties(device)
@@ -20,9 +20,9 @@ def bus_id(device: torch.device) -> str | None:
 
 
 def stay_near(device: torch.device) -> None:
-    """Keep this thread, and those that it starts from now on, to the cores near its GPU, where the kernel knows them.
+    """Keep this thread, and those that it starts later, to the cores near its GPU, if the kernel knows them.
 
-    torchrun does the same from torch 2.9 on, before a rank starts, where ranks and GPUs are as many.
+    torchrun does the same from torch 2.9 on, before a rank starts, if there are as many ranks as GPUs.
     """
     with contextlib.suppress(OSError, ValueError):
         text = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist").read_text()

@@ -1,4 +1,4 @@
-"""The networks, built by the library that is known for them, and the loss with their auxiliary heads."""
+"""The networks, from the library that is known for them, and the loss with their auxiliary heads."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def build(network: Network) -> nn.Module:
 
 
 def _resnet200(num_classes: int) -> nn.Module:
-    """ResNet-200, bottleneck 3-24-36-3 (MXNet's tools/bandwidth; torchvision has none)."""
+    """Build ResNet-200, bottlenecks 3-24-36-3, as in MXNet's tools/bandwidth (torchvision has none)."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
     model: nn.Module = ResNet(Bottleneck, [3, 24, 36, 3], num_classes=num_classes)
@@ -43,7 +43,7 @@ def _resnet200(num_classes: int) -> nn.Module:
 
 
 def _fmnist_cnn(num_classes: int) -> nn.Module:
-    """The gpubootcamp notebook's Keras network: 28 × 28 × 1, 1,199,882 parameters."""
+    """Build the Keras network of the gpubootcamp notebook: images 1 × 28 × 28, 1,199,882 parameters."""
     return nn.Sequential(
         OrderedDict(
             convolution_1=nn.Conv2d(1, 32, 3),
@@ -62,9 +62,10 @@ def _fmnist_cnn(num_classes: int) -> nn.Module:
 
 
 def loss(outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_weight: float) -> Tensor:
-    """Cross-entropy of the main head plus `auxiliary_weight` times that of each auxiliary head; a scalar.
+    """Return the cross-entropy of the main head plus `auxiliary_weight` × that of each auxiliary head, a scalar.
 
-    `outputs` is (batch, classes), or a tuple of such whose first is the main head (torchvision's Inception, GoogLeNet).
+    `outputs` is (batch, classes), or a tuple of such tensors, the main head first (torchvision's Inception, GoogLeNet).
+    `labels` is (batch,).
     """
     if isinstance(outputs, Tensor):
         return functional.cross_entropy(outputs, labels)
@@ -73,7 +74,7 @@ def loss(outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_
 
 
 def bf16_weights(model: nn.Module) -> nn.Module:
-    """Weights and gradients in bfloat16, batch norm in float32: its small sums need the digits, and it has few bytes."""
+    """Cast weights to bfloat16 in place, but batch norm's: its sums need the digits of float32, and it has few bytes."""
     for module in model.modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):
@@ -82,7 +83,7 @@ def bf16_weights(model: nn.Module) -> nn.Module:
 
 
 def sizes(parameters: Iterable[nn.Parameter]) -> dict[str, float]:
-    """`parameters` (elements), `arrays` (tensors) and `gradient_bytes` of what is trained."""
+    """Return `parameters` (elements), `arrays` (tensors) and `gradient_bytes` of what is trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return {
         "parameters": sum(parameter.numel() for parameter in trained),

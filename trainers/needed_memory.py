@@ -1,6 +1,6 @@
-"""`python -m trainers.needed_memory`: read a JSON list of cells, print a JSON list of the bytes of shared memory that each takes.
+"""`python -m trainers.needed_memory`: read a JSON list of cells, print a JSON list of the bytes of shared memory that they need.
 
-A process of its own, because the launching process does not import torch.
+It is a process of its own because the launching process does not import torch.
 """
 
 import json
@@ -14,7 +14,7 @@ from trainers.strategy import load
 
 
 def shared_bytes(cell: Cell) -> int:
-    """Bytes in /dev/shm while the cell runs. Builds the model without memory."""
+    """Return the bytes that the cell takes in /dev/shm. Builds the model on the meta device, without memory."""
     with torch.device("meta"):
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":

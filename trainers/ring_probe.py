@@ -1,23 +1,25 @@
-"""What the wires between neighbours allow, with all ranks sending and receiving at once."""
+"""What the links between neighbours allow when all ranks send and receive at once."""
 
 import torch
 import torch.distributed as dist
 
 from trainers.strategy import LimitProbe
 
-# Of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
+# Bytes of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
 MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
+ITEM_BYTES = 4  # float32
 
 
 def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
-    """What exchanges in which each rank sends `bytes_each` are held to, over the transport that this cell's settings give.
+    """Return lower bounds for an exchange in which each rank sends `bytes_each` bytes, over the transport that this cell uses.
 
-    On GPUs three ways around the ring, of which the fastest tells: a message to the next rank, an all-gather and an all-reduce.
-    NCCL gives each its own number of channels. Over gloo a message is no limit: gloo has several under way where this has one.
+    On GPUs there are three ways around the ring, and the fastest counts: a message to the next rank, an all-gather and an
+    all-reduce. NCCL gives each its own number of channels. Over gloo the message is no limit: an exchange has several under
+    way, and this has one.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     size, on_gpu = MESSAGE_BYTES[device.type], device.type == "cuda"
-    out, into = (torch.ones(size // 4, device=device) for _ in range(2))
+    out, into = (torch.ones(size // ITEM_BYTES, device=device) for _ in range(2))
 
     def message() -> None:
         to_next = dist.P2POp(dist.isend, out, (rank + 1) % world_size)
@@ -36,7 +38,9 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
     def reduce() -> None:
         dist.all_reduce(into)
 
-    passed_on = share * 4 * (world_size - 1)  # bytes that a rank sends in a gather, and in each half of an all-reduce
+    passed_on = (
+        share * ITEM_BYTES * (world_size - 1)
+    )  # bytes that a rank sends in a gather, and in each half of an all-reduce
     return [
         one_message,
         LimitProbe("ring", gather, bytes_each / passed_on, way="gather"),

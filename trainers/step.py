@@ -18,7 +18,7 @@ UNMARKED = nullcontext[None]()
 
 
 def unmarked(stage: str) -> AbstractContextManager[None]:
-    """No mark: what timed steps have."""
+    """Mark nothing, as in timed steps."""
     return UNMARKED
 
 
@@ -26,7 +26,7 @@ class Training:
     """A model, its batches, optimizer and strategy on one rank, ready to step."""
 
     def __init__(self, cell: Cell, device: torch.device, rank: int) -> None:
-        """Build everything a cell asks for. Called by all ranks; the process group exists."""
+        """Build everything that a cell asks for. All ranks call it; the process group exists."""
         self.cell = cell
         self.device = device
         _arithmetic(cell.precision)
@@ -56,13 +56,13 @@ class Training:
             self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches = synthetic(cell, device, rank)
-        self.images = 0  # counted, never computed
+        self.images = 0  # counted from the batches, never computed
         self.loss: Tensor | None = None  # of the last step, on the device
-        # A profiler's range around each stage of a step: forward, backward, exchange, optimizer.
+        # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
         self.mark: Mark = unmarked
 
     def backward(self, batch: tuple[Tensor, Tensor] | None = None) -> None:
-        """Forward and backward on the next batch (or the one given), with the exchange; gradients are left in place."""
+        """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place."""
         images, labels = batch or next(self.batches)
         self.optimizer.zero_grad(set_to_none=True)
         with self.mark("forward"), self._autocast():
@@ -75,12 +75,11 @@ class Training:
         self.images += len(images)
 
     def step(self) -> None:
-        """One training step."""
+        """Run one training step."""
         self.backward()
         with self.mark("optimizer"):
-            if (
-                self.scaler.is_enabled()
-            ):  # only for strategies that leave the update to every rank (their YAML's `accepts`)
+            # Only with strategies that leave the update to every rank (their YAML's `accepts`).
+            if self.scaler.is_enabled():
                 self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
                 self.scaler.update()
             else:
@@ -92,7 +91,7 @@ class Training:
 
 
 def _arithmetic(precision: str) -> None:
-    """Choose the arithmetic of float32 operations, and cuDNN's fastest kernels for shapes that do not change."""
+    """Set the arithmetic of float32 operations. Let cuDNN search its fastest kernels, since shapes do not change."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

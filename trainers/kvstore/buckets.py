@@ -1,4 +1,4 @@
-"""Which parts of which arrays travel together: buckets, each of one dtype and for one server. Pure arithmetic.
+"""Which parts of which arrays travel together: buckets, each of one dtype and for one server. Arithmetic without torch.
 
 Placement on servers is MXNet's (ps-lite through src/kvstore/kvstore_dist.h, EncodeDefaultKey): an array of at least
 `bigarray_bound` elements is split evenly over all servers, a smaller one goes whole to server (key × 9973) mod servers.
@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Every bucket starts at a multiple of this many bytes: a cache line pair, and what a GPU's copy engine likes.
+# Every bucket starts at a multiple of this many bytes: no two share a cache line, and GPUs copy aligned memory faster.
 ALIGNMENT = 256
+HASH_PRIME = 9973  # of EncodeDefaultKey
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts that travel together. Offsets are bytes from the start of a region that holds every bucket."""
+    """Parts that travel together. Offsets are in bytes from the start of a region that holds every bucket."""
 
     server: int
     parts: tuple[Part, ...]
     elements: int
-    push_offset: int  # of gradients, in the dtype that is sent
+    push_offset: int  # of gradients, in the dtype that travels
     pull_offset: int  # of weights or mean gradients
 
 
@@ -38,28 +39,28 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 @dataclass(frozen=True)
 class Array:
-    """One gradient with the names of two dtypes: of the weight, and of the gradient on its way."""
+    """One parameter: its elements, and the names of the dtypes of the weight and of the gradient as it travels."""
 
     elements: int
     weight_dtype: str
     wire_dtype: str
 
 
-# (number of the array among all keys, its elements) -> parts with their server
+# (number of the array among all keys, its elements) -> (server, start, stop) of its parts
 Placement = Callable[[int, int], list[tuple[int, int, int]]]
 
 
 def whole(key: int, elements: int) -> list[tuple[int, int, int]]:
-    """Every array whole; buckets are dealt to servers later."""
+    """Leave an array whole; buckets are dealt to servers later."""
     return [(0, 0, elements)]
 
 
 def mxnet(servers: int, bigarray_bound: int) -> Placement:
-    """MXNet's placement: (server, start, stop) of the parts of an array."""
+    """Return MXNet's placement."""
 
     def place(key: int, elements: int) -> list[tuple[int, int, int]]:
         if servers == 1 or elements < bigarray_bound:
-            return [((key * 9973) % servers, 0, elements)]
+            return [((key * HASH_PRIME) % servers, 0, elements)]
         edges = [math.floor(elements / servers * number + 0.5) for number in range(servers + 1)]  # C rounds halves up
         return [(server, edges[server], edges[server + 1]) for server in range(servers)]
 
@@ -79,11 +80,11 @@ class Layout:
     def of(
         arrays: Sequence[Array], order: Sequence[int], cap_bytes: float, place: Placement = whole, dealt: int = 0
     ) -> "Layout":
-        """Fill buckets with the arrays of `order` (numbers of arrays), one dtype and one server each, until `cap_bytes`.
+        """Fill buckets with the arrays of `order` (numbers of arrays). Each has one dtype and one server, full at `cap_bytes`.
 
-        A larger array is cut into equal parts of at most that. A cap of 0 cuts nothing and gives every part a bucket of its
-        own. `dealt` > 0 deals buckets to that many servers, each to the least loaded. An array that `order` leaves out has
-        no gradient and is in no bucket.
+        A larger array is cut into equal parts of at most `cap_bytes`. A cap of 0 cuts nothing and gives every part a bucket of
+        its own. `dealt` > 0 deals the buckets to that many servers, each to the least loaded. An array that is not in `order`
+        has no gradient and is in no bucket.
         """
         groups: list[tuple[int, list[Part]]] = []
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
@@ -105,17 +106,17 @@ class Layout:
         for server, parts in groups:
             elements = sum(part.stop - part.start for part in parts)
             array = arrays[parts[0].array]
-            sent, kept = ITEM_BYTES[array.wire_dtype], ITEM_BYTES[array.weight_dtype]
+            on_wire, of_weight = ITEM_BYTES[array.wire_dtype], ITEM_BYTES[array.weight_dtype]
             if dealt:
                 server = loads.index(min(loads))
-                loads[server] += elements * sent
+                loads[server] += elements * on_wire
             buckets.append(Bucket(server, tuple(parts), elements, push, pull))
-            push += aligned(elements * sent)
-            pull += aligned(elements * max(sent, kept))
+            push += aligned(elements * on_wire)
+            pull += aligned(elements * max(on_wire, of_weight))
         return Layout(tuple(buckets), tuple(arrays), push, pull)
 
     def buckets_of(self) -> dict[int, list[int]]:
-        """For each array its buckets."""
+        """Return the numbers of each array's buckets."""
         found: dict[int, list[int]] = {}
         for number, bucket in enumerate(self.buckets):
             for part in bucket.parts:
@@ -124,7 +125,7 @@ class Layout:
 
 
 def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int, int]]:
-    """Parts of at most `most` elements; 0: as they are."""
+    """Cut parts (server, start, stop) into parts of at most `most` elements; 0: leave them as they are."""
     found = []
     for server, start, stop in parts:
         count = max(1, min(stop - start, math.ceil((stop - start) / most))) if most else 1
@@ -134,5 +135,5 @@ def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int,
 
 
 def aligned(size_bytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Return the next multiple of ALIGNMENT."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

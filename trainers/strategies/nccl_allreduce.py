@@ -22,38 +22,41 @@ from trainers.strategy import ExchangeAlone, LimitProbe, Strategy
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
+CACHES = 4  # of the L2 cache that the copies of a gradient fill together
+# Random gradients start this small where gloo sums: each exchange multiplies them by the number of ranks, without overflow.
+SUMMED_SCALE = 1e-30
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
 
 @dataclass
-class Bucket:
-    """What torch's communication hooks read of a dist.GradBucket, which Python cannot construct."""
+class HookBucket:
+    """The part of dist.GradBucket that torch's communication hooks read. Python cannot construct a GradBucket."""
 
-    flat: Tensor
-    shapes: list[torch.Size]
+    flat: Tensor  # (elements,)
+    shapes: list[torch.Size]  # of the gradients in it
     number: int
     last: bool
 
     def buffer(self) -> Tensor:
-        """The flat gradient of the bucket."""
+        """Return the flat gradient of the bucket."""
         return self.flat
 
     def set_buffer(self, flat: Tensor) -> None:
-        """Replace it."""
+        """Replace the flat gradient."""
         self.flat = flat
 
     def gradients(self) -> list[Tensor]:
-        """Views of the buffer, one for each parameter."""
+        """Return views of the buffer, one for each parameter."""
         parts = self.flat.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def index(self) -> int:
-        """Position in the order of exchange."""
+        """Return the position in the order of exchange."""
         return self.number
 
     def is_last(self) -> bool:
-        """Whether no bucket follows."""
+        """Return whether no bucket follows."""
         return self.last
 
 
@@ -80,10 +83,12 @@ class NcclAllreduce(Strategy):
         self.exact = comm_hook != "powersgd"
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
-        self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0  # of float32; exact once the parameters are known
+        self._share = (
+            0.5 if comm_hook in comm_hooks.SENT else 1.0
+        )  # of the bytes of float32; exact once the parameters are known
 
     def _hook(self) -> tuple[object, Hook] | None:
-        """A fresh (state, hook); None for DDP's own all-reduce."""
+        """Return a fresh (state, hook); None for DDP's own all-reduce."""
         if self._comm_hook == "powersgd":
             state = powerSGD_hook.PowerSGDState(
                 process_group=None, matrix_approximation_rank=self._powersgd_rank, start_powerSGD_iter=2
@@ -93,7 +98,7 @@ class NcclAllreduce(Strategy):
         return (None, hooks[self._comm_hook]) if self._comm_hook in hooks else None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
-        """Wrap the model in DDP; weights are broadcast from rank 0."""
+        """Wrap the model in DDP, which broadcasts rank 0's weights."""
         device = next(model.parameters()).device
         self._ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, **self._arguments
@@ -103,25 +108,25 @@ class NcclAllreduce(Strategy):
         return self._ddp
 
     def without_exchange(self) -> AbstractContextManager[None]:
-        """DDP's no_sync: neither buckets nor all-reduce."""
+        """Return DDP's no_sync: neither buckets nor all-reduce."""
         assert self._ddp is not None
         context: AbstractContextManager[None] = self._ddp.no_sync()
         return context
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """2(n−1)/n of the bytes on the wire, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
+        """Return 2(n−1)/n of the bytes that are sent, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
         share = float("nan") if self._comm_hook == "powersgd" else self._share
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
-        """All-reduce every bucket, started one after the other and then awaited, as DDP does at the end of backward."""
+        """Start all-reduces of all buckets one after the other, then wait for them, as DDP does at the end of backward."""
         self._gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
         return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
     def probes(self) -> list[LimitProbe]:
-        """Limit: the links between neighbours."""
+        """Return the limit: the links between neighbours."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
         return ring_probe.probes(self._device, moved) if moved == moved else []
 
@@ -139,18 +144,17 @@ class _DdpAlone(ExchangeAlone):
         copies = 1
         if parameters[0].is_cuda:
             cache_bytes = torch.cuda.get_device_properties(parameters[0].device).L2_cache_size
-            copies = 1 + int(4 * cache_bytes // gradient_bytes)
-        # Tiny where gloo sums: each exchange multiplies by the number of ranks, and must not overflow.
-        scale = 1.0 if parameters[0].is_cuda else 1e-30
+            copies = 1 + int(CACHES * cache_bytes // gradient_bytes)
+        scale = 1.0 if parameters[0].is_cuda else SUMMED_SCALE
         self._copies = [
             self._buckets([torch.randn_like(parameter).mul_(scale) for parameter in parameters]) for _ in range(copies)
         ]
         self._turns = itertools.cycle(self._copies)
 
-    def _buckets(self, gradients: Sequence[Tensor]) -> list[Bucket]:
+    def _buckets(self, gradients: Sequence[Tensor]) -> list[HookBucket]:
         last = len(self._groups) - 1
         return [
-            Bucket(
+            HookBucket(
                 torch.cat([gradients[member].flatten() for member in group]),
                 [gradients[member].shape for member in group],
                 number,
@@ -160,26 +164,26 @@ class _DdpAlone(ExchangeAlone):
         ]
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Into the copy that is exchanged next."""
+        """Fill the copy that is exchanged next."""
         self._copies[0] = self._buckets(gradients)
         self._turns = itertools.cycle(self._copies)
 
     def __call__(self) -> None:
-        """Start all, await all."""
+        """Start all buckets, then wait for all."""
         buckets = next(self._turns)
         if self._hook:
             for future in [self._hook[1](self._hook[0], bucket) for bucket in buckets]:
                 future.wait()
             return
-        # The mean, as DDP needs it; gloo can only sum.
+        # DDP needs the mean; gloo can only sum.
         operation = dist.ReduceOp.AVG if buckets[0].flat.is_cuda else dist.ReduceOp.SUM
         for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in buckets]:
             assert work is not None
             work.wait()
 
     def result(self) -> list[Tensor]:
-        """Copies, in the parameters' shapes."""
-        # The half-precision hooks divide on any backend.
+        """Return copies in the parameters' shapes."""
+        # gloo has summed, unless a half-precision hook has divided.
         divisor = 1 if self._hook or self._parameters[0].is_cuda else dist.get_world_size()
         found: dict[int, Tensor] = {}
         for group, bucket in zip(self._groups, self._copies[0], strict=True):
@@ -188,9 +192,9 @@ class _DdpAlone(ExchangeAlone):
 
 
 def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
-    """DDP's buckets: numbers of parameters, last parameters first, one dtype each, full at `cap_bytes`.
+    """Return DDP's buckets as numbers of parameters: last parameters first, one dtype each, full at `cap_bytes`.
 
-    DDP's small first bucket is only there where the cap is left to torch's default; ours is always given.
+    DDP has its small first bucket only if the cap is torch's default; ours is always given.
     """
     groups: list[list[int]] = []
     current: dict[torch.dtype, list[int]] = {}

@@ -9,18 +9,18 @@ from trainers.strategy import Strategy
 
 
 class NoExchange(Strategy):
-    """Independent replicas: N times the work of one rank, with whatever they contend for."""
+    """Independent replicas: N times the work of one rank. They only contend for the machine."""
 
     synchronous = False
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
-        """The model as it is."""
+        """Return the model as it is."""
         return model
 
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Nothing changes."""
+        """Return a context that changes nothing."""
         return nullcontext()
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Nothing moves."""
+        """Return 0."""
         return 0.0
