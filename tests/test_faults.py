@@ -36,7 +36,7 @@ from launch.study.assemble import assemble
 from launch.study.study import Study
 from launch.supervision import failure, progress, supervise
 from trainers.kvstore.buckets import Array
-from trainers.kvstore.shared_regions import KvstoreConfig, Shared
+from trainers.kvstore.shared_regions import KvstoreConfig, SharedMapping
 from trainers.shared_memory import new_path
 
 ROOT = Path(__file__).parent.parent
@@ -389,7 +389,7 @@ def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkey
     paths = []
     for token in ("a" * 32, "b" * 32):
         monkeypatch.setenv("RINGSIDE_TOKEN", token)
-        paths.append(Shared(new_path(), config, config.layout(), create=True).path)
+        paths.append(SharedMapping(new_path(), config, config.layout(), create=True).path)
     try:
         shared_memory.remove("a" * 32)
         assert [path.exists() for path in paths] == [False, True]

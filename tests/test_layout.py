@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainers.kvstore.buckets import ALIGNMENT, ITEM_BYTES, Array, Layout, aligned, mxnet, whole
+from trainers.kvstore.buckets import ALIGNMENT, ITEM_BYTES, Array, BucketLayout, aligned, mxnet, whole
 
 SENT = {"float32": ("float32", "float16", "bfloat16"), "bfloat16": ("bfloat16",), "float64": ("float64", "float16")}
 
@@ -63,7 +63,7 @@ def test_one_server_gets_everything_whole():
 @given(arrays(), some.sampled_from([0, 1, 300, 4096, 1e9]), some.integers(1, 5), some.integers(1, 6000))
 def test_every_element_is_in_one_bucket_once(given_arrays, cap_bytes, servers, bound):
     found, order = given_arrays
-    layout = Layout.of(found, order, cap_bytes, mxnet(servers, bound))
+    layout = BucketLayout.of(found, order, cap_bytes, mxnet(servers, bound))
     inside = elements_of(layout)
     assert sorted(inside) == sorted((number, place) for number in order for place in range(found[number].elements))
     for bucket in layout.buckets:
@@ -81,7 +81,7 @@ def test_every_element_is_in_one_bucket_once(given_arrays, cap_bytes, servers, b
 @given(arrays(), some.sampled_from([0, 300, 4096, 1e9]), some.integers(0, 5))
 def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
     found, order = given_arrays
-    layout = Layout.of(found, order, cap_bytes, whole, dealt)
+    layout = BucketLayout.of(found, order, cap_bytes, whole, dealt)
     push = pull = 0
     loads = [0] * dealt
     for bucket in layout.buckets:
@@ -99,11 +99,11 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
 @given(arrays(), some.sampled_from([1, 300, 4096]))
 def test_a_bucket_is_closed_once_it_is_full(given_arrays, cap_bytes):
     found, order = given_arrays
-    for bucket in Layout.of(found, order, cap_bytes).buckets:
+    for bucket in BucketLayout.of(found, order, cap_bytes).buckets:
         sizes = [(part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype] for part in bucket.parts]
         assert sum(sizes[:-1]) < cap_bytes, "the last part was put into a full bucket"
     open_buckets = {}
-    for bucket in Layout.of(found, order, cap_bytes).buckets:
+    for bucket in BucketLayout.of(found, order, cap_bytes).buckets:
         kind = found[bucket.parts[0].array].weight_dtype
         assert open_buckets.get(kind, cap_bytes) >= cap_bytes, "a second bucket while one had room"
         open_buckets[kind] = bucket.elements * ITEM_BYTES[kind]
@@ -112,7 +112,7 @@ def test_a_bucket_is_closed_once_it_is_full(given_arrays, cap_bytes):
 @given(arrays(), some.integers(1, 5), some.integers(1, 6000))
 def test_a_cap_of_0_gives_every_part_its_bucket(given_arrays, servers, bound):
     found, order = given_arrays
-    layout = Layout.of(found, order, 0, mxnet(servers, bound))
+    layout = BucketLayout.of(found, order, 0, mxnet(servers, bound))
     assert all(len(bucket.parts) == 1 for bucket in layout.buckets)
     parts = [(b.server, b.parts[0].array, b.parts[0].start) for b in layout.buckets]
     asked = [(n, mxnet(servers, bound)(n, found[n].elements)) for n in order]
@@ -122,7 +122,7 @@ def test_a_cap_of_0_gives_every_part_its_bucket(given_arrays, servers, bound):
 @given(arrays(), some.sampled_from([0, 300, 1e9]))
 def test_the_buckets_of_an_array_are_those_that_hold_its_parts(given_arrays, cap_bytes):
     found, order = given_arrays
-    layout = Layout.of(found, order, cap_bytes, mxnet(3, 1000))
+    layout = BucketLayout.of(found, order, cap_bytes, mxnet(3, 1000))
     assert layout.buckets_of() == {
         number: [place for place, bucket in enumerate(layout.buckets) for part in bucket.parts if part.array == number]
         for number in order

@@ -1,5 +1,7 @@
-"""A cell that needs more shared memory than there is is refused before any of its processes start."""
+"""A cell that needs too much shared memory is refused before it starts; a file in /dev/shm is whole, or is not there."""
 
+import errno
+import shutil
 import sys
 
 import pytest
@@ -7,6 +9,7 @@ from cells import make_cell, strategy_of
 
 from conf.options import Refused
 from launch.plan.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
+from trainers import shared_memory
 from trainers.needed_memory import shared_bytes
 
 LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
@@ -46,3 +49,27 @@ def test_where_there_is_plenty_no_process_is_started(monkeypatch):
     refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10)
     with pytest.raises(FileNotFoundError):
         refuse_too_little([LITTLE, MUCH], free_bytes=PLENTY_BYTES * 10 - 1)
+
+
+def test_what_one_process_writes_into_a_mapping_another_reads():
+    path = shared_memory.new_path()
+    assert path.parent == FOLDER and path != shared_memory.new_path()
+    try:
+        mine = shared_memory.create(path, 5000)
+        assert bytes(mine) == bytes(5000)
+        mine[4999] = 7
+        assert shared_memory.attach(path, 5000)[4999] == 7
+        with pytest.raises(FileExistsError):  # nobody's file is taken over
+            shared_memory.create(path, 5000)
+    finally:
+        path.unlink()
+
+
+def test_a_file_that_does_not_fit_is_removed_and_says_how_much_it_needed():
+    path, size = shared_memory.new_path(), shutil.disk_usage(FOLDER).total + 2**20
+    with pytest.raises(
+        OSError, match=f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much"
+    ) as error:
+        shared_memory.create(path, size)
+    assert error.value.errno == errno.ENOSPC
+    assert not path.exists()

@@ -163,8 +163,8 @@ class HostOnGpu(OnGpu):
             self._outward.append(list(zip(mine, slots, self._outer[turn], strict=True)))
             slots = addresses((shared.rows[turn, before, AFTER], shared.rows[turn, after, BEFORE]))
             self._inward.append(list(zip(theirs, addresses(halo_rows(buffer)), slots, strict=True)))
-        self._out = cuda_copies.Lane(self._stream)
-        self._in = cuda_copies.Lane(torch.cuda.Stream(slab.device, priority=-1))
+        self._out = cuda_copies.CopyStream(self._stream)
+        self._in = cuda_copies.CopyStream(torch.cuda.Stream(slab.device, priority=-1))
 
     def send(self, number: int) -> None:
         """Rows to host memory, the neighbours' rows from there."""
@@ -213,7 +213,10 @@ class Peer(OnGpu):
         flags = cuda_copies.device_address(shared.address)
         self._mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
         self._theirs = [flags + shared.flag(before, AFTER), flags + shared.flag(after, BEFORE)]
-        self._lane, self._reader = cuda_copies.Lane(self._stream), cuda_copies.Lane(torch.cuda.current_stream())
+        self._lane, self._reader = (
+            cuda_copies.CopyStream(self._stream),
+            cuda_copies.CopyStream(torch.cuda.current_stream()),
+        )
 
     def send(self, number: int) -> None:
         """Copy, then say so."""

@@ -62,6 +62,7 @@ def main(folder: Path, started: str = "exec") -> int:
 
 
 def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:
+    """Find this process's device, then be a rank or a server of the cell."""
     import json
 
     import torch
@@ -96,6 +97,7 @@ def _server_place(cell: "Cell", rank: int) -> int | None:
 
 
 def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:
+    """Join the process group, run the benchmark, and write the result as a line if this is rank 0."""
     import dataclasses
 
     import torch.distributed as dist

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainers import comm_hooks
-from trainers.kvstore.buckets import Array, Bucket, Layout
+from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.strategy import ExchangeAlone, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -30,7 +30,7 @@ class Bucketed(Strategy):
     arrival, are those that are exchanged in every step (torch's DDP calls that a static graph).
     """
 
-    layout: Layout  # after `set_up`
+    layout: BucketLayout  # after `set_up`
     flat_sent: list[Tensor]  # for each bucket (at least elements,): the gradient that is exchanged
     flat_means: list[Tensor]  # … where the mean gradient arrives, if `only_gradients`
 

@@ -68,7 +68,7 @@ def mxnet(servers: int, bigarray_bound: int) -> Placement:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """All buckets, in the order in which they are exchanged."""
 
     buckets: tuple[Bucket, ...]
@@ -79,7 +79,7 @@ class Layout:
     @staticmethod
     def of(
         arrays: Sequence[Array], order: Sequence[int], cap_bytes: float, place: Placement = whole, dealt: int = 0
-    ) -> "Layout":
+    ) -> "BucketLayout":
         """Fill buckets with the arrays of `order` (numbers of arrays). Each has one dtype and one server, full at `cap_bytes`.
 
         A larger array is cut into equal parts of at most `cap_bytes`. A cap of 0 cuts nothing and gives every part a bucket of
@@ -113,7 +113,7 @@ class Layout:
             buckets.append(Bucket(server, tuple(parts), elements, push, pull))
             push += aligned(elements * on_wire)
             pull += aligned(elements * max(on_wire, of_weight))
-        return Layout(tuple(buckets), tuple(arrays), push, pull)
+        return BucketLayout(tuple(buckets), tuple(arrays), push, pull)
 
     def buckets_of(self) -> dict[int, list[int]]:
         """Return the numbers of each array's buckets."""

@@ -29,7 +29,7 @@ def device_address(address: int) -> int:
     return int(checked("cudaHostGetDevicePointer", runtime.cudaHostGetDevicePointer(address, 0)))
 
 
-class Lane:
+class CopyStream:
     """A stream with copies between any two addresses that CUDA knows, and with flags (int32)."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

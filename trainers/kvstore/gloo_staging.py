@@ -7,7 +7,7 @@ from torch import Tensor
 from trainers import ring_probe
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.buckets import Layout
+from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.sharding import ring_bytes
 from trainers.kvstore.shared_regions import views
 from trainers.strategy import LimitProbe
@@ -19,7 +19,7 @@ class GlooStaging(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make buffers on the device and on the host; the host keeps the weights."""
         device = self.parameters[0].device
-        self.layout = layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
+        self.layout = layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
 
         def buffer(size_bytes: int, where: torch.device) -> Tensor:
             pinned = where.type == "cpu" and device.type == "cuda"

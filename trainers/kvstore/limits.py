@@ -41,9 +41,9 @@ def host_link(worker: Worker) -> LimitProbe:
 def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
     """Copy the bytes of an exchange in the largest possible copies: gradients out, means back, or both at once. GPUs only."""
     current = torch.cuda.current_stream()
-    lanes = [lane for lane, wanted in ((worker.pushing, out), (worker.pulling, back)) if wanted]
-    for lane in lanes:
-        lane.stream.wait_stream(current)
+    streams = [copies.stream for copies, wanted in ((worker.pushing, out), (worker.pulling, back)) if wanted]
+    for stream in streams:
+        stream.wait_stream(current)
     if out and worker.config.server_gpu:
         for target, sent in zip(worker.push_to, worker.sent, strict=True):
             worker.pushing.copy(target, sent.data_ptr(), sent.nbytes)
@@ -51,8 +51,8 @@ def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
         worker.pushing.copy(worker.push_to[0], worker.staging.data_ptr(), len(worker.staging))
     if back:
         worker.pulling.copy(worker.means[0].data_ptr(), worker.means_from[0], worker.layout.push_bytes)
-    for lane in lanes:
-        current.wait_stream(lane.stream)
+    for stream in streams:
+        current.wait_stream(stream)
 
 
 def sum_alone(worker: Worker) -> None:

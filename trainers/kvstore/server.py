@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainers.kvstore import cpu_sums
-from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, KvstoreConfig, Regions, Shared
+from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, KvstoreConfig, Regions, SharedMapping
 from trainers.prctl import sleep_precisely
 
 FLAG_BYTES = 4  # int32
@@ -34,10 +34,10 @@ class Arithmetic(ABC):
         """Serve the pushes of `workers` to a bucket as exchange `number`; set their `done` flags when the reply is there."""
 
 
-class OnCpu(Arithmetic):
+class CpuArithmetic(Arithmetic):
     """In host memory, on as many threads as the calling thread has (torch.set_num_threads)."""
 
-    def __init__(self, config: KvstoreConfig, shared: Shared, own_buckets: list[int]) -> None:
+    def __init__(self, config: KvstoreConfig, shared: SharedMapping, own_buckets: list[int]) -> None:
         assert shared.regions is not None
         self._config, self._control, self._regions = config, shared.control, shared.regions
         self._momentum = {bucket: torch.zeros_like(self._regions.weights[bucket]) for bucket in own_buckets}
@@ -69,7 +69,7 @@ class OnCpu(Arithmetic):
                 copy[piece].copy_(weights[piece])
 
 
-class OnGpu(Arithmetic):
+class GpuArithmetic(Arithmetic):
     """In the memory of this process's GPU; replies go to the workers' GPUs by peer copies.
 
     The server writes replies into the workers' memory; workers do not fetch them: a GPU that both pushes and pulls shares
@@ -80,7 +80,7 @@ class OnGpu(Arithmetic):
     def __init__(
         self,
         config: KvstoreConfig,
-        shared: Shared,
+        shared: SharedMapping,
         regions: Regions,
         reply_addresses: list[int],
         own_buckets: list[int],
@@ -96,7 +96,7 @@ class OnGpu(Arithmetic):
         self._stream.wait_stream(torch.cuda.current_stream())  # until the zeros above are there
         torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
-        self._lanes = [cuda_copies.Lane(torch.cuda.Stream()) for _ in range(config.workers)]
+        self._streams = [cuda_copies.CopyStream(torch.cuda.Stream()) for _ in range(config.workers)]
         self._targets = [[start + b.pull_offset for b in shared.layout.buckets] for start in reply_addresses]
         offset = cuda_copies.device_address(shared.address) - shared.address
         self._flags = [shared.address_of(shared.control.done[worker]) + offset for worker in range(config.workers)]
@@ -111,7 +111,7 @@ class OnGpu(Arithmetic):
         reply = self._update(bucket, workers, pushed, settings) if mode == UPDATE else self._mean(bucket, pushed)
         self._updated.record()
         for worker in workers:
-            self._lanes[worker].stream.wait_event(self._updated)
+            self._streams[worker].stream.wait_event(self._updated)
             self._reply(reply, bucket, worker, number)
 
     def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> Tensor:
@@ -126,9 +126,9 @@ class OnGpu(Arithmetic):
         return reply if mean is reply else reply.copy_(mean)
 
     def _reply(self, reply: Tensor, bucket: int, worker: int, number: int) -> None:
-        lane = self._lanes[worker]
-        lane.copy(self._targets[worker][bucket], reply.data_ptr(), reply.nbytes)
-        lane.write_flag(self._flags[worker] + FLAG_BYTES * bucket, number)
+        stream = self._streams[worker]
+        stream.copy(self._targets[worker][bucket], reply.data_ptr(), reply.nbytes)
+        stream.write_flag(self._flags[worker] + FLAG_BYTES * bucket, number)
 
 
 class Server:

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from trainers.kvstore import cpu_sums, server
-from trainers.kvstore.server import Arithmetic, OnCpu, OnGpu, Server
-from trainers.kvstore.shared_regions import KvstoreConfig, Regions, Shared
+from trainers.kvstore.server import Arithmetic, CpuArithmetic, GpuArithmetic, Server
+from trainers.kvstore.shared_regions import KvstoreConfig, Regions, SharedMapping
 
 KEY = "config"
 PAUSE_SECONDS = 0.02  # between two looks while the cell starts
@@ -51,7 +51,7 @@ def serve(
         return
     path, config = announced
     layout = config.layout()
-    shared = Shared(path, config, layout)
+    shared = SharedMapping(path, config, layout)
     own_buckets = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
     row = config.workers + number  # in the control block, behind those of the workers
     arithmetic: Arithmetic
@@ -59,7 +59,7 @@ def serve(
         arithmetic = _on_gpu(row, device, config, shared, own_buckets, beat)
     else:
         torch.set_num_threads(cpu_sums.thread_count(threads, config.servers))
-        arithmetic = OnCpu(config, shared, own_buckets)
+        arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
     shared.control.attached[row] = 2
     phase("serving")
@@ -82,10 +82,10 @@ def _on_gpu(
     row: int,
     device: torch.device,
     config: KvstoreConfig,
-    shared: Shared,
+    shared: SharedMapping,
     own_buckets: list[int],
     beat: Callable[[int], None],
-) -> OnGpu:
+) -> GpuArithmetic:
     """Export this server's GPU memory, and open the workers' memory for replies."""
     from trainers.kvstore import cuda_copies
 
@@ -99,4 +99,4 @@ def _on_gpu(
         beat(0)
         time.sleep(PAUSE_SECONDS)
     replies = [cuda_copies.imported(control.handles[worker].tobytes()) for worker in range(config.workers)]
-    return OnGpu(config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets)
+    return GpuArithmetic(config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets)

@@ -11,7 +11,7 @@ from torch import nn
 from trainers import ring_probe
 from trainers.kvstore import limits, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.buckets import Array, Layout
+from trainers.kvstore.buckets import Array, BucketLayout
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
 from trainers.strategy import LimitProbe
@@ -28,7 +28,7 @@ class ShardedStaging(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets, this rank's server and first weights. Collective."""
         rank, world_size, device = dist.get_rank(), dist.get_world_size(), self.parameters[0].device
-        self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
+        self.layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self._works: dict[int, dist.Work] = {}
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.flat_sent = sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device)
@@ -42,7 +42,7 @@ class ShardedStaging(Bucketed):
         self.worker.begin(sharding.shares(self.flat_weights, rank, world_size), self.settings())
 
     @staticmethod
-    def _config(layout: Layout, world_size: int, on_gpu: bool) -> KvstoreConfig:
+    def _config(layout: BucketLayout, world_size: int, on_gpu: bool) -> KvstoreConfig:
         """Make each of a rank's shares an array of its own, in a bucket of its own."""
         arrays = []
         for bucket in layout.buckets:
@@ -100,7 +100,7 @@ class ShardedStaging(Bucketed):
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
         """Return the bytes of every rank's mapping: gradients, weights and replies of its shares."""
-        layout = Layout.of(arrays_of(parameters, self.comm_hook), range(len(parameters)), self.cap_bytes)
+        layout = BucketLayout.of(arrays_of(parameters, self.comm_hook), range(len(parameters)), self.cap_bytes)
         config = self._config(layout, workers, on_gpu)
         return workers * needed_bytes(config, config.layout())
 

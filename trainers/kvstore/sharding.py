@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore.buckets import Bucket, Layout
+from trainers.kvstore.buckets import Bucket, BucketLayout
 from trainers.kvstore.shared_regions import DTYPES
 
 # A share is a multiple of this many elements: 512 bytes of half precision, so that every share starts at an aligned address.
@@ -18,7 +18,7 @@ def share_of(bucket: Bucket, world_size: int) -> int:
     return -(-bucket.elements // (world_size * SHARE_ELEMENTS)) * SHARE_ELEMENTS
 
 
-def padded(layout: Layout, world_size: int, in_weight_dtype: bool, device: torch.device) -> list[Tensor]:
+def padded(layout: BucketLayout, world_size: int, in_weight_dtype: bool, device: torch.device) -> list[Tensor]:
     """Return zeros (world_size × share,) for each bucket, in the weights' dtype or the one that travels."""
     found = []
     for bucket in layout.buckets:

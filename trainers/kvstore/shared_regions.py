@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainers import shared_memory
-from trainers.kvstore.buckets import Array, Layout, Placement, aligned, mxnet, whole
+from trainers.kvstore.buckets import Array, BucketLayout, Placement, aligned, mxnet, whole
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.
@@ -48,12 +48,12 @@ class KvstoreConfig:
         """Return whether a mean gradient would be the worker's own, which a GPU can fetch from where it pushed it."""
         return self.worker_gpu and (not self.synchronous or self.workers == 1)
 
-    def layout(self) -> Layout:
+    def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""
         if self.servers:
             place: Placement = mxnet(self.servers, self.bigarray_bound)
-            return Layout.of(self.arrays, self.order, self.cap_bytes, place)
-        return Layout.of(self.arrays, self.order, self.cap_bytes, whole, dealt=self.workers)
+            return BucketLayout.of(self.arrays, self.order, self.cap_bytes, place)
+        return BucketLayout.of(self.arrays, self.order, self.cap_bytes, whole, dealt=self.workers)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -73,7 +73,7 @@ class Regions:
     is weights in their dtype or the mean gradient in the dtype in which gradients travel; both views start at the same byte.
     """
 
-    def __init__(self, base: Tensor, config: KvstoreConfig, layout: Layout) -> None:
+    def __init__(self, base: Tensor, config: KvstoreConfig, layout: BucketLayout) -> None:
         """`base` is uint8 and holds `Regions.size(config, layout)` bytes."""
         pull, copies = layout.pull_bytes, config.reply_copies
         replies = [base[pull * (1 + copy) :] for copy in range(copies)]
@@ -86,17 +86,17 @@ class Regions:
         ]
 
     @staticmethod
-    def size(config: KvstoreConfig, layout: Layout) -> int:
+    def size(config: KvstoreConfig, layout: BucketLayout) -> int:
         """Return the bytes of the base."""
         return Regions.pushed_start(config, layout, config.workers)
 
     @staticmethod
-    def pushed_start(config: KvstoreConfig, layout: Layout, worker: int) -> int:
+    def pushed_start(config: KvstoreConfig, layout: BucketLayout, worker: int) -> int:
         """Return the bytes from the base to a worker's gradients."""
         return layout.pull_bytes * (1 + config.reply_copies) + layout.push_bytes * worker
 
 
-def views(region: Tensor, layout: Layout, in_weight_dtype: bool, push: bool = False) -> list[Tensor]:
+def views(region: Tensor, layout: BucketLayout, in_weight_dtype: bool, push: bool = False) -> list[Tensor]:
     """Return a view (elements,) for each bucket of a region (uint8), in the weights' dtype or the one that travels.
 
     `push`: the region holds gradients only, at `push_offset`; otherwise buckets start at `pull_offset`.
@@ -155,18 +155,18 @@ class Control:
         return Control(np.empty(0, np.uint8), config, buckets).size
 
 
-def needed_bytes(config: KvstoreConfig, layout: Layout) -> int:
+def needed_bytes(config: KvstoreConfig, layout: BucketLayout) -> int:
     """Return the bytes of shared memory that one mapping takes."""
     control = Control.bytes(config, len(layout.buckets))
     return control if config.server_gpu else control + Regions.size(config, layout)
 
 
-class Shared:
+class SharedMapping:
     """The mapping as one process sees it."""
 
     regions: Regions | None  # None where servers keep them on their GPUs
 
-    def __init__(self, path: Path, config: KvstoreConfig, layout: Layout, create: bool = False) -> None:
+    def __init__(self, path: Path, config: KvstoreConfig, layout: BucketLayout, create: bool = False) -> None:
         """Map the file; one process creates it.
 
         Raises:

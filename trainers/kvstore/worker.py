@@ -19,8 +19,8 @@ from torch import Tensor
 
 from trainers import shared_memory
 from trainers.kvstore import cpu_sums, server_process
-from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, OnCpu, Server
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, Shared, views
+from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, views
 from trainers.prctl import sleep_precisely
 
 # Stages of the start (Control.attached).
@@ -72,10 +72,10 @@ class Worker:
         self._only_gradients = False
         path = Path(peers.from_rank_zero(str(shared_memory.new_path())))
         if peers.rank == 0:
-            self.shared = Shared(path, config, self.layout, create=True)
+            self.shared = SharedMapping(path, config, self.layout, create=True)
         peers.barrier()
         if peers.rank != 0:
-            self.shared = Shared(path, config, self.layout)
+            self.shared = SharedMapping(path, config, self.layout)
         self._control = self.shared.control
         if self.on_gpu:
             self._gpu_buffers()
@@ -145,7 +145,7 @@ class Worker:
         self.sent = views(self.staging, layout, in_weight_dtype=False, push=True)
         self.means = views(inbox, layout, in_weight_dtype=False)
         self.weights = views(inbox, layout, in_weight_dtype=True)
-        self.pushing, self.pulling = (cuda_copies.Lane(torch.cuda.Stream()) for _ in range(2))
+        self.pushing, self.pulling = (cuda_copies.CopyStream(torch.cuda.Stream()) for _ in range(2))
         self._staged, self._fetched = ([torch.cuda.Event() for _ in layout.buckets] for _ in range(2))
         self._all_fetched = [torch.cuda.Event() for _ in range(2)]  # of exchanges with even and odd numbers
 
@@ -176,7 +176,7 @@ class Worker:
         Next to a GPU it is a thread that waits for pushes, with others that sum. A CPU worker serves while it waits for
         replies: a thread would take the core that computes.
         """
-        arithmetic = OnCpu(self.config, self.shared, self.own_buckets())
+        arithmetic = CpuArithmetic(self.config, self.shared, self.own_buckets())
         self._server = Server(self.config, self._control, self.peers.rank, self.own_buckets(), arithmetic)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -207,13 +207,13 @@ class Worker:
         if not self.on_gpu:
             self._control.pushed[self.peers.rank, bucket] = number
             return
-        sent, lane = self.sent[bucket], self.pushing
+        sent, copies = self.sent[bucket], self.pushing
         self._staged[bucket].record()
-        lane.stream.wait_event(self._staged[bucket])
+        copies.stream.wait_event(self._staged[bucket])
         if after_reply:
-            lane.stream.wait_event(self._fetched[bucket])
-        lane.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
-        lane.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
+            copies.stream.wait_event(self._fetched[bucket])
+        copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
+        copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
         if not self.config.server_gpu:  # such a server writes into our memory itself
             reply = (self.means if self._only_gradients else self.weights)[bucket]

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainers import ring_probe
 from trainers.kvstore import cpu_sums, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
-from trainers.kvstore.buckets import Layout
+from trainers.kvstore.buckets import BucketLayout
 from trainers.strategy import LimitProbe, Strategy
 
 
@@ -29,7 +29,7 @@ class _OnDevices(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets with the first weights. Collective."""
         device, world_size = self.parameters[0].device, dist.get_world_size()
-        self.layout = Layout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
+        self.layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
         self.flat_sent, self.flat_means = (
             sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device) for _ in range(2)
         )
