@@ -11,10 +11,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import schema
-from conf.command_line import normalise, only_informs
+from conf import groups, schema
+from conf.command_line import config_dirs, normalise, only_informs
 from conf.hydra_errors import explain, one_line
 from conf.options import Refused
+from launch.machine.versions import version_lines
 from launch.plan.plan import Request
 from launch.sweep import run
 
@@ -30,11 +31,15 @@ def collect(config: DictConfig) -> None:
 def main() -> int:
     """Exit status: 0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 130 interrupted."""
     typed = sys.argv[1:]
+    if "--version" in typed:
+        print(*version_lines(), sep="\n")
+        return 0
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
     schema.register()
     arguments: list[str] = []
     try:
         with tempfile.TemporaryDirectory() as scratch:  # Hydra's own folder; a study's folder is made by `launch`
+            groups.search_also(config_dirs(typed))
             arguments = normalise(typed)
             sys.argv[1:] = [*arguments, f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
             collect()

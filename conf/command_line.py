@@ -1,13 +1,14 @@
 """The command line before Hydra reads it."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from conf import gpus
+from conf.groups import ROOT, RULES, WITH_RULES
 from conf.options import Refused
 
-ROOT = Path(__file__).parent
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 
 # Hydra's own options, and which of them take a value.
@@ -24,7 +25,8 @@ FLAGS = (
     "-sc",
     "--shell-completion",
 )
-VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
+CONFIG_DIR = ("-cd", "--config-dir")
+VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
 INFO = ("-i", "--info")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # NCCL settings whose own grammar has characters that Hydra's refuses outside quotes.
@@ -41,6 +43,16 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     """
     options, overrides = _separated(arguments)
     return [*options, *map(_rewritten, gpus.normalise(overrides))]
+
+
+def config_dirs(arguments: Sequence[str]) -> list[Path]:
+    """Return the folder that `--config-dir DIR` or `--config-dir=DIR` names, absolute; of several the last, as Hydra does."""
+    found: list[str] = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, value = argument.partition("=")
+        if name in CONFIG_DIR:
+            found.append(value if equals else following)
+    return [Path(folder).absolute() for folder in found[-1:] if folder]
 
 
 def only_informs(arguments: Sequence[str]) -> bool:
@@ -73,6 +85,12 @@ def _rewritten(argument: str) -> str:
         raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")
     if "${" in argument:
         raise Refused(f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out")
+    group, _, option = key.lstrip("+~").partition(".")
+    if group in WITH_RULES and option.partition(".")[0] in RULES:
+        raise Refused(
+            f"{argument}: {option} stands in the YAML file of a {group} only; write a file of your own and name its folder "
+            "with --config-dir"
+        )
     if key in GROUPS and argument.startswith(f"{key}=["):
         raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
     if argument.startswith("nccl.env."):

@@ -19,7 +19,7 @@ DIR/benchmark/NAME.yaml to the choices.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ RULES: dict[str, type] = {
     "compared": dict,
 }  # fmt: skip
 WITH_TARGET = ("strategy", "benchmark")
+WITH_RULES = (*WITH_TARGET, "profiler")
 # Folders that hold groups; of two files with the same name the first counts, as Hydra has it.
 _folders = [ROOT]
 
@@ -87,10 +88,9 @@ class Choice:
         return known if code_hash is None else {**known, "sha256": code_hash}
 
 
-def search(folder: Path) -> None:
-    """Add the choices of a folder, as `--config-dir` does."""
-    if folder not in _folders:
-        _folders.append(folder)
+def search_also(folders: Iterable[Path]) -> None:
+    """Make these the folders of `--config-dir`, whose choices count beside Ringside's own."""
+    _folders[1:] = folders
 
 
 def choices(group: str) -> list[str]:

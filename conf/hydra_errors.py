@@ -8,82 +8,138 @@ from typing import Any, get_args, get_origin
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from conf.command_line import GROUPS, ROOT
+from conf.command_line import GROUPS
 from conf.gpus import FORMS
-from conf.groups import RULES
+from conf.groups import RULES, choices
 from conf.options import Refused, accepted, closest, described
 from conf.schema import Config
 
+# What a field accepts by its type.
 KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}
 
 
 def one_line(text: str) -> str:
-    """Text for a terminal: control characters as escapes, and the middle of an endless value left out."""
+    """Return text for a terminal: control characters as escapes, and the middle of an endless value left out."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown if len(shown) <= 4000 else f"{shown[:1000]} … {shown[-2000:]}"
 
 
+# Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.
+UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
+NO_GROUP_CHOICE = "Config group override must be"
+WRONG_FILE = re.compile(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)")
+NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
+
+
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """The sentence for an error of a request; `arguments` are the overrides as Hydra read them."""
+    """Return the sentence for an error of a request; `arguments` are the overrides as Hydra read them."""
     if isinstance(error, Refused):
         return str(error)
-    text = str(error)
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    if isinstance(error, OverrideParseException):
-        key = error.override.partition("=")[0]
-        return f"{error.override}: not in Hydra's grammar; put a text with special characters in quotes, {key}=\"'…'\""
-    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
-        return f"{group}={choice}: accepted are {', '.join(error.options)}{closest(choice, error.options)}"
-    if unknown := re.search(r"Could not override '([^']+)'", text):
-        return _unknown(unknown[1], cause, arguments)
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        if isinstance(cause, MissingMandatoryValue):
-            group = cause.full_key.removesuffix(".name")
-            choices = (
-                f"{group}={'|'.join(_choices(group))}" if group in GROUPS else _accepts(cause.full_key) or "a value"
-            )
-            return f"{_typed(cause.full_key, arguments)}: has no value; accepted is {choices}"
-        return f"{_typed(cause.full_key, arguments)}: accepted is {_accepts(cause.full_key) or 'another type'}"
-    if ambiguous := re.search(r"Ambiguous value for argument '(.*)'", text):
-        key = ambiguous[1].partition("=")[0]
-        one = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
-        return f"{ambiguous[1]}: several values are a sweep; add -m{one}"
-    if "Config group override must be" in text:
-        for argument in arguments:
-            group, _, choice = argument.lstrip("+").partition("=")
-            if group in GROUPS and choice not in _choices(group):
-                return f"{argument}: accepted are {', '.join(_choices(group))}"
-    if composed := re.search(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)", text):
-        return _in_file(*composed.groups())
-    if group_missing := re.search(r"Could not find '([^']+)'|In '[^']*': (.*)", text):
-        return next(part for part in group_missing.groups() if part).split("\n")[0] + ": no such group or choice"
-    return " ".join(line.strip() for line in text.splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line)
+    sentences = (one(error, arguments) for one in EXPLANATIONS)
+    return next(
+        (sentence for sentence in sentences if sentence),
+        " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line),
+    )
+
+
+def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:
+    if not isinstance(error, OverrideParseException):
+        return None
+    key = error.override.partition("=")[0]
+    return f"{error.override}: not in Hydra's grammar; put a text with special characters in quotes, {key}=\"'…'\""
+
+
+def _no_such_choice(error: Exception, arguments: Sequence[str]) -> str | None:
+    if not (isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file):
+        return None
+    group, _, choice = error.missing_cfg_file.rpartition("/")
+    return f"{group}={choice}: accepted are {', '.join(error.options)}{closest(choice, error.options)}"
+
+
+def _unknown_key(error: Exception, arguments: Sequence[str]) -> str | None:
+    unknown = UNKNOWN_KEY.search(str(error))
+    return _unknown(unknown[1], _cause(error), arguments) if unknown else None
+
+
+def _wrong_value(error: Exception, arguments: Sequence[str]) -> str | None:
+    cause = _cause(error)
+    if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
+        return None
+    key = cause.full_key
+    if not isinstance(cause, MissingMandatoryValue):
+        return f"{_typed(key, arguments)}: accepted is {_accepts(key) or 'another type'}"
+    group = key.removesuffix(".name")
+    values = f"{group}={'|'.join(choices(group))}" if group in GROUPS else _accepts(key) or "a value"
+    return f"{_typed(key, arguments)}: has no value; accepted is {values}"
+
+
+def _several_values(error: Exception, arguments: Sequence[str]) -> str | None:
+    ambiguous = SEVERAL_VALUES.search(str(error))
+    if not ambiguous:
+        return None
+    key = ambiguous[1].partition("=")[0]
+    one = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
+    return f"{ambiguous[1]}: several values are a sweep; add -m{one}"
+
+
+def _no_choice_of_group(error: Exception, arguments: Sequence[str]) -> str | None:
+    if NO_GROUP_CHOICE not in str(error):
+        return None
+    for argument in arguments:
+        group, _, choice = argument.lstrip("+").partition("=")
+        if group in GROUPS and choice not in choices(group):
+            return f"{argument}: accepted are {', '.join(choices(group))}"
+    return None
+
+
+def _wrong_file(error: Exception, arguments: Sequence[str]) -> str | None:
+    composed = WRONG_FILE.search(str(error))
+    return _in_file(*composed.groups()) if composed else None
+
+
+def _no_such_file(error: Exception, arguments: Sequence[str]) -> str | None:
+    missing = NO_SUCH_FILE.search(str(error))
+    return f"{(missing[1] or missing[2]).splitlines()[0]}: no such group or choice" if missing else None
+
+
+# The first that applies gives the sentence.
+EXPLANATIONS = (
+    _not_in_grammar,
+    _no_such_choice,
+    _unknown_key,
+    _wrong_value,
+    _several_values,
+    _no_choice_of_group,
+    _wrong_file,
+    _no_such_file,
+)
+
+
+def _cause(error: Exception) -> BaseException | None:
+    """Return OmegaConf's exception, which knows the key: the error itself, or what Hydra raised it from."""
+    return error if isinstance(error, OmegaConfBaseException) else error.__cause__
 
 
 def _typed(key: str, arguments: Sequence[str]) -> str:
-    """The argument that gave a key its value, or the key."""
+    """Return the argument that gave a key its value, or the key."""
     found = next((a for a in reversed(arguments) if a.lstrip("+~").partition("=")[0] == key), key)
     return found.lstrip("+")
 
 
 def _in_file(name: str, said: str, key: str) -> str:
-    """What is wrong in a YAML file that Hydra composes, and with which key, where OmegaConf knows one."""
+    """Return what is wrong in a YAML file that Hydra composes, with the key where OmegaConf knows it."""
     accepts = _accepts(key) if key else ""
     what = said.strip().rstrip(".") + (f"; accepted is {accepts}" if accepts else "")
     return f"{key + ' in ' if key else ''}{name}.yaml: {what}"
 
 
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (ROOT / group).glob("*.yaml"))
-
-
 def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
-    """An override of a key that does not exist, with the keys that do exist beside it."""
+    """Return the sentence for an override of a key that does not exist, with the keys that exist in its place."""
     typed = next((argument for argument in arguments if argument.lstrip("+~").startswith(key)), key)
     if key in GROUPS:  # one that has no default is appended
-        choices, name = _choices(key), typed.partition("=")[2]
-        return f"{typed}: accepted is +{key}={name if name in choices else '|'.join(choices)}"
+        known, name = choices(key), typed.partition("=")[2]
+        return f"{typed}: accepted is +{key}={name if name in known else '|'.join(known)}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
     beside: list[str] = []
@@ -99,7 +155,7 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
 
 
 def _accepts(key: str) -> str:
-    """What the schema says that a key accepts, or ''."""
+    """Return what the schema says that a key accepts, or ''."""
     node: Any = Config
     field = None
     for part in key.split("."):

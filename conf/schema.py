@@ -31,8 +31,10 @@ class Model:
     """The network that is trained: `library` and `builder` say who builds it."""
 
     name: str = MISSING
-    library: str = option(MISSING, "who builds it", words=("torchvision", "timm", "ringside"))
-    builder: str = option(MISSING, "its name in that library")
+    library: str = option(MISSING, "who builds it", words=("torchvision", "timm", "ringside", "python"))
+    builder: str = option(
+        MISSING, "its name in that library; python: a function of your own, my_package.my_module:build"
+    )
     channels: int = option(3, "channels of an image", least=1, most=64)
     classes: int = option(1000, "classes of the last layer", least=2, most=1 << 20)
     auxiliary_weight: float = option(0.0, "weight in the loss of each auxiliary head", least=0, most=1)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conf.cell import Network
+from conf.targets import locate
 
 
 def build(network: Network) -> nn.Module:
@@ -22,6 +23,8 @@ def build(network: Network) -> nn.Module:
         if network.builder not in builders:
             raise ValueError(f"model.builder={network.builder}: ringside builds {', '.join(builders)}")
         return builders[network.builder](**arguments).train()
+    if network.library == "python":
+        return _own(network).train()
     if network.library == "timm":
         import timm
 
@@ -32,6 +35,22 @@ def build(network: Network) -> nn.Module:
         model = torchvision.models.get_model(network.builder, weights=None, **arguments)
     assert isinstance(model, nn.Module)
     return model.train()
+
+
+def _own(network: Network) -> nn.Module:
+    """Build a model by the user's own function: `build(classes=…, channels=…, **options)`.
+
+    The model takes images (batch, channels, size, size) and returns scores (batch, classes).
+
+    Raises:
+        TypeError: the function returns no module of torch.
+    """
+    model = locate(network.builder)(classes=network.classes, channels=network.channels, **network.options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model.builder={network.builder}: returned {type(model).__name__}, expected is a torch.nn.Module"
+        )
+    return model
 
 
 def _resnet200(num_classes: int) -> nn.Module:

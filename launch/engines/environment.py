@@ -1,5 +1,6 @@
 """The argument list and the environment of a cell's processes."""
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -69,6 +70,8 @@ def environment(
         for name, value in surrounding.items()
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
+    if "PYTHONPATH" in kept:  # ranks have another working folder
+        kept["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in kept["PYTHONPATH"].split(os.pathsep))
     own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
