@@ -7,6 +7,7 @@ by a crash is dropped when read. A Record can be rebuilt from these lines; MLflo
 Versions of the schema:
     1  first
     2  tables
+    3  the cell holds no `auto`, and what its YAML files declare
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "record.json"
 OUTPUT_NAME = "output.txt"  # what a cell's benchmark prints
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970

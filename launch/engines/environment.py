@@ -71,7 +71,9 @@ def environment(
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
     if "PYTHONPATH" in kept:  # ranks have another working folder
-        kept["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in kept["PYTHONPATH"].split(os.pathsep))
+        kept["PYTHONPATH"] = os.pathsep.join(
+            str(Path(path).absolute()) for path in kept["PYTHONPATH"].split(os.pathsep)
+        )
     own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
