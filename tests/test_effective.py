@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
-from analysis.validity.settings import SettingResult, check_settings
+from analysis.validity.evidence import SettingResult
+from analysis.validity.settings import check_settings
 from conf.nccl_vocabulary import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"

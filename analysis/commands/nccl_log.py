@@ -13,7 +13,8 @@ from analysis.errors import UnreadableInput
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
-from analysis.validity.settings import SettingResult, check_settings
+from analysis.validity.evidence import SettingResult
+from analysis.validity.settings import check_settings
 
 _CHOICES_SHOWN = 20
 

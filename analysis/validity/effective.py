@@ -1,8 +1,9 @@
-"""What a cell really used, from the NCCL logs in its folder: transport, channels, settings, algorithms, and how that
-compares with what was asked.
+"""What a cell really used, from the NCCL logs in its folder: transport, channels, settings, algorithms.
+
+It is compared with what the cell requested.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
 from analysis.topology.link_classes import distinct_classes
-from analysis.validity.settings import SettingResult, check_settings
+from analysis.validity.evidence import Evidence, SettingResult
+from analysis.validity.settings import check_setting
 from benchmarks.record import Record
 
-# Folder inside a cell's for the untimed pass whose logs name every collective's algorithm and protocol.
+# Folder, inside that of a cell, of the untimed pass whose logs name every collective's algorithm and protocol.
 TUNING_FOLDER = "tuning"
 
 
 def read_logs(folder: Path) -> NcclLog | None:
-    """NCCL's logs of one cell (`<cell>/nccl/*.log`, a file for each rank); None where there is none to read."""
+    """Read NCCL's logs of one cell (`<cell>/nccl/*.log`, a file for each rank); None if none can be read."""
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted((folder / "nccl").glob("*.log"))]
     try:
         return parse_nccl_log(*texts) if texts else None
@@ -31,54 +33,35 @@ def read_logs(folder: Path) -> NcclLog | None:
 def observe(
     record: Record, folder: Path, known: Iterable[Record], folder_of: Callable[[Record], Path]
 ) -> dict[str, Any]:
-    """The `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …; only findings on CPU workers.
+    """Return the `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …
 
-    `known` are the other records of the study: the same cell without a setting tells whether it had an effect.
+    `known` are the other records of the study: the same cell without a setting shows whether the setting had an effect.
+    CPU workers have `findings` only.
     """
     if record.cell["device"] != "cuda":
         return {"findings": [_not_applicable(name, value) for name, value in record.cell["nccl"].items()]}
     links: Mapping[str, str] = record.environment.get("links", {})
     gpus = record.cell["gpus"]
+    log, tuning = read_logs(folder), read_logs(folder / TUNING_FOLDER)
     effective: dict[str, Any] = {}
     if link_class := distinct_classes(gpus, links):
         effective["link_class"] = link_class
-    log = read_logs(folder)
-    tuning = read_logs(folder / TUNING_FOLDER)
     if log is not None:
-        if log.transports:
-            effective["transport"] = describe_transport(log, links, gpus)
-        if (channels := log.channels.get("collective")) is not None:
-            effective["channels"] = channels
-        effective["nccl"] = {
-            "version": log.version,
-            "channels": log.channels,
-            "settings": log.settings,
-            "transports": log.transports,
-            "multicast": log.multicast,
-            "warnings": log.warnings[:20],
-        }
+        effective |= _used(log, links, gpus)
     if tuning is not None and tuning.algorithms:
         effective["choices"] = [
             {"function": c.function, "bytes": c.size, "algorithm": c.algorithm, "protocol": c.protocol}
             for c in tuning.algorithms
         ]
+    evidence = None if log is None else Evidence(record.cell["nccl"], log, links, gpus, env_logged=True)
     findings: list[SettingResult] = []
     others = list(known)
     for name, value in record.cell["nccl"].items():
         reference = without(record, name, others)
         reference_log = read_logs(folder_of(reference)) if reference else None
-        found = check_settings(record.cell["nccl"], log, reference_log, links, gpus=gpus, env_logged=True)
-        found = [one for one in found if one.setting in (name, None)]
-        if (
-            name in ("NCCL_ALGO", "NCCL_PROTO") and tuning is not None
-        ):  # the timed pass logs no choice; the tuning pass does
-            found = [one for one in found if one.code != "algorithm_unexpected"]
-            found += [
-                one
-                for one in check_settings({name: value}, tuning, None, links, gpus=gpus)
-                if one.code == "algorithm_unexpected"
-            ]
-        findings += found
+        # the timed pass logs no choice of algorithm; the tuning pass does
+        choices = tuning if name in ("NCCL_ALGO", "NCCL_PROTO") else None
+        findings += check_setting(name, value, evidence, reference_log, choices)
     if findings:
         effective["findings"] = [
             {"code": one.code, "sentence": one.sentence, "severity": one.severity, "setting": one.setting}
@@ -87,13 +70,31 @@ def observe(
     return effective
 
 
+def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[int]) -> dict[str, Any]:
+    """Return what the log says that NCCL used."""
+    used: dict[str, Any] = {}
+    if log.transports:
+        used["transport"] = describe_transport(log, links, gpus)
+    if (channels := log.channels.get("collective")) is not None:
+        used["channels"] = channels
+    used["nccl"] = {
+        "version": log.version,
+        "channels": log.channels,
+        "settings": log.settings,
+        "transports": log.transports,
+        "multicast": log.multicast,
+        "warnings": log.warnings[:20],
+    }
+    return used
+
+
 def _not_applicable(name: str, value: str) -> dict[str, str]:
     sentence = f"{name}={value}: not applicable, CPU workers communicate through gloo"
     return {"code": "setting_ignored", "sentence": sentence, "severity": "unchecked", "setting": name}
 
 
 def without(record: Record, setting: str, known: Iterable[Record]) -> Record | None:
-    """The newest finished record of the same cell without one NCCL setting."""
+    """Return the newest finished record of the same cell without one NCCL setting."""
     wanted = _condition(record.cell, setting)
     same = [other for other in known if other.state == "finished" and _condition(other.cell, None) == wanted]
     return same[-1] if same else None

@@ -21,7 +21,7 @@ from analysis.trace.source import load_trace
 from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
-from analysis.validity.settings import SettingResult
+from analysis.validity.evidence import SettingResult
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
 from launch.study.study import PROFILED, prepare
