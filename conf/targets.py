@@ -85,21 +85,30 @@ def source_file(field: str, dotted: str) -> Path:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Return where a module lies; parents are looked up one after the other and not imported."""
-    search: Sequence[str] | None = None
+    """Return where a module lies; None where Python does not find it. Its parents are looked up and not imported."""
+    search: list[str] | None = None
     spec = None
     parts = module.split(".")
-    for number in range(len(parts)):
-        full = ".".join(parts[: number + 1])
-        found = (finder.find_spec(full, search) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((one for one in found if one is not None), None)
+    for number, part in enumerate(parts):
+        try:
+            spec = _found(".".join(parts[: number + 1]), search)
+        except KeyError:  # a folder without __init__.py inside another: its finder asks for the parent as if imported
+            spec, search = None, [str(Path(folder) / part) for folder in search or () if (Path(folder) / part).is_dir()]
+            continue
         if spec is None:
             return None
         locations = spec.submodule_search_locations
         search = list(
             getattr(locations, "_path", locations) or ()
-        )  # the list of a namespace package asks for its parent
+        )  # asking such a folder's list itself needs the parent
     return spec
+
+
+def _found(module: str, search: Sequence[str] | None) -> ModuleSpec | None:
+    """Return what the first finder that knows a module says of it."""
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    specs = (finder.find_spec(module, search) for finder in finders)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _defines(body: Sequence[ast.stmt], name: str) -> bool:

@@ -1,0 +1,318 @@
+"""Code of the user's own: a strategy, a benchmark and a model in a folder of his, named by YAML or by the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import read_study
+from conf.options import Refused
+from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, source_file
+
+ROOT = Path(__file__).parent.parent
+STRATEGY = '''"""Gradients are summed one after the other, after backward."""
+
+import contextlib
+
+import torch.distributed as dist
+
+from trainers.strategy import Strategy
+
+
+class OneByOne(Strategy):
+    def __init__(self, scale, rounds):
+        self.scale, self.rounds, self.silent = scale, rounds, False
+
+    def prepare(self, model, optimizer):
+        self.model = model
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, 0)
+        return model
+
+    @contextlib.contextmanager
+    def without_exchange(self):
+        self.silent = True
+        yield
+        self.silent = False
+
+    def exchange(self):
+        if self.silent:
+            return
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad.mul_(self.scale / dist.get_world_size())
+
+    def bytes_moved(self, gradient_bytes, world_size):
+        return 2 * (world_size - 1) / world_size * gradient_bytes
+'''
+STRATEGY_YAML = """# Sums one gradient after the other.
+name: one_by_one
+_target_: my_package.strategies.OneByOne
+scale: 1.0    # of the mean
+rounds: auto
+auto:
+  rounds: {cuda: 4, cpu: 2}
+accepts:
+  scale: {least: 0.5, most: 2}
+  rounds: {least: 1, most: 9, whole: true}
+"""
+BENCHMARK = '''"""How long a barrier takes."""
+
+import time
+
+from benchmarks.rank.result import Result
+
+
+def run(cell, ranks, reporter):
+    reporter.phase("timed")
+    seconds = []
+    for _ in range(cell.benchmark["rounds"]):
+        ranks.barrier()
+        opened = time.perf_counter()
+        ranks.barrier()
+        seconds.append(time.perf_counter() - opened)
+    return Result(metrics={"barrier/us": 1e6 * min(seconds), "barrier/rounds": len(seconds)})
+'''
+REQUEST = '''"""What the benchmark refuses."""
+
+from conf.options import Refused
+
+
+def refuse(cell, memory_bytes):
+    if cell.world_size > 2:
+        raise Refused(f"gpus={cell.gpus}: a barrier of three is too much for me")
+'''
+BENCHMARK_YAML = """# How long a barrier takes.
+name: barrier
+_target_: my_package.barrier.measure.run
+trains: false
+rounds: auto
+auto:
+  rounds: {cuda: 100, cpu: 7}
+code: {refuse: my_package.barrier.request.refuse}
+accepts:
+  rounds: {least: 1, most: 1000, whole: true}
+"""
+MODEL = '''"""Small networks."""
+
+from torch import nn
+
+
+def build(classes, channels, width=4):
+    layers = nn.Conv2d(channels, width, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
+    return nn.Sequential(*layers)
+
+
+def nothing(classes, channels):
+    return "no module"
+'''
+FILES = {
+    "src/my_package/__init__.py": "",
+    "src/my_package/strategies.py": STRATEGY,
+    "src/my_package/barrier/__init__.py": "",
+    "src/my_package/barrier/measure.py": BENCHMARK,
+    "src/my_package/barrier/request.py": REQUEST,
+    "src/my_package/models.py": MODEL,
+    "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, memory_bytes): ...\n",
+    "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
+    "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
+}
+SHORT = (
+    "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5", "benchmark.min_iterations=3",
+    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
+)  # fmt: skip
+QUIET = ("tracking=none", "report=false")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The user's folder; call it to launch from there. src/ is on PYTHONPATH, by a relative name."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def launch(*arguments):
+        return subprocess.run(
+            [sys.executable, str(ROOT / "launch.py"), *arguments], cwd=tmp_path, capture_output=True, text=True,
+            timeout=240, check=False, env={**os.environ, "PYTHONPATH": "src", "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+
+    launch.folder = tmp_path
+    return launch
+
+
+def only_record(own, done):
+    """The record of the one cell that ran."""
+    records, unreadable = read_study(own.folder / "outputs" / "default")
+    assert (done.returncode, unreadable, len(records)) == (0, [], 1), done.stdout + done.stderr
+    return records[0], json.loads(next(own.folder.glob("outputs/default/*/record.json")).read_text())
+
+
+def hash_of(own, name):
+    return sha256((own.folder / "src" / "my_package" / name).read_bytes()).hexdigest()
+
+
+def test_a_strategy_of_ones_own_trains(own):
+    done = own("--config-dir", "conf", "gpus=0,1", "strategy=one_by_one", *SHORT, *QUIET)
+    record, content = only_record(own, done)
+    assert record.state == "finished" and record.validity.verdict != "invalid", record.validity
+    assert record.checks["replicas_equal"] is True
+    assert record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
+    assert content["cell"]["strategy"] == {"name": "one_by_one", "scale": 1.0, "rounds": 2}
+    declared = content["cell"]["declared"]["strategy"]
+    assert declared == {"target": "my_package.strategies.OneByOne", "sha256": hash_of(own, "strategies.py")}
+    assert content["schema_version"] == 3
+
+
+def test_a_strategy_of_ones_own_that_computes_something_else_is_invalid(own):
+    done = own("--config-dir", "conf", "gpus=0,1", "strategy=one_by_one", "strategy.scale=0.5", *SHORT, *QUIET)
+    record, _ = only_record(own, done)
+    assert record.validity.verdict == "invalid" and "gradient_not_mean" in record.validity.codes
+
+
+def test_a_benchmark_of_ones_own_runs(own):
+    done = own("--config-dir=conf", "gpus=0,1", "benchmark=barrier", *QUIET)
+    record, content = only_record(own, done)
+    assert record.metrics["barrier/us"] > 0 and record.metrics["barrier/rounds"] == 7
+    assert record.validity.verdict == "valid", record.validity
+    assert content["cell"]["benchmark"] == {"name": "barrier", "rounds": 7}
+    assert content["cell"]["declared"]["benchmark"]["sha256"] == hash_of(own, "barrier/measure.py")
+
+
+def test_a_model_of_ones_own_trains(own):
+    own_model = ("model.library=python", "model.builder=my_package.models:build", "+model.options.width=8")
+    done = own("gpus=0,1", *SHORT, *own_model, *QUIET)
+    record, content = only_record(own, done)
+    assert record.validity.verdict != "invalid" and record.name.startswith("models.build · ")
+    assert content["model"]["parameters"] == (9 + 1) * 8 + (8 + 1) * 10
+    assert content["cell"]["declared"]["model"]["sha256"] == hash_of(own, "models.py")
+
+
+def test_a_changed_file_is_another_cell(own):
+    def name():
+        done = own("gpus=0", *SHORT, "model.library=python", "model.builder=my_package.models:build", *QUIET)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {path.parent.name for path in own.folder.glob("outputs/default/*/record.json")}
+
+    first = name()
+    assert name() == first, "done before"
+    path = own.folder / "src" / "my_package" / "models.py"
+    path.write_text(path.read_text().replace("width=4", "width=5"))
+    assert len(name() - first) == 1
+
+
+def test_a_builder_that_returns_no_module_says_so(own):
+    done = own("gpus=0", *SHORT, "model.library=python", "model.builder=my_package.models:nothing", *QUIET)
+    assert done.returncode == 1
+    assert "model.builder=my_package.models:nothing: returned str, expected is a torch.nn.Module" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["model.library=python", "model.builder=my_package.models:biuld"], "models.py defines no biuld"),
+        (["model.library=python", "model.builder=my_package.absent:build"], "finds no module my_package.absent"),
+        (["model.library=python", "model.builder=absent:build"], "model.builder=absent:build: Python finds no module"),
+        (["model.library=python", "model.builder=build"], "model.builder=build: accepted is a name that Python can"),
+        (["model.library=python", "model.builder=os.path:../x"], "accepted is a name that Python can import"),
+        (["strategy._target_=os.system"], "strategy._target_=os.system: _target_ stands in the YAML file of a strategy"),
+        (["+strategy._target_=os.system"], "strategy._target_=os.system: _target_ stands in the YAML file"),
+        (["++strategy._target_=os.system"], "strategy._target_=os.system: _target_ stands in the YAML file"),
+        (["++benchmark._target_=os.system"], "benchmark._target_=os.system: _target_ stands in the YAML file"),
+        (["~strategy._target_"], "~strategy._target_: _target_ stands in the YAML file"),
+        (["++benchmark.code.refuse=os.system"], "code.refuse stands in the YAML file of a benchmark only"),
+        (["++strategy={_target_: os.system}"], "strategy._target_=os.system: stands in the file strategy/nccl_allreduce.yaml"),
+        (["--config-dir", "conf", "strategy=one_by_one", "strategy.scale=3"], "strategy.scale=3: accepted is a number of at"),
+        (["--config-dir", "conf", "strategy=one_by_one", "strategy.size=3"], "strategy.size=3: unknown; options of strategy"),
+        (["--config-dir", "conf", "strategy=one_by_won"], "one_by_one (did you mean one_by_one?)"),
+        (["--config-dir", "conf", "gpus=0,1,2", "benchmark=barrier"], "a barrier of three is too much for me"),
+        (["--config-dir", "conf", "benchmark=barrier", "benchmark.rounds=0"], "benchmark.rounds=0: accepted is auto or a whole"),
+        (["--config-dir", "nowhere", "strategy=none"], "nowhere"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sentence):
+    monkeypatch.chdir(own.folder)
+    monkeypatch.syspath_prepend(str(own.folder / "src"))
+    code, out, err = launch(*arguments, "device=cpu", "dry_run=true")
+    assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("yaml", "sentence"),
+    [
+        ("name: mine\nsize: 1\n", "mine.yaml: has no _target_, the dotted name of the class or function"),
+        (
+            "name: mine\n_target_: my_package.strategies.OneByTwo\n",
+            "mine.yaml: _target_=my_package.strategies.OneByTwo: ",
+        ),
+        ("name: mine\n_target_: my_package.absent.Strategy\n", "Python finds no module my_package.absent"),
+        ("name: mine\n_target_: x.y\naccepts: [size]\n", "mine.yaml: accepts is ['size']; accepted is a dict"),
+        ("name: none_of_that\n_target_: x.y\n", "strategy.name=none_of_that: accepted are"),
+    ],
+)
+def test_a_wrong_yaml_is_one_sentence(own, monkeypatch, launch, yaml, sentence):
+    (own.folder / "conf" / "strategy" / "mine.yaml").write_text(yaml)
+    monkeypatch.chdir(own.folder)
+    monkeypatch.syspath_prepend(str(own.folder / "src"))
+    code, out, err = launch("--config-dir", "conf", "strategy=mine", "device=cpu", "dry_run=true")
+    assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
+    assert sentence in err
+
+
+def test_code_is_found_without_running_it(own, monkeypatch):
+    monkeypatch.syspath_prepend(str(own.folder / "src"))
+    (own.folder / "src" / "my_package" / "models.py").write_text("raise SystemExit('run')\n\n\nclass Net: ...\n")
+    (own.folder / "src" / "space").mkdir()
+    (own.folder / "src" / "space" / "inner").mkdir()
+    (own.folder / "src" / "space" / "inner" / "code.py").write_text(
+        "try:\n    from json import dumps as build\nfinally: ...\n"
+    )
+    assert source_file("x", "my_package.models:Net").name == "models.py"
+    assert source_file("x", "space.inner.code.build").parent.name == "inner"  # packages without __init__.py
+    assert "my_package" not in sys.modules
+    assert sha256_of_foreign_code("x", "trainers.strategies.none.NoExchange") is None
+    assert locate("conf.targets:locate") is locate
+    with pytest.raises(Refused, match=r"absent\.name: cannot be imported"):
+        locate_without_torch("absent.name")
+
+
+def test_torch_in_the_launching_process_is_refused(own):
+    text = BENCHMARK_YAML.replace("my_package.barrier.request.refuse", "my_package.with_torch.refuse")
+    (own.folder / "conf" / "benchmark" / "barrier.yaml").write_text(text)
+    done = own("--config-dir", "conf", "gpus=0,1", "benchmark=barrier", "dry_run=true")
+    assert done.returncode == 2
+    assert "my_package.with_torch.refuse: imports torch; the launching process calls it" in done.stderr
+
+
+def test_a_variant_that_differs_in_options_is_a_yaml_alone(own):
+    text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
+    text = text.replace("name: kvstore_device", "name: owners").replace("reduce: sharded ", "reduce: owner ")
+    (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
+    done = own("--config-dir", "conf", "gpus=0,1", "strategy=owners", *SHORT, *QUIET)
+    record, content = only_record(own, done)
+    assert record.validity.verdict != "invalid"
+    assert content["cell"]["strategy"]["reduce"] == "owner"
+    assert "sha256" not in content["cell"]["declared"]["strategy"], "Ringside's own code is known by its commit"
+
+
+def test_version_says_what_ringside_runs_on():
+    script = (
+        "import runpy, sys\nsys.argv = ['launch.py', '--version']\n"
+        "try: runpy.run_path('launch.py', run_name='__main__')\n"
+        "except SystemExit as ended: print('status', ended.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    *lines, status = done.stdout.splitlines()
+    assert status == "status 0 False"
+    said = {line[:14].strip(): line[15:] for line in lines}
+    assert list(said) == ["Ringside", "commit", "record schema", "Python", "torch", "NCCL", "NVIDIA driver"]
+    assert said["record schema"] == "3" and said["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert said["Ringside"] == "0.1.0" and all(said.values())
