@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "show matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps",
     ),
     "report": ("analysis.commands.report", "write a study's report: one page, Markdown, tables and figures"),
+    "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
     "compare": ("analysis.commands.compare", "show where two matrices or two tables differ by more than noise"),
 }
 

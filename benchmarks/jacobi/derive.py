@@ -16,7 +16,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     (solves,) = together(lines, "solves", purpose="all ranks")
     all_seconds, one_seconds = slowest(line["seconds"] for line in solves), alone["seconds"]
     seconds, one_second = statistics.median(all_seconds), statistics.median(one_seconds)
-    nx, ny, iterations = solves[0]["nx"], solves[0]["ny"], solves[0]["iterations"][0]
+    nx, ny, iterations = solves[0]["nx"], solves[0]["ny"], solves[0]["iterations_done"][0]
     speedup = one_second / seconds
     rate = iterations * (nx - 2) * (ny - 2) * POINT_BYTES / one_second
     copy_rate = copied["bytes"] / copied["seconds"]

@@ -133,7 +133,7 @@ def _write(purpose: str, solves: list[Solved], slab: Slab, reporter: Reporter) -
         ny=slab.ny,
         seconds=[solved.seconds for solved in solves],
         device_seconds=[solved.device_seconds for solved in solves],
-        iterations=[solved.iterations for solved in solves],
+        iterations_done=[solved.iterations for solved in solves],
         norms=[solved.norm for solved in solves],
     )
 

@@ -43,6 +43,6 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(cell.benchmark["rounds"]):
         benchmark.block("instrumented", iterations - 1)  # and its lead-in
         window_ms = _bare(benchmark, iterations, ranks)
-        reporter.line("bare", ms=window_ms / iterations, window_ms=window_ms, iterations=iterations)
+        reporter.line("bare", ms=window_ms / iterations, window_ms=window_ms, steps=iterations)
     benchmark.training.strategy.close()
     return benchmark.result
