@@ -1,15 +1,15 @@
 """Values that are computed from the raw lines of a cell's ranks, and how a computation picks its lines.
 
-A benchmark has one function `derive(lines, cell) -> Derived` without torch. The launching process calls it when it makes
-the record, and `python -m analysis verify` calls it again. Standard library only.
+A benchmark has one function `derive(lines, cell) -> Derived` without torch, which its YAML names (`code: {derive: …}`). The
+launching process calls it when it makes the record, and `python -m analysis verify` calls it again.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conf.cell import Cell
+from conf.targets import locate_without_torch
 
 Line = Mapping[str, Any]
 RankLines = Mapping[int, Sequence[Line]]  # what each rank wrote, in its order
@@ -38,20 +38,18 @@ class Derived:
 
 
 Derive = Callable[[RankLines, Cell], Derived]
-# Benchmark: the dotted name of its function.
-FUNCTIONS = {
-    **{name: f"benchmarks.training.derive.{name}" for name in ("throughput", "exchange", "overhead")},
-    **{name: f"benchmarks.{name}.derive.derive" for name in ("collectives", "p2p", "jacobi", "host_link")},
-}
 
 
 def function_of(cell: Cell) -> Derive | None:
-    """Return the derive function of a cell's benchmark; None where it has none: its `result` line holds every value."""
-    dotted = FUNCTIONS.get(cell.benchmark["name"])
+    """Return the derive function that the YAML of a cell's benchmark names; None: its `result` line holds every value.
+
+    Raises:
+        Refused: it cannot be imported, or imports torch.
+    """
+    dotted = cell.declared.get("benchmark", {}).get("derive")
     if dotted is None:
         return None
-    module, _, name = dotted.rpartition(".")
-    found: Derive = getattr(importlib.import_module(module), name)
+    found: Derive = locate_without_torch(dotted)
     return found
 
 
@@ -64,16 +62,14 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     result = result_line(lines)
     if result is None:
         return None
-    function = function_of(cell)
-    if function is None:
-        return {**Derived().with_facts(result), "output": ""}
     if missing := [rank for rank in range(cell.world_size) if not lines.get(rank)]:
         raise IncompleteLines(f"rank {missing[0]} has no lines")
     try:
-        derived = function(lines, cell)
-    except (KeyError, TypeError, IndexError, ZeroDivisionError, ValueError) as error:
-        if isinstance(error, IncompleteLines):
-            raise
+        function = function_of(cell)
+        derived = Derived() if function is None else function(lines, cell)
+    except IncompleteLines:
+        raise
+    except Exception as error:  # a benchmark of the user may raise anything, and ends only its cell
         raise IncompleteLines(f"the lines do not fit each other ({type(error).__name__}: {error})") from error
     return {**derived.with_facts(result), "output": derived.output}
 

@@ -5,13 +5,13 @@ import time
 
 import torch
 import torch.distributed as dist
-from cells import DDP, make_cell
+from cells import DDP, make_cell, overhead_cell
 from derived_results import run_whole
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
-from benchmarks.training import correctness, derive, throughput
+from benchmarks.training import correctness, derive, overhead, throughput
 from trainers.step import Training
 from trainers.strategy import Strategy
 
@@ -21,6 +21,7 @@ CASES = {
     "fp16": make_cell(strategy=DDP | {"comm_hook": "fp16"}, exposed_rounds=0),
     "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
     "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
+    "overhead": overhead_cell(),
     "small buckets": make_cell(strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0),
 }
 
@@ -95,7 +96,8 @@ def measure(rank, folder):
     found = {}
     for name, cell in CASES.items():
         paths = [folder / f"{name}-{number}.jsonl" for number in range(2)]
-        found[name] = run_whole(throughput.run, cell, ranks, paths)
+        run = overhead.run if name == "overhead" else throughput.run
+        found[name] = run_whole(run, cell, ranks, paths)
     for name, faulty in FAULTY.items():
         training = faulty_training(faulty(), ranks)
         for _ in range(2):

@@ -123,6 +123,11 @@ COLLECTIVE["collectives_idle"] = {
     "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "Torch", "prepare"],
 }  # fmt: skip
 
+# test_verify
+HOST_LINK = {
+    "host_link": {"workers": 2, "benchmarks": [{"name": "host_link", "bytes": 1 << 20, "iterations": 3}]},
+}
+
 # test_jacobi
 SMALL_GRID = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
 ASKED = {
@@ -157,4 +162,4 @@ P2P = {
     },
 }
 
-CASES = {"measuring": {"workers": 2}, **_kvstore(), **EXCHANGE, **COLLECTIVE, **JACOBI, **P2P}
+CASES = {"measuring": {"workers": 2}, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

@@ -193,6 +193,17 @@ def four(tmp_path_factory):
     return folder, read_study(folder / "default")[0]
 
 
+@pytest.mark.parametrize("name", ["swept", "four"])
+def test_the_lines_of_the_ranks_give_every_number_again(name, request, capsys):
+    folder = request.getfixturevalue(name)[0]
+    assert analysis(["verify", str(folder / "default"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["differences"], found["not_recomputed"]) == ([], [])
+    assert found["recomputed"] == found["records"] == (1 if name == "swept" else 4)
+    other = [one for one in found["other_metrics"] if not one.startswith("trace/")]
+    assert other == [], "what is no trace's comes from the lines"
+
+
 def test_two_subsets_and_two_strategies_are_four_children(four):
     folder, records = four
     (_,), children = runs(folder / "mlflow.db")

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
-from cells import make_cell
+from cells import declared, make_cell
 from derived_results import run_whole
 from hydra import compose
 from omegaconf import OmegaConf
@@ -32,7 +32,7 @@ def alone(tmp_path):
 
 
 def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
-    cell = dataclasses.replace(make_cell((0,)), benchmark=OPTIONS)
+    cell = dataclasses.replace(make_cell((0,)), benchmark=OPTIONS, declared=declared({"name": "none"}, OPTIONS))
     result = run_whole(measure.run, cell, alone, [tmp_path / "ranks" / "0.jsonl"])
     rows = result["tables"]["host_link"]["rows"]
     assert [(row["operation"], row["memory"], row["at_once"], row["threads"]) for row in rows] == [

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs. Return 0 where nothing does, 1 where a value differs or lines are missing, 2 where none could be compared.
+    """Print what differs. Return 0: nothing does; 1: a value differs or lines are missing; 2: none could be compared.
 
     Raises:
         UnreadableInput: the folder holds no record.

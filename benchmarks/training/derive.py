@@ -21,7 +21,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     windows = timed(lines)
     metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
-    checks = dict(windows.checks)
+    checks = windows.checks | warm_up_checks(lines, cell)
     exchanged = exchange_alone(lines)
     if exchanged is not None:
         metrics |= exchanged.metrics | exposed(lines, exchanged.metrics)
@@ -34,6 +34,12 @@ def warm_up(lines: RankLines) -> Metrics:
     (first,) = together(lines, "block", purpose="first")
     iterations = len(slowest_ms(together(lines, "block", purpose="warm-up")))
     return {"step/first_ms": max(block["lead_in_ms"] for block in first), "warmup/iterations": iterations}
+
+
+def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
+    """Return whether the step time had stopped falling when the warm-up ended."""
+    ms = slowest_ms(together(lines, "block", purpose="warm-up"))
+    return {"warmup_flat": statistics.flat(ms, int(cell.benchmark["warmup_iterations"]))}
 
 
 def timed(lines: RankLines) -> Derived:
@@ -227,4 +233,4 @@ def overhead(lines: RankLines, cell: Cell) -> Derived:
         "overhead/share_ci_high": high / step_ms,
         "overhead/bare_step_ms": step_ms,
     }
-    return Derived(metrics)
+    return Derived(metrics, checks=warm_up_checks(lines, cell))

@@ -87,7 +87,6 @@ class TrainingBenchmark:
             block, ms = self.block("warm-up", max(2, least // 2))
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
-        self.result.checks["warmup_flat"] = statistics.flat(slowest, least)
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
 
     def timed(self) -> None:

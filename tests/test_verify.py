@@ -1,0 +1,157 @@
+"""`python -m analysis verify`: what raw lines give is what records say, of every benchmark and strategy; and what is found."""
+
+import json
+import shutil
+
+import pytest
+from derived_results import write_record
+
+from analysis.__main__ import main
+from benchmarks import record as records
+from benchmarks.record import read, read_lines
+from conf import groups
+from launch.study.assemble import assemble
+
+
+@pytest.fixture(scope="session")
+def study(forked, tmp_path_factory):
+    """A study of every cell that the forked ranks measured."""
+    forked("measuring")  # they have all run
+    folder = tmp_path_factory.mktemp("forked-study")
+    for number, cell in enumerate(sorted(forked.folder.glob("**/cells/*"))):
+        shutil.copytree(cell, folder / f"{number:03d}")
+        write_record(folder / f"{number:03d}", number)
+    return folder
+
+
+@pytest.fixture
+def one(study, tmp_path):
+    """A study of one cell of benchmark=throughput: (its folder, the study's)."""
+    source = next(path.parent for path in study.glob("*/record.json") if "comm/exposed_ms" in read(path).metrics)
+    return shutil.copytree(source, tmp_path / "study" / "cell"), tmp_path / "study"
+
+
+def verified(capsys, study):
+    """(exit status, the JSON object)."""
+    status = main(["verify", str(study), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def edit(folder, change):
+    """Change the record of a cell's folder."""
+    content = json.loads((folder / records.FILE_NAME).read_text())
+    change(content)
+    (folder / records.FILE_NAME).write_text(json.dumps(content))
+
+
+def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study, capsys):
+    made = [read(path) for path in study.glob("*/record.json")]
+    assert {record.state for record in made} == {"finished"}
+    cells = [json.loads(path.read_text()) for path in study.glob("*/cell.json")]
+    assert {cell["benchmark"]["name"] for cell in cells} == set(groups.choices("benchmark"))
+    assert {cell["strategy"]["name"] for cell in cells} >= {
+        "nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_sync", "kvstore_dist_async", "none",
+    }  # fmt: skip
+    status, found = verified(capsys, study)
+    assert (status, found["differences"], found["not_recomputed"], found["other_metrics"]) == (0, [], [], [])
+    assert found["recomputed"] == found["records"] == len(made) > 50
+    assert found["values"] > 10 * len(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "recorded"),
+    [
+        (lambda r: r["metrics"].update({"throughput/ci_low": 7.0}), "metrics throughput/ci_low", 7.0),
+        (lambda r: r["metrics"].update({"comm/exposed_ms": "nan"}), "metrics comm/exposed_ms", "nan"),
+        (lambda r: r["metrics"].pop("step/ms_p95"), "metrics step/ms_p95", "absent"),
+        (lambda r: r["series"]["step/ms_median"][0].__setitem__(1, 1.5), "series step/ms_median.0.1", 1.5),
+        (lambda r: r["model"].update(arrays=9), "model arrays", 9),
+        (lambda r: r["checks"].update(replicas_equal=False), "checks replicas_equal", False),
+    ],
+)
+def test_a_value_that_was_edited_by_hand_is_found_and_named(one, capsys, change, value, recorded):
+    folder, study = one
+    edit(folder, change)
+    status, found = verified(capsys, study)
+    (difference,) = found["differences"]
+    assert (status, difference["record"], difference["value"], difference["recorded"]) == (1, "cell", value, recorded)
+    assert difference["recomputed"] != recorded
+    assert main(["verify", str(study)]) == 1
+    printed = capsys.readouterr().out
+    assert value in printed and str(recorded) in printed and "1 differ, in 1 records" in printed
+
+
+def test_a_sample_that_was_edited_by_hand_is_found(one, capsys):
+    folder, study = one
+    path = folder / "ranks" / "1.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    next(line for line in lines if line.get("purpose") == "timed")["ms"][0] *= 1000
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, found = verified(capsys, study)
+    assert status == 1
+    assert {"metrics throughput/images_per_second", "metrics ranks/spread"} <= {
+        one["value"] for one in found["differences"]
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_file_of_a_rank_that_is_cut_is_told(one, capsys, rank):
+    folder, study = one
+    path = folder / "ranks" / f"{rank}.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 20])  # within the last line
+    status, found = verified(capsys, study)
+    assert status == 1 and found["recomputed"] == 0
+    (omission,) = found["not_recomputed"]
+    assert (omission["record"], omission["wrong"]) == ("cell", True)
+    assert omission["reason"] == f"ranks/{rank}.jsonl is cut: its last line is not `done`"
+
+
+def test_a_line_that_is_lost_within_a_file_is_told(one, capsys):
+    folder, study = one
+    path = folder / "ranks" / "1.jsonl"
+    texts = path.read_text().splitlines(keepends=True)
+    texts.remove(next(text for text in texts if json.loads(text).get("purpose") == "with exchange"))
+    path.write_text("".join(texts))
+    status, found = verified(capsys, study)
+    assert status == 1
+    assert found["not_recomputed"][0]["reason"] == "rank 1 has 1 lines `block with exchange`, rank 0 has 2"
+    assert assemble(folder, "finished", None, 2e9).failure.message.endswith(found["not_recomputed"][0]["reason"])
+    assert assemble(folder, "finished", None, 2e9).state == "failed"
+
+
+def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equal(one, study, capsys):
+    folder, of_one = one
+    shutil.copytree(folder, of_one / "without")
+    shutil.rmtree(of_one / "without" / "ranks")
+    shutil.copytree(folder, of_one / "users")
+    edit(of_one / "users", lambda record: record["cell"]["declared"]["benchmark"].pop("derive"))
+    status, found = verified(capsys, of_one)
+    assert (status, found["recomputed"], found["records"]) == (0, 1, 3)
+    assert {(one["record"], one["reason"]) for one in found["not_recomputed"]} == {
+        ("without", "no raw lines"),
+        ("users", "benchmark=throughput declares no derive function"),
+    }
+    shutil.rmtree(folder)
+    assert main(["verify", str(of_one)]) == 2  # nothing is proved
+    assert "cannot be recomputed: without: no raw lines" in capsys.readouterr().out
+
+
+def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
+    assert main(["verify", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"python -m analysis verify: {tmp_path}: holds no record")
+
+
+def test_a_derive_function_that_fails_ends_its_cell_only(one):
+    folder, _ = one
+    cell = json.loads((folder / "cell.json").read_text())
+    for dotted in ("os.path.nothing", "json.loads"):
+        cell["declared"]["benchmark"]["derive"] = dotted
+        (folder / "cell.json").write_text(json.dumps(cell))
+        record = assemble(folder, "finished", None, 2e9)
+        assert (record.state, record.failure.cause, record.metrics) == ("failed", "exception", {})
+        assert "the lines of the ranks are incomplete" in record.failure.message
+    cell["declared"]["benchmark"].pop("derive")
+    (folder / "cell.json").write_text(json.dumps(cell))
+    facts = next(line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result")
+    assert assemble(folder, "finished", None, 2e9).checks == facts["checks"]
