@@ -97,7 +97,7 @@ def test_notes_of_the_files_and_other_gpus_are_told():
     assert found.compared == 124 and len(found.only_a) == 4
     assert found.notes == [
         "different GPUs: NVIDIA A100 80GB PCIe against NVIDIA H200",
-        "B: rows cut or torn, which are left out: 1, the first in line 33", "B: unidirectional_disabled has no row 3",
+        "B: 1 cut or torn row(s) left out, the first in line 33", "B: unidirectional_disabled has no row 3",
     ]  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_another_value_than_asked_is_invalid():
     log = made(says("NCCL_P2P_LEVEL", "PIX"))
     (finding,) = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
     assert finding == SettingResult(
-        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not what NCCL took: it announces PIX", "invalid", "NCCL_P2P_LEVEL"
+        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not used: NCCL announces PIX", "invalid", "NCCL_P2P_LEVEL"
     )
 
 
@@ -119,7 +119,7 @@ def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level(
     assert check_settings({"NCCL_P2P_DISABLE": "1"}, new, None, NV) == []
     findings = check_settings({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, new, None, NV)
     assert [one.setting for one in findings] == ["NCCL_P2P_LEVEL"]
-    assert "goes before it" in findings[0].sentence
+    assert "overrides it" in findings[0].sentence
 
 
 def test_one_rank_without_the_announcement_is_suspect():

@@ -460,7 +460,7 @@ def test_a_connection_that_fits_two_communicators_differently_is_not_used():
     both = info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", pid=1)
     log = parse_nccl_log(text + both)
     assert log.transports == {"0->1": ("P2P/CUMEM",)}
-    assert any("fit several communicators; taken for the largest" in note for note in log.notes)
+    assert any("fit several communicators and agree on the transport" in note for note in log.notes)
     log = parse_nccl_log(text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1))
     assert log.transports == {}
     assert any("differ in transport: not used" in note for note in log.notes)
@@ -484,7 +484,7 @@ def test_mixed_communicators_without_any_line_that_names_them_give_no_transport(
     text = HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "Channel 00 : 0[2] -> 1[3] via SHM/direct/direct")
     log = parse_nccl_log(text)
     assert log.transports == {}
-    assert any("no line says which is whose" in note for note in log.notes)
+    assert any("no line says which belong together" in note for note in log.notes)
 
 
 def test_a_newer_version_is_read_and_noted():
@@ -492,7 +492,7 @@ def test_a_newer_version_is_read_and_noted():
     log = parse_nccl_log(text)
     assert log.version == "2.41.0"
     assert log.transports == {"0->1": ("P2P/QUANTUM",)}
-    assert any("newer than any" in note for note in log.notes)
+    assert any("newer than the newest release known" in note for note in log.notes)
     assert any("P2P/QUANTUM" in note for note in log.notes)
     log = parse_nccl_log(HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM"))
     assert log.transports == {}
@@ -627,4 +627,4 @@ def test_command_refuses_a_foreign_file_in_one_line(capsys, tmp_path):
     assert main(["nccl-log", str(tmp_path / "absent.log")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 2
-    assert "x.log: no line of NCCL found" in error
+    assert "x.log: no line from NCCL found" in error

@@ -127,7 +127,7 @@ def test_the_collective_is_told_only_where_the_table_is_certain(version, columns
     assert [one.bytes for one in run.rows] == [size * 1024, size << 20]
     first = run.rows[0].out_of_place
     assert (first.time_us, first.wrong, first.error) == (80.25, *((None, 3e-06) if version < (2, 13) else (0, None)))
-    assert run.notes == ["the output ends without its average of busbw: the run was cut or failed"]
+    assert run.notes == ["the output ends without an average of busbw: the run was cut or failed"]
     assert run.avg_busbw is None and run.mean_busbw is not None
 
 
@@ -209,7 +209,7 @@ def test_the_list_of_ranks_against_command_settings_and_ratio():
     body = "# nThread 1 nGpus 4 minBytes 4\n" + listed(6) + header((2, 13), ["redop", "root"])
     body += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 1.75) + "\n"
     notes = only("srun -n 3 --mpi=pmix ./all_reduce_perf -g 4\n" + body).notes
-    assert "6 ranks are listed, which is no multiple of the 4 GPUs of one process" in notes
+    assert "6 ranks are listed, but one process has 4 GPUs: not a multiple" in notes
     assert "the list has 6 ranks, but the command says 12" in notes
     fits = "busbw/algbw of all_reduce is 1.75, which means 8 ranks, although the list of ranks has 6 and the command says 12"
     assert fits in notes
@@ -250,7 +250,7 @@ def test_a_row_that_contradicts_itself_is_left_out(good, bad):
         assert run.rows[-1].out_of_place.error == 7
     else:
         assert len(run.rows) == 22
-        assert any("rows cut or torn, which are left out: 1" in note for note in run.notes)
+        assert any("1 cut or torn row(s) left out" in note for note in run.notes)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_rows_of_a_run_whose_header_was_lost_join_no_other_run():
     whole = H200[: H200.index("## all_reduce_perf", 5)]
     run = only(whole + body[: body.index("# Out of")])
     assert len(run.rows) == 30
-    assert any("rows under no header, which are left out: 14" in note for note in run.notes)
+    assert any("14 row(s) without a header left out" in note for note in run.notes)
 
 
 @BUDGET
@@ -400,11 +400,11 @@ def test_the_time_is_linear_in_the_length(piece):
     [
         ("", "the text is empty"),
         ("hello\nworld\n", "line 1 begins 'hello'"),
-        (SHARP[SHARP.index("         128") :], "line 1 looks like a row, but no header says"),
+        (SHARP[SHARP.index("         128") :], "line 1 looks like a row, but no header names"),
         (SHARP[: SHARP.index("         128")], "a run starts in line 3, but no row follows"),
         (listed(2) + "x: Test CUDA failure common.cu:9\n", "no row follows: x: Test CUDA failure common.cu:9"),
         ("# size count type time\n 8 2 float 1\n", "line 2 looks like a row"),
-        (header((2, 0), []) + " 8 2 float 1 1\n", "no row fits its table, the first such is line 5"),
+        (header((2, 0), []) + " 8 2 float 1 1\n", "no row fits its table, the first is line 5"),
     ],
 )
 def test_a_refusal_says_what_and_where(text, sentence):

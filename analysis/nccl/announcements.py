@@ -34,7 +34,7 @@ _AT_START = {
 _ENV_ONLY_INTEGERS = (2, 15)
 _STRINGS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_MODE"}
 
-# What shows in transports, channels or algorithms; only for these does an equal log mean "no effect".
+# Variables whose effect shows in transports, channels or algorithms: only for these an equal log means "no effect".
 VISIBLE = {
     *("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
@@ -44,7 +44,7 @@ VISIBLE = {
 
 
 def same_value(name: str, asked: str, announced: str) -> bool:
-    """Whether NCCL's announcement is of the value asked for. NCCL reads integers as C does and prints decimals."""
+    """Tell whether NCCL announced the requested value. NCCL reads integers as C does and prints decimals."""
     if name in _LEVEL_SETTINGS:
         return level_word(asked) == level_word(announced)
     if name == "NCCL_LAUNCH_MODE":
@@ -77,7 +77,7 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
     if name in _ALL:
         return "always"
     if name == "NCCL_NET":
-        return "never"  # `Using network` tells instead
+        return "never"  # the line `Using network` says it instead
     since = _AT_START.get(name)
     if since is None or (version is not None and version < since):
         return "used"

@@ -15,7 +15,7 @@ def connections_of(found: Sorted, largest: Group, notes: list[str]) -> list[Conn
     own = [event for event in largest.events if isinstance(event, Connection)]
     if largest.nranks is None:
         if _of_several_communicators(own):
-            notes.append("connections of several communicators, and no line says which is whose: none is used")
+            notes.append("connections of several communicators, and no line says which belong together: none is used")
             return []
         return own
     shared: dict[tuple[int, int], list[Connection]] = defaultdict(list)
@@ -34,10 +34,10 @@ def connections_of(found: Sorted, largest: Group, notes: list[str]) -> list[Conn
             dropped += len(events)
     if kept:
         notes.append(
-            f"{len(kept)} connection line(s) fit several communicators; taken for the largest, all of one transport"
+            f"{len(kept)} connection line(s) fit several communicators and agree on the transport: counted for the largest"
         )
     if dropped:
-        notes.append(f"{dropped} connection line(s) fit several communicators and differ in transport: not used")
+        notes.append(f"{dropped} connection line(s) fit several communicators and differ in the transport: not used")
     return own + kept
 
 
@@ -72,7 +72,7 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
             continue
         left_out += 1
     if left_out:
-        notes.append(f"{left_out} ring(s) shown in part or twice, left out")
+        notes.append(f"{left_out} ring(s) shown in part or differently: left out")
     if group.nranks is None and len({len(ring) for ring in rings.values()}) > 1:
         return {}
     return dict(sorted(rings.items()))

@@ -24,10 +24,10 @@ from analysis.nccl.messages import NEWEST
 from analysis.nccl.model import Choice, Communicator, NcclLog, version_numbers
 from conf.nccl_vocabulary import ALGORITHMS, PROTOCOLS
 
-# Announced whatever NCCL_DEBUG_SUBSYS says, so that they do not show that the ENV subsystem was logged.
+# Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
 _ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}
 _KEPT = 100  # distinct warnings and errors kept; a retry loop writes thousands
-# Before 2.23 a ring line shows 20 ranks at most: a list of 20 or more does not tell how many there are.
+# Before 2.23 a ring line shows 20 ranks at most: a list of 20 or more does not show how many there are.
 _RANKS_SHOWN = 20
 
 
@@ -36,7 +36,7 @@ def parse_nccl_log(*texts: str) -> NcclLog:
     read = [read_events(text, number) for number, text in enumerate(texts)]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
-            "no line of NCCL found: expected whole lines with 'NCCL INFO …', as a run with NCCL_DEBUG=INFO writes them"
+            "no line from NCCL found; expected whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
         )
     notes = _reading_notes(read)
     events = [event for one in read for event in one.events]
@@ -87,7 +87,7 @@ def parse_nccl_log(*texts: str) -> NcclLog:
 def _note_newer_release(version: str | None, numbers: tuple[int, ...] | None, notes: list[str]) -> None:
     if numbers is not None and numbers[:2] > NEWEST:
         known = ".".join(map(str, NEWEST))
-        notes.append(f"NCCL {version} is newer than any whose lines are known ({known}): its lines may read otherwise")
+        notes.append(f"NCCL {version} is newer than the newest release known here ({known}): its lines may differ")
 
 
 def _brackets(events: list[Event]) -> set[str]:
@@ -119,14 +119,14 @@ def _reading_notes(read: list[LogEvents]) -> list[str]:
     notes = []
     empty = [str(number) for number, one in enumerate(read, 1) if not one.nccl]
     if empty:
-        notes.append(f"text {', '.join(empty)} of {len(read)} has no line of NCCL")
+        notes.append(f"text {', '.join(empty)} of {len(read)} has no line from NCCL")
     if any(one.truncated for one in read):
         notes.append("the text ends inside a line; that line is not used")
     unparsed = [line for one in read for line in one.unparsed]
     for count, what in (
-        (sum(one.damaged for one in read), "with NUL bytes not used"),
-        (sum(one.torn for one in read), "torn between ranks not used"),
-        (len(unparsed), "of a known kind in an unknown form not used, the first: " + "".join(unparsed[:1])[:120]),
+        (sum(one.damaged for one in read), "with NUL bytes, not used"),
+        (sum(one.torn for one in read), "torn between ranks, not used"),
+        (len(unparsed), "of a known kind in an unknown form, not used; the first: " + "".join(unparsed[:1])[:120]),
     ):
         if count:
             notes.append(f"{count} line(s) {what}")
@@ -134,7 +134,7 @@ def _reading_notes(read: list[LogEvents]) -> list[str]:
 
 
 def _only(events: Iterable[Event], kind: str, notes: list[str], plural: str) -> str | None:
-    """The one value that all statements of a kind agree on."""
+    """Return the value that all statements of a kind agree on, else None."""
     values = sorted({event.value for event in events if isinstance(event, Statement) and event.kind == kind})
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(values)}")
@@ -142,14 +142,14 @@ def _only(events: Iterable[Event], kind: str, notes: list[str], plural: str) -> 
 
 
 def _keep_known(events: list[Event], version: tuple[int, ...] | None, notes: list[str]) -> list[Event]:
-    """Transports in words that no known release has: kept from a newer release, else taken for damage."""
+    """Drop connections with transports that no known release has, unless the release is newer."""
     strange = sorted({e.transport for e in events if isinstance(e, Connection) and not e.known})
     if not strange:
         return events
     if version is not None and version[:2] > NEWEST:
-        notes.append(f"transports in words not known: {', '.join(strange)}")
+        notes.append(f"unknown transports: {', '.join(strange)}")
         return events
-    notes.append(f"connections with transports that NCCL {version or 'of any version'} does not have, not used")
+    notes.append(f"connections with unknown transports, not used: {', '.join(strange)}")
     return [event for event in events if not (isinstance(event, Connection) and not event.known)]
 
 
@@ -157,11 +157,11 @@ def _grouping_notes(found: Sorted, largest: Group, notes: list[str]) -> None:
     if len(found.groups) > 1:
         sizes = Counter(g.nranks for g in found.groups if g is not largest)
         others = ", ".join(f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str))
-        notes.append(f"{len(found.groups)} communicators; this is the largest, besides {others}")
+        notes.append(f"{len(found.groups)} communicators; this is the largest, the others: {others}")
     if found.confused:
-        notes.append("communicators of equal size without identity: which GPU has which rank may be mixed up")
+        notes.append("communicators of equal size without a name: ranks and GPUs may be mixed up")
     if found.strange:
-        notes.append(f"{found.strange} line(s) fit no communicator and are not used")
+        notes.append(f"{found.strange} line(s) fit no communicator, not used")
 
 
 def _settings(events: list[Event]) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, int]]:
@@ -178,7 +178,7 @@ def _settings(events: list[Event]) -> tuple[dict[str, str], dict[str, tuple[str,
 
 
 def _env_logged(events: list[Event], version: tuple[int, ...] | None) -> bool:
-    """Whether a line proves that the ENV subsystem was logged. To 2.15 integers were announced without it."""
+    """Tell whether a line proves that the ENV subsystem was logged. To 2.15 integers were announced without it."""
     for event in events:
         if isinstance(event, Statement) and event.kind == "env":
             return True
@@ -190,7 +190,7 @@ def _env_logged(events: list[Event], version: tuple[int, ...] | None) -> bool:
 
 
 def _choices(events: list[Event]) -> tuple[Choice, ...]:
-    """Equal TUNING lines counted; names as NCCL_ALGO and NCCL_PROTO have them, for numbers (2.20 to 2.23) too."""
+    """Count equal TUNING lines. Names are those of NCCL_ALGO and NCCL_PROTO, for numbers (2.20 to 2.23) too."""
     counted = Counter(
         (
             event.function,

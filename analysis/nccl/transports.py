@@ -1,4 +1,4 @@
-"""Transport joined with topology: NCCL says P2P or SHM, the link class says over what."""
+"""Join transports with the topology: NCCL says P2P or SHM, the link class says over which links."""
 
 import re
 from collections import defaultdict
@@ -10,9 +10,9 @@ from analysis.nccl.model import NcclLog
 def pair_class(
     pair: str, log: NcclLog, link_classes: Mapping[str, str] | None, gpus: Sequence[int] | None = None
 ) -> str | None:
-    """The link class of the connection `a->b`; None where GPUs, host or class are not known.
+    """Return the link class of the connection `a->b`; None if GPUs, host or class are not known.
 
-    GPU ids are the log's NVML indices; without them `gpus`, the subset in rank order.
+    GPU ids are the log's NVML indices, else those of `gpus`, the subset in rank order.
     """
     ranks = [int(rank) for rank in pair.split("->")]
     devices = [log.communicators[0].devices.get(rank) for rank in ranks]
@@ -30,7 +30,9 @@ def pair_class(
 
 
 def describe_transport(log: NcclLog, link_classes: Mapping[str, str] | None, gpus: Sequence[int] | None = None) -> str:
-    """`P2P/CUMEM over NV18`; `SHM/direct/direct, NV18 unused`; several joined by ` + `; `unknown` without connections.
+    """Describe all transports: `P2P/CUMEM over NV18`, `SHM/direct/direct, NV18 unused`.
+
+    Several are joined by ` + `; without connections the answer is `unknown`.
 
     The numbers of network devices are left out (`NET/IB/GDRDMA`).
     """
@@ -41,11 +43,11 @@ def describe_transport(log: NcclLog, link_classes: Mapping[str, str] | None, gpu
             over[re.sub(r"^(NET/[^/]+)/\d+(\(\d+\))?", r"\1", word)] |= {link} if link else set()
     parts = []
     for word, links in sorted(over.items()):
-        wires = "+".join(sorted(links))
-        if not wires or word.startswith("NET/"):
+        classes = "+".join(sorted(links))
+        if not classes or word.startswith("NET/"):
             parts.append(word)
         elif word.startswith("P2P/") or not all(link.startswith("NV") for link in links):
-            parts.append(f"{word} over {wires}")
+            parts.append(f"{word} over {classes}")
         else:
-            parts.append(f"{word}, {wires} unused")
+            parts.append(f"{word}, {classes} unused")
     return " + ".join(parts) or "unknown"

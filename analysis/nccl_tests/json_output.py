@@ -1,7 +1,7 @@
-"""The JSON of nccl-tests (`-J`, October 2025 on; file versions 1 to 3), one document or several in a row.
+"""Read the JSON of nccl-tests (`-J`, from October 2025; file versions 1 to 3), one document or several in a row.
 
 Its `env` holds the whole environment of the process, secrets included: only NCCL_* is kept of it. Its `devices` names
-one rank per process, so the number of ranks is that many times threads times GPUs.
+one rank per process: the number of ranks is processes × threads × GPUs.
 """
 
 import json
@@ -35,7 +35,7 @@ _ITERATION = (
 
 
 def read_json(text: str) -> list[Run]:
-    """Every run of the text, not yet annotated; raises UnreadableInput for foreign, cut or empty documents."""
+    """Read every run of the text, not yet annotated. Raises UnreadableInput for foreign, cut or empty documents."""
     decoder = json.JSONDecoder()
     runs: list[Run] = []
     position = 0
@@ -48,7 +48,7 @@ def read_json(text: str) -> list[Run]:
             reason = (
                 f"{error.msg} at line {error.lineno}"
                 if isinstance(error, json.JSONDecodeError)
-                else "not to be decoded"
+                else "it cannot be decoded"
             )
             raise UnreadableInput(f"{_EXPECTED}; the document is cut or broken: {reason}") from None
         try:
@@ -88,7 +88,7 @@ def _base(word: Any) -> str:
 
 
 def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
-    """The devices named, and the ranks they stand for: each names the first rank of its process, unless all are named."""
+    """Enter the named devices and their ranks. Each names the first rank of its process, unless all ranks are named."""
     each = run.settings.get("nThread", 1) * run.settings.get("nGpus", 1)
     if each * len(devices) > _MOST_RANKS:
         raise ValueError(f"{each} GPUs in one process")
@@ -126,18 +126,18 @@ def _numbers(value: Any) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A number; None for null and for nccl-tests' "nan"; raises ValueError for anything else."""
+    """Return a number; None for null and for nccl-tests' "nan". Raises ValueError for anything else."""
     if value is None or value == "nan":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value) if math.isfinite(value) else None
 
 
 def _whole(value: Any) -> int:
-    """A whole number, which nccl-tests writes as text for `root`; raises ValueError for anything else."""
+    """Return a whole number, which nccl-tests writes as text for `root`. Raises ValueError for anything else."""
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value

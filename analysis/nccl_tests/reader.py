@@ -1,4 +1,4 @@
-"""nccl-tests' output, text or JSON, as runs that a study can hold beside its own records."""
+"""Read nccl-tests' output, text or JSON, as runs."""
 
 from analysis.nccl_tests.json_output import read_json
 from analysis.nccl_tests.run import Run, annotate
@@ -8,11 +8,11 @@ __all__ = ["Run", "parse_nccl_tests"]
 
 
 def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
-    """Every run of one text, in its order, with notes where a run contradicts itself.
+    """Read every run of one text, in order, with notes on contradictions.
 
-    `ranks` is the number that the command started, where the text does not hold the command. Raises UnreadableInput,
-    which says what was expected and where, when the text holds no row. Read with the format strings of nccl-tests 2.0
-    to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
+    `ranks` is the number of ranks that the command started, if the text does not hold the command. Raises
+    UnreadableInput, which says what was expected and where, if the text holds no row. Source: the format strings of
+    nccl-tests 2.0 to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
     """
     runs = read_json(text) if text.lstrip().startswith("{") else read_tables(text)
     for run in runs:

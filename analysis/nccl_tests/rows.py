@@ -1,7 +1,7 @@
-"""The grammar of one table of nccl-tests 2.0 to 2.19: its header, and a row that must fit it to its end.
+"""The grammar of one table of nccl-tests 2.0 to 2.19: its header and its rows.
 
-A row counts only when its figures are as many as the header names, its size fits its count, and its algbw is its size
-over its time within rounding: a cut or torn row is None, never half read.
+A row counts only if it has as many numbers as the header names, its size fits its count, and its algbw is size ÷ time
+within rounding. A cut or torn row is None, never half read.
 """
 
 import math
@@ -22,7 +22,7 @@ _MEASURED = {"time", "cputime", "algbw", "busbw", "error", "#wrong", *_ITERATION
 
 @dataclass(frozen=True, slots=True)
 class TableHeader:
-    """The columns of a header: those left of the figures, then the names of one or two groups of figures."""
+    """The columns of a header: those left of the numbers, then the names of one or two groups of numbers."""
 
     redop: bool
     root: bool
@@ -31,7 +31,7 @@ class TableHeader:
 
 
 def read_header(text: str) -> TableHeader | None:
-    """The columns that a header names; None for another line."""
+    """Return the columns that a header names; None for any other line."""
     words = text.split()
     if words[:4] != ["#", "size", "count", "type"]:
         return None
@@ -53,7 +53,7 @@ def read_header(text: str) -> TableHeader | None:
 
 
 def read_row(text: str, table: TableHeader, number: int, program: str | None) -> Row | None:
-    """One row; None when it does not match its table, or contradicts itself."""
+    """Read one row; None if it does not match its table or contradicts itself."""
     found = ROW_START.fullmatch(text)
     if found is None:
         return None
@@ -89,7 +89,7 @@ def read_row(text: str, table: TableHeader, number: int, program: str | None) ->
 
 
 def _figures(words: dict[str, str]) -> Measured | None:
-    """The figures of one placement; None when one is no figure."""
+    """Read the numbers of one placement; None if one is not a number."""
     values: dict[str, float | None] = {}
     for name, word in words.items():
         unknown = word in ("nan", "-nan", "inf") or (word == "N/A" and name in ("error", "#wrong"))
@@ -107,13 +107,13 @@ def _figures(words: dict[str, str]) -> Measured | None:
 
 
 def _half(word: str) -> float:
-    """Half a unit in the last place of a printed number."""
+    """Return half a unit in the last place of a printed number."""
     mantissa, _, exponent = word.partition("e")
     return float(f"0.5e{int(exponent or 0) - len(mantissa.partition('.')[2])}")
 
 
 def _plausible(words: dict[str, str], size: int, shares: int) -> bool:
-    """Whether algbw is size over time, within what rounding allows; `shares` is the size over one rank's part.
+    """Tell whether algbw is size ÷ time within rounding; `shares` is the size ÷ one rank's part.
 
     hypercube counts one part less.
     """

@@ -1,4 +1,4 @@
-"""One run of nccl-tests as a reader found it, and what its figures say about the number of ranks.
+"""One run of nccl-tests as a reader found it, and the number of ranks that its numbers imply.
 
 Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say is None.
 """
@@ -16,7 +16,7 @@ PROGRAMS = {one.program: name for name, one in NCCL_TESTS_COLLECTIVES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of one row in one placement; `wrong` counts elements, `error` is the largest difference (to 2.12).
+    """The numbers of one row in one placement; `wrong` counts elements, `error` is the largest difference (to 2.12).
 
     `per_iteration` holds what `-I` adds: min_us, max_us, p99_us, cv_pct, and more from JSON.
     """
@@ -30,7 +30,7 @@ class Measured:
     per_iteration: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's fields and `error`; the CPU time and the iterations only where the output has them."""
+        """Return the fields as JSON; CPU time and iterations only if the output has them."""
         fields = {name: getattr(self, name) for name in ("time_us", "algbw", "busbw", "wrong", "error")}
         more = {name: getattr(self, name) for name in ("cputime_us", "per_iteration")}
         return fields | {name: value for name, value in more.items() if value is not None}
@@ -38,7 +38,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size; `redop` and `root` are None where the collective has none. `line` is that of the file."""
+    """One message size; `redop` and `root` are None if the collective has none. `line` is its line in the file."""
 
     bytes: int
     count: int
@@ -51,13 +51,13 @@ class Row:
     line: int | None = None
 
     def placements(self) -> Iterator[tuple[str, Measured]]:
-        """The placements that the row has."""
+        """Yield the placements that the row has, by name."""
         for name, one in (("out_of_place", self.out_of_place), ("in_place", self.in_place)):
             if one is not None:
                 yield name, one
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's fields, and those the row was selected by."""
+        """Return the row as JSON."""
         whole: dict[str, Any] = {name: getattr(self, name) for name in ("bytes", "count", "dtype", "redop", "root")}
         for name in ("out_of_place", "in_place"):
             one = getattr(self, name)
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def collective(self) -> str | None:
-        """From the program's name, else from the table where only one program prints such a table."""
+        """Name the collective: from the program, else from the table if only one program prints such a table."""
         if self.program is not None:
             return PROGRAMS[self.program]
         named = [row for row in self.rows if row.redop is not None]
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def ranks(self) -> int | None:
-        """The ranks of one communicator, as listed; None where the list is absent, cut or differs by group."""
+        """Count the listed ranks of one communicator; None if the list is absent, cut, or differs by group."""
         groups: dict[int, set[int]] = {}
         for group, rank in self.listed:
             groups.setdefault(group, set()).add(rank)
@@ -123,12 +123,12 @@ class Run:
 
     @property
     def mean_busbw(self) -> float | None:
-        """The unweighted mean over all rows and both placements, as nccl-tests averages; None without rows."""
+        """Average busbw over all rows and both placements, unweighted, as nccl-tests does; None without rows."""
         values = [one.busbw for row in self.rows for _, one in row.placements() if one.busbw is not None]
         return sum(values) / len(values) if values else None
 
     def factors(self) -> tuple[float, float] | None:
-        """The lowest and highest busbw/algbw that all rows allow with their rounding; None without such rows.
+        """Return the lowest and highest busbw/algbw that all rows allow with their rounding; None without such rows.
 
         The lowest exceeds the highest where rows contradict each other.
         """
@@ -146,9 +146,9 @@ class Run:
         return None if math.isinf(high) else (low, high)
 
     def implied_ranks(self) -> tuple[int, int | None] | None:
-        """Fewest and most ranks that busbw/algbw allows (most None: no limit); None where it tells nothing.
+        """Return the fewest and most ranks that busbw/algbw allows (most None: no limit); None if it says nothing.
 
-        Raises ValueError where no number of ranks gives these figures.
+        Raises ValueError if no number of ranks gives these numbers.
         """
         factors = self.factors()
         collective = NCCL_TESTS_COLLECTIVES.get(self.collective or "")
@@ -162,7 +162,7 @@ class Run:
         return max(1, fewest), most
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
+        """Return the run as JSON: `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
         try:
             implied = self.implied_ranks()
         except ValueError:
@@ -188,7 +188,7 @@ class Run:
 
 
 def nccl_version(code: int) -> str | None:
-    """NCCL_VERSION_CODE as text: 22809 is 2.28.9, and before 2.9 2408 is 2.4.8; None for what is no such code."""
+    """Write NCCL_VERSION_CODE as text: 22809 is 2.28.9, and before 2.9 2408 is 2.4.8; None for any other number."""
     if 2000 <= code < 10000:
         return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}" if 20000 <= code < 1000000 else None
@@ -199,7 +199,7 @@ def _times(number: int, things: str) -> str:
 
 
 def annotate(run: Run) -> None:
-    """Append to `notes` where the run's own statements contradict each other."""
+    """Add a note for each contradiction inside the run."""
     note = run.notes.append
     ranks = run.ranks
     doubled = len(run.listed) - len(set(run.listed))
@@ -209,10 +209,10 @@ def annotate(run: Run) -> None:
             "NCCL_TESTS_SPLIT), and their rows cannot be told apart"
         )
     if run.listed and ranks is None:
-        note("the list of ranks is cut or its groups differ in size, so the number of ranks is not known")
+        note("the list of ranks is cut or its groups differ in size: the number of ranks is not known")
     process = run.settings.get("nThread", 1) * run.settings.get("nGpus", 1)
     if ranks is not None and ranks % process:
-        note(f"{ranks} ranks are listed, which is no multiple of the {process} GPUs of one process")
+        note(f"{ranks} ranks are listed, but one process has {process} GPUs: not a multiple")
     _annotate_ratio(run, ranks)
     mean = run.mean_busbw
     if mean is not None and run.avg_busbw is not None and abs(mean - run.avg_busbw) > 0.006 + 1e-5 * mean:
@@ -220,7 +220,7 @@ def annotate(run: Run) -> None:
             f"the printed average of busbw is {run.avg_busbw:g}, but the rows give {mean:.4f}: rows are missing or added"
         )
     if mean is not None and run.avg_busbw is None:
-        note("the output ends without its average of busbw: the run was cut or failed")
+        note("the output ends without an average of busbw: the run was cut or failed")
     if not run.rows:
         note("no row: the run was cut or failed")
     wrong = sum(1 for row in run.rows if any(one.wrong for _, one in row.placements()))
@@ -231,7 +231,7 @@ def annotate(run: Run) -> None:
 
 
 def _annotate_ratio(run: Run, ranks: int | None) -> None:
-    """What busbw/algbw says of the number of ranks, where that is news."""
+    """Note what busbw/algbw implies for the number of ranks, if that is news."""
     name = run.collective
     try:
         implied = run.implied_ranks()

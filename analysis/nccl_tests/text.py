@@ -1,4 +1,4 @@
-"""The text of nccl-tests 2.0 to 2.19: tables, their heads and feet, several runs in a file, log lines in between.
+"""Read the text of nccl-tests 2.0 to 2.19: tables with their headers and footers, several runs, log lines in between.
 
 Checked against the format strings of nccl-tests' release tags. A row that does not fit its table is left out and counted.
 """
@@ -44,7 +44,7 @@ class _Line(NamedTuple):
 
 
 def read_tables(text: str) -> list[Run]:
-    """Every run of one text, in its order, not yet annotated; raises UnreadableInput when it holds no row."""
+    """Read every run of one text, in order, not yet annotated. Raises UnreadableInput if it holds no row."""
     lines = list(_lines(text))
     heads = {line.tag for line in lines if line.tag is not None and read_header(line.text) is not None}
     streams = [lines]
@@ -62,13 +62,13 @@ def read_tables(text: str) -> list[Run]:
     if len(heads) > 1:
         for run in runs:
             run.notes.append(
-                f"{len(heads)} processes each printed a table: they are so many programs, not one of so many ranks"
+                f"{len(heads)} processes each printed a table: they are separate programs, not the ranks of one program"
             )
     return runs
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Whole lines, without their tags; a last line without its end is left out, since its last figure may be cut."""
+    """Yield whole lines without their tags. A last line without its newline is left out: its last number may be cut."""
     rows = text.split("\n")
     rows.pop()
     for number, row in enumerate(rows, 1):
@@ -78,13 +78,13 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") -> str:
-    """Why a text holds no row."""
+    """Say why a text holds no row."""
     if not lines:
         return f"{_EXPECTED}; the text is empty, or has no whole line"
     if reader.torn:
-        return f"{_EXPECTED}; no row fits its table, the first such is line {reader.torn[0]}"
+        return f"{_EXPECTED}; no row fits its table, the first is line {reader.torn[0]}"
     if reader.headless:
-        return f"{_EXPECTED}; line {reader.headless[0]} looks like a row, but no header says what its columns are"
+        return f"{_EXPECTED}; line {reader.headless[0]} looks like a row, but no header names its columns"
     if runs:
         failures = [f": {run.errors[0]}" for run in runs if run.errors]
         return (
@@ -94,7 +94,7 @@ def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") 
 
 
 class _RunReader:
-    """Lines of one stream become runs: what heads a run starts another one as soon as the last has rows or a foot."""
+    """Turns the lines of one stream into runs. A heading line starts another run once the last has rows or a footer."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -102,8 +102,8 @@ class _RunReader:
         self.table: TableHeader | None = None
         self.torn: list[int] = []  # lines of the rows left out, of the whole stream
         self.headless: list[int] = []  # lines of rows under no header
-        self._noted = 0  # of `torn`, those that a note tells of
-        self._done = False  # the run has rows or a foot
+        self._noted = 0  # how many of `torn` have a note
+        self._done = False  # the run has rows or a footer
         self._footed = False
 
     def read(self, lines: Iterable[_Line]) -> None:
@@ -118,7 +118,7 @@ class _RunReader:
         self._close()
         if self.runs and self.headless:
             count, first = len(self.headless), self.headless[0]
-            self.runs[0].notes.append(f"rows under no header, which are left out: {count}, the first in line {first}")
+            self.runs[0].notes.append(f"{count} row(s) without a header left out, the first in line {first}")
 
     def _line(self, number: int, text: str, body: str) -> None:
         marked = text.lstrip()
@@ -148,7 +148,7 @@ class _RunReader:
             self._done |= self._footed
 
     def _head(self, number: int, anew: bool = False) -> Run:
-        """The run that a heading line belongs to."""
+        """Return the run that a heading line belongs to."""
         if self.run is None or self._done or anew:
             self._close()
             self.run, self.table = Run(number), None
@@ -170,12 +170,12 @@ class _RunReader:
     def _close(self) -> None:
         torn = self.torn[self._noted :]
         if self.run is not None and torn:
-            self.run.notes.append(f"rows cut or torn, which are left out: {len(torn)}, the first in line {torn[0]}")
+            self.run.notes.append(f"{len(torn)} cut or torn row(s) left out, the first in line {torn[0]}")
         self._noted = len(self.torn)
 
 
 def _preamble(run: Run, text: str) -> None:
-    """One line above the list of ranks."""
+    """Read one line above the list of ranks."""
     if found := _STARTING.fullmatch(text):
         run.program = found[1]
     elif found := _VERSION.fullmatch(text):
@@ -185,7 +185,7 @@ def _preamble(run: Run, text: str) -> None:
 
 
 def _rank(run: Run, text: str) -> None:
-    """One line of the list of ranks."""
+    """Read one line of the list of ranks."""
     found = _RANK.fullmatch(text)
     if found is None:
         run.list_cut = True
@@ -197,7 +197,7 @@ def _rank(run: Run, text: str) -> None:
 
 
 def _foot(run: Run, text: str) -> bool:
-    """One line below a table; whether it is one."""
+    """Read one line below a table; tell whether it belongs to the footer."""
     if found := _BOUNDS.fullmatch(text):
         run.out_of_bounds = int(found[1])
     elif found := _AVERAGE.fullmatch(text):
@@ -210,7 +210,7 @@ def _foot(run: Run, text: str) -> bool:
 
 
 def _command(run: Run, line: int, text: str, found: re.Match[str]) -> None:
-    """The command that a shell's log or a person put above a run; only NCCL_* is kept of its environment."""
+    """Read the command that a shell's log or a person put above a run. Only NCCL_* is kept of its environment."""
     before, after = text[: found.start(1)], text[found.end() :] + " "
     run.line, run.program = line, found[1]
     run.environment = dict(re.findall(r"(?:^|[\s'\"])(NCCL_\w+)=([^\s'\"]+)", before))

@@ -17,7 +17,7 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
         return None
     if name in log.conflicts:
         values = ", ".join(log.conflicts[name])
-        answer: Answer | None = (f"is not what every rank has: the ranks announce {values}", "invalid")
+        answer: Answer | None = (f"differs between ranks: they announce {values}", "invalid")
     elif name in log.settings:
         answer = _other_value(name, value, log) or _missing_writers(name, when, log)
     elif when == "never":
@@ -29,7 +29,7 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
 
 def _other_value(name: str, value: str, log: NcclLog) -> Answer | None:
     found = log.settings[name]
-    return None if same_value(name, value, found) else (f"was not what NCCL took: it announces {found}", "invalid")
+    return None if same_value(name, value, found) else (f"was not used: NCCL announces {found}", "invalid")
 
 
 def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
@@ -47,7 +47,7 @@ def _never_announced(name: str, value: str, log: NcclLog) -> Answer | None:
     # a plugin's name carries more than what was asked for (IB: IBext_v8)
     if value.lower() in log.network.lower():
         return None
-    return f"was not taken: NCCL uses network {log.network}", "invalid"
+    return f"was not used: NCCL uses network {log.network}", "invalid"
 
 
 def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
@@ -55,12 +55,12 @@ def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
     log = evidence.log
     env_logged = log.env_logged if evidence.env_logged is None else evidence.env_logged
     for applies, why in (
-        (when == "used", "NCCL announces it only where it uses it, and this log does not"),
+        (when == "used", "NCCL announces it only when it uses it, and this log has no announcement"),
         (log.nranks == 1, "one rank has no connections"),
         (when == "env" and not env_logged, "the log does not show that NCCL_DEBUG_SUBSYS had ENV"),
         (
             bool(log.lost) or not (log.transports or log.channels_from),
-            "its announcement may be among the lines that the log lacks",
+            "its announcement may be in the missing lines of the log",
         ),
     ):
         if applies:
@@ -71,5 +71,5 @@ def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
 def _not_announced(name: str, evidence: Evidence) -> Answer:
     disabled = "1" in (evidence.requested.get("NCCL_P2P_DISABLE"), evidence.log.settings.get("NCCL_P2P_DISABLE"))
     if name == "NCCL_P2P_LEVEL" and disabled:
-        return "was ignored: NCCL_P2P_DISABLE=1 goes before it", "invalid"
+        return "was ignored: NCCL_P2P_DISABLE=1 overrides it", "invalid"
     return "was ignored: the log has no 'set by environment' line for it", "invalid"

@@ -26,7 +26,7 @@ def connections(name: str, evidence: Evidence) -> Iterator[SettingResult]:
     value, log = evidence.requested[name], evidence.log
     if not log.transports:
         if name in _NEED_CONNECTIONS:
-            text = f"{name}={value}: its transport not checked, the log has no connection"
+            text = f"{name}={value}: transport not checked, the log has no connection"
             yield SettingResult("transport_unexpected", text, "unchecked", name)
     elif name == "NCCL_P2P_LEVEL":
         yield from _level(value, evidence)
@@ -82,10 +82,10 @@ def _level(value: str, evidence: Evidence) -> Iterator[SettingResult]:
         severity = "invalid" if level in ("NVL", "NVB") else "suspect"
         yield _unexpected(evidence, name, f"the log has {list_some(judged.beyond)}", severity)
     if judged.unused:
-        yield _unexpected(evidence, name, f"P2P is allowed and not used: {list_some(judged.unused)}", "suspect")
+        yield _unexpected(evidence, name, f"P2P is allowed but not used: {list_some(judged.unused)}", "suspect")
     if judged.unknown:
         pairs = list_some(list(dict.fromkeys(judged.unknown)))
-        text = f"the link class of {pairs} is not known: whether P2P was right not checked"
+        text = f"the link class of {pairs} is not known, so the use of P2P was not checked"
         yield _unexpected(evidence, name, text, "unchecked")
 
 

@@ -19,7 +19,7 @@ def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRes
     if name in other.settings and same_value(name, value, other.settings[name]):
         return result(": effect not checked, the other log has the same setting", "unchecked")
     if not (log.transports and other.transports):
-        return result(": effect not checked, a log has no connections", "unchecked")
+        return result(": effect not checked, one of the logs has no connections", "unchecked")
     channels = _common_channels(log, other)
     here, there = _choices(log), _choices(other)
     common = here.keys() & there.keys()

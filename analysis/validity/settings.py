@@ -70,7 +70,7 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         return
     what = f"{name}={value}"
     if not log.algorithms:
-        text = f"{what}: the choice not checked, the log has no TUNING line"
+        text = f"{what}: choice not checked, the log has no TUNING line"
         yield SettingResult("algorithm_unexpected", text, "unchecked", name)
         return
     try:
