@@ -463,7 +463,7 @@ def test_a_connection_that_fits_two_communicators_differently_is_not_used():
     assert any("fit several communicators and agree on the transport" in note for note in log.notes)
     log = parse_nccl_log(text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1))
     assert log.transports == {}
-    assert any("differ in transport: not used" in note for note in log.notes)
+    assert any("differ in the transport: not used" in note for note in log.notes)
 
 
 def test_split_communicators_without_commid():
