@@ -58,6 +58,13 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     assert found["values"] > 10 * len(made)
 
 
+def test_tables_from_another_source_are_no_difference(one, capsys):
+    folder, study = one
+    edit(folder, lambda record: record.update(tables={"trace": {"ranks": []}}))
+    status, found = verified(capsys, study)
+    assert (status, found["differences"]) == (0, [])
+
+
 @pytest.mark.parametrize(
     ("change", "value", "recorded"),
     [

@@ -136,7 +136,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{key}.length", len(value)
         for number, inner in enumerate(value):
             yield from _leaves(inner, f"{key}.{number}")
-    else:
+    elif key:  # an empty part of a record has no value
         yield key, list(value) if isinstance(value, tuple) else value
 
 
