@@ -1,4 +1,4 @@
-"""Whether what a cell allocates fits, asked before any process starts."""
+"""Refuse cells whose memory does not fit, before any process starts."""
 
 import os
 
@@ -7,10 +7,10 @@ from conf.options import Refused
 
 
 def refuse_too_large(cell: Cell, needed_bytes: int, field: str, memory_bytes: int | None) -> None:
-    """Refuse a cell whose ranks need more memory than there is; `field` is what was asked, as 'name=value'.
+    """Refuse a cell whose ranks need more memory than there is; `field` is the option that causes it, as 'name=value'.
 
-    `needed_bytes` are those of one rank, `memory_bytes` those of the smallest GPU (None: unknown). CPU workers share the
-    host's memory.
+    `needed_bytes` is what one rank needs. `memory_bytes` is what the smallest GPU has; None: unknown. CPU workers share the
+    host's memory equally.
 
     Raises:
         Refused: names the field, what each rank needs and what there is.

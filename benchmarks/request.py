@@ -1,4 +1,4 @@
-"""What only a benchmark knows to be wrong with a cell that asks for it, found before any process starts.
+"""Requests that only their benchmark can refuse, before any process starts.
 
 If options constrain each other, or depend on the number of ranks or on the GPUs' memory, a benchmark checks them in a
 function `refuse(cell, memory_bytes)` that needs no torch. Its YAML names the function: `code: {refuse: dotted.name}`.

@@ -1,4 +1,4 @@
-"""A cell: one point of a study with every `auto` resolved. It is what a worker measures and what a record answers."""
+"""A cell: one point of a study with every `auto` resolved. A worker measures it; a record is its result."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ from conf.schema import Optimizer
 
 @dataclass(frozen=True)
 class Network:
-    """The model of a cell: `builder` of `library`, with the sizes that were resolved."""
+    """The model of a cell: `builder` of `library`, with resolved sizes."""
 
     name: str
     library: str
@@ -29,7 +29,7 @@ LISTS = ("gpus", "labels", "server_gpus")
 
 @dataclass(frozen=True)
 class Cell:
-    """One point: model × strategy × GPU subset × NCCL settings × …; equal cells have equal keys."""
+    """One point: model × strategy × GPU subset × NCCL settings × … Equal cells have equal keys."""
 
     model: Network
     strategy: dict[str, Any]  # name and options
@@ -54,17 +54,17 @@ class Cell:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return len(self.gpus)
 
     @property
     def servers(self) -> int:
-        """Number of server processes beside the ranks."""
+        """The number of server processes, which are no ranks."""
         return int(self.strategy.get("servers", 0))
 
     @property
     def trains(self) -> bool:
-        """Whether it has a model and a strategy; else it measures links alone."""
+        """Whether the cell has a model and a strategy; otherwise it measures links."""
         return self.model.name != "none"
 
     def target(self, group: str) -> str:
@@ -81,10 +81,10 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits: SHA-256 over everything that was asked, in a canonical form.
+        """The first 16 hexadecimal digits of the SHA-256 of the cell as canonical JSON, without its labels.
 
-        The profiler is part of it, though the timed pass is the same with it: a cell that is asked for a trace is not
-        done before by one without. Comparisons between cells leave it out (analysis.findings).
+        The profiler is part of it although the timed pass is the same with it: a cell without a trace does not answer a
+        request for one. Comparisons between cells leave the profiler out (analysis.findings).
         """
         asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
         asked["declared"] = {
@@ -93,13 +93,13 @@ class Cell:
         }
         for name in ("server_gpus", "profiler_options", "declared"):
             if not asked[name]:
-                del asked[name]  # cells without keep the key that they had before there were any
+                del asked[name]  # a cell of an older schema keeps its key
         canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
     def name(self) -> str:
-        """`resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`: what was asked, for people."""
+        """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
         parts = ["gpus " + ",".join(map(str, self.gpus))]
         if self.trains:
             parts = [self.model.name, self.strategy["name"], *parts]
@@ -111,19 +111,19 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """The name of its folder: readable, safe, unique by its key."""
+        """The name of the cell's folder: readable, safe, and unique by the key."""
         gpus = "-".join(map(str, self.gpus))
         kind = f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
         return f"{kind}-gpus{gpus}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the cell as plain JSON types."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         return {**dataclasses.asdict(self), **lists}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
-        """The inverse of to_dict. Raises TypeError or KeyError where a field is missing or unknown."""
+        """Return the cell that `to_dict` wrote. Raises TypeError or KeyError where a field is missing or unknown."""
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
         return Cell(**{**plain, **nested, **lists})

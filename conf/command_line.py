@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it."""
+"""Read the command line before Hydra does: rewrite what Hydra would misread, refuse what it should not see."""
 
 import itertools
 import re
@@ -29,14 +29,14 @@ CONFIG_DIR = ("-cd", "--config-dir")
 VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
 INFO = ("-i", "--info")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
-# NCCL settings whose own grammar has characters that Hydra's refuses outside quotes.
+# NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """Rewrite `gpus=…` into canonical text, quote NCCL's `^` and `;`, let `nccl.env.NAME=…` name a new key.
+    """Return the arguments as Hydra shall read them: its own options first, because argparse finds none behind overrides.
 
-    Hydra's own options come first in what is returned: Python's argparse would not find options behind them.
+    `gpus=…` becomes canonical text, NCCL's `^` and `;` come into quotes, and `nccl.env.NAME=…` may name a new key.
 
     Raises:
         Refused: names the argument and the right form.
@@ -56,15 +56,15 @@ def config_dirs(arguments: Sequence[str]) -> list[Path]:
 
 
 def only_informs(arguments: Sequence[str]) -> bool:
-    """Whether the command asks for help or a listing, so that nothing is to be run."""
+    """Return whether the command asks for help or a listing and runs nothing."""
     return any(argument.partition("=")[0] in INFORMING for argument in arguments)
 
 
 def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's own options with their values, and the overrides."""
+    """Return (Hydra's own options with their values, overrides). Raises Refused for an unknown option."""
     options: list[str] = []
     overrides: list[str] = []
-    waiting = ""  # the option whose value may come next
+    waiting = ""  # the option whose value may be the next argument
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         if argument.startswith("-"):
@@ -79,7 +79,7 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _rewritten(argument: str) -> str:
-    """One override as Hydra shall read it."""
+    """Return one override as Hydra shall read it. Raises Refused."""
     key, equals, _ = argument.partition("=")
     if not argument.startswith("~") and not (equals and key.strip("+")):
         raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")

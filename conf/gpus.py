@@ -1,4 +1,4 @@
-"""The grammar of `gpus=`: text as typed becomes canonical Hydra text, and words become ordered subsets.
+"""The grammar of `gpus=`: typed text becomes text that Hydra reads as meant, and words become ordered subsets.
 
 `0,3` is ONE subset. Hydra would read it as a sweep over 0 and 3 (and `1_3` as the number 13), so the text is rewritten
 before Hydra sees it: `gpus=0,3` becomes `gpus=[0,3]`, and several subsets become a sweep of lists, `gpus=[0,1],[0,3]`.
@@ -29,12 +29,12 @@ FORMS = (
 
 
 def by_link(tokens: Sequence[str]) -> bool:
-    """Whether a `gpus` list is a word that needs the machine's topology."""
+    """Return whether a `gpus` list is a word that needs the machine's topology."""
     return len(tokens) == 1 and tokens[0] not in PLAIN_WORDS and WORD.fullmatch(tokens[0]) is not None
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """Rewrite every `gpus=…` among command-line arguments into canonical Hydra text; the rest is kept as it is.
+    """Rewrite every `gpus=…` among command-line arguments into canonical Hydra text, and keep the others.
 
     Raises:
         Refused: the text is no subset, with the right form.
@@ -43,7 +43,7 @@ def normalise(arguments: Sequence[str]) -> list[str]:
 
 
 def canonical(text: str) -> str:
-    """`0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
+    """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
     return ",".join("[" + ",".join(map(_quoted, subset)) + "]" for subset in _read(text))
 
 
@@ -52,7 +52,7 @@ def _quoted(device: str) -> str:
 
 
 def _read(text: str) -> list[list[str]]:
-    """The subsets that a text names, before words are expanded."""
+    """Return the subsets that a text names; words are not expanded yet. Raises Refused."""
     if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
         raise Refused(f"gpus={text}: {function[1]}(…) is not accepted; {FORMS}")
     choice = re.fullmatch(r"choice\((.*)\)", text)  # Hydra's explicit sweep: each element is a subset
@@ -71,7 +71,7 @@ def _read(text: str) -> list[list[str]]:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a text that is no list of subsets."""
+    """Return what is wrong with a text that is no list of subsets."""
     if not text.strip():
         return "names no GPU"
     if spaces := re.search(r"\s", text):
@@ -93,7 +93,7 @@ def _is_device(text: str) -> bool:
 
 
 def one_subset(devices: Sequence[str], typed: str) -> list[str]:
-    """Check one subset, as typed or from a YAML file: devices that differ, or one word. Raises Refused."""
+    """Return one subset, typed or from a YAML file, if it is one word or devices that differ. Raises Refused."""
     for device in devices:
         if WORD.fullmatch(device):
             if len(devices) > 1:
@@ -107,7 +107,7 @@ def one_subset(devices: Sequence[str], typed: str) -> list[str]:
 
 
 def expand(word: str, devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """The subsets that a word of PLAIN_WORDS names among `devices`: `scale` of 8 is its first 1, 2, 4 and 8."""
+    """Return the subsets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4 and 8 of them."""
     every = tuple(devices)
     if word == "all":
         return [every]

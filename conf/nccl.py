@@ -1,8 +1,8 @@
-"""The NCCL variables that a study sweeps, with the values each accepts, and how they become an environment.
+"""The NCCL variables that a study can sweep, with the values that each accepts.
 
-`nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it. NCCL ignores a word
-it does not know without a line in its log (seen: `NCCL_P2P_LEVEL=loc`), so values are checked here, before any process
-starts. Source: NVIDIA's "Environment Variables" page of the NCCL user guide and NCCL's sources up to 2.30.
+`nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it. NCCL ignores an unknown
+word and writes nothing about it to its log (seen: `NCCL_P2P_LEVEL=loc`), so values are checked here, before any process
+starts. Sources: NVIDIA's page "Environment Variables" of the NCCL user guide, and NCCL's sources up to 2.30.
 Variables that load libraries, write files or redirect traffic to another host have no field and are refused.
 """
 
@@ -19,28 +19,28 @@ from conf.options import Refused, check, closest, described, option
 
 
 def switch(help: str) -> int | None:
-    """A variable that is 0 or 1."""
+    """Declare a variable that is 0 or 1."""
     return option(None, help, least=0, most=1)  # type: ignore[no-any-return]
 
 
 def number(help: str, least: int, most: int) -> int | None:
-    """A variable that is an integer between two bounds."""
+    """Declare a variable that is an integer between two bounds."""
     return option(None, help, least=least, most=most)  # type: ignore[no-any-return]
 
 
 def level(help: str) -> str | None:
-    """A variable that is a distance between two devices."""
+    """Declare a variable that is a distance between two devices."""
     return option(None, help, words=LEVELS)  # type: ignore[no-any-return]
 
 
 def word(help: str, *words: str) -> str | None:
-    """A variable that is one of some words, or free text where none are given."""
+    """Declare a variable that is one of some words, or any text where no words are given."""
     return option(None, help, words=words)  # type: ignore[no-any-return]
 
 
 @dataclass
 class Nccl:
-    """What is asked of NCCL. Every field is `null` (untouched) unless a study sets it."""
+    """The settings of NCCL. Every field is `null` (untouched) unless a study sets it."""
 
     # peer to peer and shared memory
     p2p_disable: int | None = switch("1: no direct access between GPUs")
@@ -117,7 +117,7 @@ class Nccl:
     env: dict[str, str] = option({}, "further variables of the list FURTHER, as NCCL_NAME: value")
 
 
-# Harmless variables that are rarely swept: allowed through nccl.env, not checked for their values.
+# Harmless variables that are rarely swept: accepted in nccl.env, with any value.
 FURTHER = (
     "NCCL_CHECKS_DISABLE", "NCCL_COMM_BLOCKING", "NCCL_CREATE_THREAD_CONTEXT", "NCCL_GDRCOPY_ENABLE",
     "NCCL_GDR_FLUSH_DISABLE", "NCCL_IB_CUDA_SUPPORT", "NCCL_IB_ECE_ENABLE", "NCCL_IB_FIFO_TC", "NCCL_IB_RETURN_ASYNC_EVENTS",
@@ -127,7 +127,7 @@ FURTHER = (
     "NCCL_WORK_FIFO_BYTES", "SHARP_COLL_ENABLE_SAT",
 )  # fmt: skip
 
-# How a variable that disables something says that it does not.
+# Values with which a variable that disables something disables nothing.
 OFF = ("", "0", "n", "no", "f", "false", "off")
 
 FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "env"}
@@ -238,9 +238,9 @@ def _without_algorithm(text: str, function: str) -> str:
 
 
 def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:
-    """The surroundings with what NCCL's configuration files say of multicast, which a study's own file would hide.
+    """Return the surroundings with NCCL_NVLS_ENABLE of NCCL's configuration files, which a cell's own file would hide.
 
-    `texts` are the files in the order in which NCCL reads them; a variable that is set goes before every file.
+    `texts` are the files in the order in which NCCL reads them. A variable that is set counts before every file.
     """
     merged = dict(surrounding)
     for text in texts:

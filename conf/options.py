@@ -1,4 +1,4 @@
-"""One way to declare a option and one way to refuse its value: a dataclass field with what it accepts in its metadata."""
+"""Declare an option as a dataclass field whose metadata says what it accepts, and refuse every other value."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Refused(ValueError):
-    """A request that cannot be measured as it stands. The message names the field, the value and what is accepted."""
+    """A request that cannot be measured. The message names the field, the value and what is accepted."""
 
 
 def option(
@@ -20,9 +20,9 @@ def option(
     auto: bool = False,
     whole: bool = False,
 ) -> Any:
-    """Declare a field: `words` are its accepted values, `least` and `most` bound a number, `auto` allows the word auto.
+    """Declare a field. `words` are accepted values; `least` and `most` bound a number; `auto` accepts the word auto.
 
-    `whole` is for a number that is declared Any because of `auto`; a field declared int is whole by its type.
+    `whole` says that a number is whole where the type cannot say it: a field with `auto` is declared Any.
     """
     metadata = {"help": help, "words": words, "least": least, "most": most, "auto": auto, "whole": whole}
     if isinstance(default, list | dict):
@@ -81,7 +81,7 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def check_fields(prefix: str, config: Any) -> None:
-    """Check every declared field of a dataclass instance, nested dataclasses too. Raises Refused."""
+    """Check every field of a dataclass instance, and of those inside it. Raises Refused."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -93,7 +93,7 @@ def check_fields(prefix: str, config: Any) -> None:
 
 
 def check_names(prefix: str, config: Any) -> None:
-    """Refuse what a dataclass instance has beyond its fields, nested ones too: Hydra's `+name=value` adds it."""
+    """Refuse attributes that are no fields of a dataclass instance, or of those inside it: Hydra's `+name=value` adds them."""
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
@@ -104,11 +104,11 @@ def check_names(prefix: str, config: Any) -> None:
 
 
 def described(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
-    """A field's metadata, with `whole` where its type says so."""
+    """Return a field's metadata, with `whole` where its type says so."""
     return {**field.metadata, "whole": field.metadata.get("whole") or field.type in (int, int | None)}
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:
-    """' (did you mean X?)' for a near miss, else nothing."""
+    """Return ' (did you mean X?)' for a near miss, else ''."""
     near = difflib.get_close_matches(word, list(candidates), n=1)
     return f" (did you mean {near[0]}?)" if near else ""

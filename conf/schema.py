@@ -1,7 +1,7 @@
-"""The typed schema: every option of a study, with its unit. YAML files of the groups fill it; the command line overrides it.
+"""The typed schema: every option of a study, with its unit. The YAML files of the groups fill it; the command line overrides it.
 
-Options of a strategy, a benchmark or a profiler live in its own YAML (`conf/strategy/NAME.yaml`), so
-that a new one is one file and one YAML; conf.resolve holds them to the types and the `accepts` of that YAML.
+The options of a strategy, a benchmark or a profiler stand in its own YAML (`conf/strategy/NAME.yaml`), with the values that
+each accepts. conf.groups checks them.
 """
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
@@ -20,7 +20,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 
 @dataclass
 class Sizes:
-    """What `auto` means for a model on one kind of device."""
+    """The image size and the batch size that `auto` means for a model on one kind of device."""
 
     image_size: int = option(MISSING, "pixels of a side", least=8, most=4096)
     batch_size: int = option(MISSING, "images per rank and step", least=1, most=1 << 20)
@@ -28,10 +28,12 @@ class Sizes:
 
 @dataclass
 class Model:
-    """The network that is trained: `library` and `builder` say who builds it."""
+    """The network that is trained. `library` and `builder` say who builds it."""
 
     name: str = MISSING
-    library: str = option(MISSING, "who builds it", words=("torchvision", "timm", "ringside", "python"))
+    library: str = option(
+        MISSING, "who builds it; python: your own module", words=("torchvision", "timm", "ringside", "python")
+    )
     builder: str = option(
         MISSING, "its name in that library; python: a function of your own, my_package.my_module:build"
     )
@@ -65,16 +67,16 @@ class Tracking:
 
 @dataclass
 class Engine:
-    """How ranks are started and how long they may take."""
+    """How ranks start, and how long they may take."""
 
     name: str = option("local", "where ranks run", words=("local",))
     start: str = option(
         "auto",
-        "how ranks start; auto: forked, with what their agent has imported, where that can be; exec: each anew",
+        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new processes",
         words=("auto", "exec"),
     )
-    start_timeout_s: float = option(300.0, "seconds until every rank has reported", least=1)
-    silence_timeout_s: float = option(180.0, "seconds without a sign of a rank before the cell is a hang", least=1)
+    start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
+    silence_timeout_s: float = option(180.0, "seconds without a sign of life before a rank hangs", least=1)
     cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
     stop_grace_s: float = option(5.0, "seconds between asking a rank to stop and killing it", least=0)
 
@@ -95,7 +97,7 @@ class Validity:
 
 @dataclass
 class Config:
-    """One cell before its GPU subset is resolved, and how the sweep around it runs."""
+    """One cell before its GPU subset is resolved, and how its sweep runs."""
 
     model: Model = field(default_factory=Model)
     strategy: Any = MISSING
@@ -109,10 +111,12 @@ class Config:
 
     gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
     topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
-    second_member: bool = False  # gpus=classes: one more member of each class, to test that it is one
+    second_member: bool = False  # gpus=classes: one more member of each class, to test that its members are equal
     sample_gpus: bool = True  # clocks, power, throttling and foreign load, twice a second, by NVML
     tuning_pass: Any = option(
-        "auto", "NCCL's choices, in an untimed pass; auto: where one is asked", words=("auto", "True", "False")
+        "auto",
+        "log NCCL's choices in an untimed pass; auto: if nccl.algo or nccl.proto is set",
+        words=("auto", "True", "False"),
     )
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
@@ -134,9 +138,11 @@ class Config:
 
     study: str = "default"
     output_dir: str = "outputs"
-    waterfall: bool = False  # add the control cells that explain each cell's efficiency
+    waterfall: bool = False  # add the control cells that explain the efficiency of each cell
     report: Any = option(
-        True, "the study's report, when the sweep ends; open: shown in a browser, too", words=("True", "False", "open")
+        True,
+        "write the study's report when the sweep ends; open: also show it in a browser",
+        words=("True", "False", "open"),
     )
     repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     resume: bool = True
@@ -144,9 +150,9 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra under the name that conf/config.yaml starts from.
+    """Make the schema known to Hydra under the name that conf/config.yaml begins with.
 
-    `${oc.env:NAME}` stops working: a record would keep the variable's text, and it may be a secret.
+    Remove `${oc.env:NAME}`: a record would keep the text of the variable, which may be a secret.
     """
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.clear_resolver("oc.env")

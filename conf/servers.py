@@ -1,4 +1,4 @@
-"""Where a strategy's server processes run, and whether their options fit the subset."""
+"""Place a strategy's server processes on GPUs, and refuse options of servers that do not fit the subset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +9,12 @@ from conf.options import Refused
 def placed(
     strategy: Mapping[str, Any], gpus: tuple[int, ...], device: str, everyone: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
+    """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
 
-    `free` takes GPUs outside the subset, in order; where these are too few, servers share the subset's own.
+    `server_gpus=free` takes GPUs outside the subset, in order. If there are too few of them, servers share the subset's own.
 
     Raises:
-        Refused: more GPU servers than GPUs, unknown GPUs, or a bound on staleness that no order of updates can keep.
+        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order of updates can keep.
     """
     bound, workers = strategy.get("max_staleness"), len(gpus)
     if bound is not None and bound < workers - 1:

@@ -427,7 +427,7 @@ def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, fa
         ("benchmark.step=8 benchmark.factor=2", "benchmark.step=8: accepted without a factor"),
         ("benchmark.step=4", "accepted are at most 128"),
         ("benchmark.factor=1", "accepted is auto or a whole number of at least 2"),
-        ("benchmark.dtype=int32 benchmark.op=avg", "benchmark.op=avg: a mean of int32 is none"),
+        ("benchmark.dtype=int32 benchmark.op=avg", "benchmark.op=avg: int32 cannot hold a mean"),
         ("benchmark.collective=broadcast benchmark.op=max", "benchmark.op=max: broadcast reduces nothing; accepted with all"),
         ("benchmark.dtype=fp8", "accepted are float32, float64"),
         ("benchmark.root=1", "benchmark.root=1: all_reduce has no root; accepted is 0"),

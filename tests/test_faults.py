@@ -31,7 +31,7 @@ from faults import (
 from benchmarks import record as records
 from benchmarks.record import Lines, read_lines
 from conf.schema import Engine
-from launch.plan import shared_memory
+from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.study import Study
 from launch.supervision import failure, progress, supervise
@@ -391,10 +391,10 @@ def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkey
         monkeypatch.setenv("RINGSIDE_TOKEN", token)
         paths.append(SharedMapping(new_path(), config, config.layout(), create=True).path)
     try:
-        shared_memory.remove("a" * 32)
+        processes.remove_shared_memory("a" * 32)
         assert [path.exists() for path in paths] == [False, True]
     finally:
-        shared_memory.remove("b" * 32)
+        processes.remove_shared_memory("b" * 32)
     assert not paths[1].exists()
 
 

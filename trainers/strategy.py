@@ -123,6 +123,10 @@ class Strategy(ABC):
         """Return metrics that only the strategy knows (staleness of updates), equal on every rank. Collective."""
         return {}
 
+    def summing_threads(self) -> int | None:
+        """Return the threads of each process that sums on the CPU: what `threads=share` came to. None: no CPU sums."""
+        return None
+
     def close(self) -> None:
         """Release servers and shared memory, after the last measurement."""
         return

@@ -1,19 +1,19 @@
-"""What `benchmark=host_link` refuses: buffers that do not fit, or are no whole number of float32."""
+"""What `benchmark=host_link` refuses: buffers that do not fit, or that do not hold a whole number of float32."""
 
 import psutil
 
 from conf.cell import Cell
 from conf.options import Refused
 
-GPU_BUFFERS, HOST_BUFFERS = (
-    2,
-    5,
-)  # of one rank: both directions; pinned and pageable both ways at most, and STREAM's third array
+# Buffers of one rank. On a GPU: one for each direction. In the host's memory: at most one for each direction, pinned and
+# pageable, and the third array of STREAM's sum.
+GPU_BUFFERS = 2
+HOST_BUFFERS = 5
 ELEMENT_BYTES = 4  # the host's arrays are float32
 
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell whose buffers fit neither the smallest GPU (`memory_bytes`) nor the host, or that cannot be summed.
+    """Refuse a cell whose buffers do not fit the smallest GPU (`memory_bytes`) or the host, or cannot be summed.
 
     Raises:
         Refused: names the field, the value and what is accepted.

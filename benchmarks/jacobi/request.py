@@ -1,24 +1,28 @@
-"""The grid that `benchmark=jacobi` solves, and requests that it cannot measure."""
+"""The grid that `benchmark=jacobi` solves, and the requests that it cannot measure. Without torch."""
 
 from benchmarks.memory import refuse_too_large
 from conf.cell import Cell
 from conf.options import Refused
 
 KINDS = {"cuda": ("peer", "host", "nccl"), "cpu": ("host", "gloo")}
-# Columns in memory are a multiple of these, so that every row starts on a cache line and whole tiles fit into it.
+# A row in memory has a multiple of this many elements, so that every row starts on a cache line and holds whole tiles.
 PITCH = {"cuda": 512, "cpu": 1}
 ELEMENT_BYTES = 4
-OWN_BYTES = {"cuda": 2 << 30, "cpu": 1 << 28}  # beside the grids
+OWN_BYTES = {"cuda": 2 << 30, "cpu": 1 << 28}  # room for what is no grid
 
 
 def pitch(columns: int, device: str) -> int:
-    """Elements from one row to the next in memory."""
+    """Return the elements from the start of one row to the start of the next."""
     unit = PITCH[device]
     return -(-columns // unit) * unit
 
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse what cannot be measured. Raises Refused."""
+    """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU, None where it is unknown.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
     nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
     if ny - 2 < cell.world_size:
         raise Refused(
@@ -28,7 +32,7 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     if exchange not in KINDS[cell.device]:
         where = "GPUs" if cell.device == "cuda" else "CPU workers"
         raise Refused(f"benchmark.exchange={exchange}: accepted on {where} are {' and '.join(KINDS[cell.device])}")
-    # Rank 0 has the whole grid twice, the solution to compare with, and twice its own rows.
+    # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // cell.world_size) + 2)
     needed = rows * pitch(nx, cell.device) * ELEMENT_BYTES + OWN_BYTES[cell.device]
     refuse_too_large(cell, needed, f"benchmark.nx={nx} benchmark.ny={ny}", memory_bytes)

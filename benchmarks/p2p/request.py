@@ -1,4 +1,4 @@
-"""What `benchmark=p2p` refuses: buffers that do not fit, sizes that are no whole 16 bytes, kernels without a GPU."""
+"""What `benchmark=p2p` refuses: buffers that do not fit, sizes that are no multiple of 16 bytes, kernels without a GPU."""
 
 import shutil
 
@@ -7,10 +7,10 @@ import psutil
 from conf.cell import Cell
 from conf.options import Refused
 
-BUFFERS = 2  # of one GPU or CPU worker: what it sends, and what others write into; a worker's second is shared memory
-ROOM_BYTES = 2 << 30  # of a GPU, for CUDA itself and for comparing what arrived
-SHM_ROOM_BYTES = 1 << 20  # of /dev/shm, for what else lies there
-GRAIN_BYTES = 16  # a thread of the copy kernel moves as many at once
+BUFFERS = 2  # of one GPU or CPU worker: one to send, one that others write into; a worker's second is shared memory
+ROOM_BYTES = 2 << 30  # left free on a GPU, for CUDA itself and to compare what arrived
+SHM_ROOM_BYTES = 1 << 20  # left free in /dev/shm, for other files
+GRAIN_BYTES = 16  # that a thread of the copy kernel moves at once
 
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:

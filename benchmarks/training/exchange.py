@@ -88,8 +88,15 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         timed(strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter)
         limits(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
         result.metrics["comm/error"] = error
+        result.checks |= words_used(strategy)
     strategy.close()
     return result
+
+
+def words_used(strategy: Strategy) -> dict[str, int]:
+    """Return what words of the request came to on this machine, for the record's checks: `threads=share`."""
+    threads = strategy.summing_threads()
+    return {} if threads is None else {"summing_threads": threads}
 
 
 def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Parameter]:

@@ -60,6 +60,7 @@ class TrainingBenchmark:
         losses = self.ranks.gather([self.training.loss.item() if self.training.loss is not None else float("nan")])
         self.result.checks["losses"] = [loss for (loss,) in losses]
         self.result.metrics |= self.training.strategy.facts()
+        self.result.checks |= exchange.words_used(self.training.strategy)
         if self.ranks.device.type == "cuda":
             self.held()
         if self.ranks.world_size > 1 and self.exchange_alone():

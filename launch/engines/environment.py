@@ -70,10 +70,7 @@ def environment(
         for name, value in surrounding.items()
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
-    if "PYTHONPATH" in kept:  # ranks have another working folder
-        kept["PYTHONPATH"] = os.pathsep.join(
-            str(Path(path).absolute()) for path in kept["PYTHONPATH"].split(os.pathsep)
-        )
+    kept = with_absolute_path(kept)
     own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
@@ -95,3 +92,11 @@ def environment(
     }
     defaults = {"NCCL_SOCKET_IFNAME": "lo"}  # one machine: nothing listens to the network
     return defaults | kept | own | cell.nccl
+
+
+def with_absolute_path(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose PYTHONPATH is absolute: our processes have another working folder than the user's."""
+    if "PYTHONPATH" not in variables:
+        return {**variables}
+    folders = (str(Path(folder).absolute()) for folder in variables["PYTHONPATH"].split(os.pathsep))
+    return {**variables, "PYTHONPATH": os.pathsep.join(folders)}

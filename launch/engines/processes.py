@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from conf.variables import LAUNCHER, STARTER, TOKEN
+from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, shared_memory_prefix
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
@@ -68,3 +68,9 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)  # psutil refuses if the id now belongs to another process
     except psutil.Error:
         return
+
+
+def remove_shared_memory(token: str) -> None:
+    """Remove the files of a cell that ended after it made its shared memory and before it mapped it (trainers.shared_memory)."""
+    for path in SHARED_MEMORY_FOLDER.glob(f"{shared_memory_prefix(token)}*"):
+        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Peer access between GPUs as the driver tells it (NVML), before any process starts."""
+"""Refuse cells that need peer access between GPUs that have none, by what the driver says (NVML)."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ READ, WRITE = 0, 1  # NVML_P2P_CAPS_INDEX_…: nvidia-ml-py has a tuple where th
 def refuse_without_peers(cell: Cell, machine: Machine) -> None:
     """Refuse a cell that requires peer access (`benchmark.p2p=required`) where the driver says that a pair has none.
 
-    What the driver does not tell is not refused: the cell asks CUDA again before it measures.
+    A pair of which the driver says nothing passes: the cell asks CUDA again before it measures.
 
     Raises:
         Refused: names the pairs.
@@ -33,7 +33,7 @@ def refuse_without_peers(cell: Cell, machine: Machine) -> None:
 
 
 def _refused(a: str, b: str) -> bool:
-    """Whether the driver says that one of two GPUs may not read or write the other's memory."""
+    """Return whether the driver says that one of two GPUs may not read or write the other's memory."""
     import pynvml
 
     try:

@@ -1,6 +1,7 @@
-"""The shared memory of a cell's strategy: whether the machine has enough, before any process starts; that none is left."""
+"""Shared memory of a cell's strategy: refuse a cell that needs more than is free."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,18 +11,11 @@ from conf.cell import Cell
 from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
-from conf.variables import shared_memory_prefix
-from launch.engines.environment import ROOT
+from launch.engines.environment import ROOT, with_absolute_path
 
-# Gradients of the largest torchvision model (vit_h_14, 632 million parameters), with room. Asking torch takes seconds;
-# where this much is free for every rank, nobody needs to.
+# Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
+# rank, torch need not compute the exact size, which takes seconds.
 PLENTY_BYTES = 3_000_000_000
-
-
-def remove(token: str) -> None:
-    """Remove what a cell left, if it ended between making its shared memory and mapping it (trainers.shared_memory)."""
-    for path in FOLDER.glob(f"{shared_memory_prefix(token)}*"):
-        path.unlink(missing_ok=True)
 
 
 def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> None:
@@ -39,18 +33,18 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> N
     ]
     if not doubtful:
         return
-    asked = json.dumps([cell.to_dict() for cell in doubtful])
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-m", "trainers.needed_memory"],
         cwd=ROOT,
-        input=asked,
+        env=with_absolute_path(os.environ),
+        input=json.dumps([cell.to_dict() for cell in doubtful]),
         capture_output=True,
         text=True,
         check=False,
     )
-    if told.returncode != 0:
+    if answer.returncode != 0:
         return  # a model that cannot be built says why when its cell runs
-    for cell, needed in zip(doubtful, json.loads(told.stdout), strict=True):
+    for cell, needed in zip(doubtful, json.loads(answer.stdout), strict=True):
         if needed > free:
             raise Refused(
                 f"strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in {FOLDER}, "

@@ -1,4 +1,4 @@
-"""How long a cell will take, in seconds: what an equal or similar cell took before, else a rule of thumb."""
+"""Estimate the seconds that a cell will take: what an equal or similar cell took before, else a rule of thumb."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -14,8 +14,8 @@ TIMED_SECONDS = {"cpu": 8.0, "cuda": 20.0}
 
 
 def estimate(cell: Cell, known: Iterable[Record]) -> float:
-    """Seconds; `known` are records of the same study."""
-    traced = START_SECONDS[cell.device] if cell.profiler != "none" else 0.0  # a pass of its own, after a record's end
+    """Return the seconds that a cell will take; `known` are records of the same study."""
+    traced = START_SECONDS[cell.device] if cell.profiler != "none" else 0.0  # a pass of its own, after the timed one
     finished = [record for record in known if record.state == "finished"]
     for same in (("model", "benchmark", "optimize", "device"), ("benchmark", "optimize", "device")):
         plain = cell.to_dict()

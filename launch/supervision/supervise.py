@@ -12,7 +12,6 @@ from conf.cell import Cell
 from conf.schema import Engine
 from launch.engines import processes
 from launch.engines.environment import ROOT, arguments
-from launch.plan import shared_memory
 from launch.supervision.failure import first_cause, hang, left_early, with_log
 from launch.supervision.progress import Rank, Watch
 
@@ -74,7 +73,7 @@ def run(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(timeout=engine.stop_grace_s)
         immortal = processes.end(token, grace_s)
-        shared_memory.remove(token)
+        processes.remove_shared_memory(token)
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(timeout=5)
     watch.update()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers.kvstore import limits, server_process
+from trainers.kvstore import cpu_sums, limits, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
@@ -120,6 +120,12 @@ class PushPull(Bucketed):
             return {}
         self.worker.peers.barrier()  # until every worker's updates are counted
         return self.worker.staleness()
+
+    def summing_threads(self) -> int | None:
+        """Return the threads of each server process, or of each worker whose threads are the servers."""
+        if self.worker is None or self.worker.config.server_gpu:
+            return None
+        return cpu_sums.thread_count(self._threads, self._servers) if self._servers else self.worker.threads
 
     def close(self) -> None:
         """End the servers. Collective."""

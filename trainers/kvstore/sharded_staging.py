@@ -51,6 +51,10 @@ class ShardedStaging(Bucketed):
         order = tuple(range(len(arrays)))
         return KvstoreConfig(tuple(arrays), order, cap_bytes=0, workers=1, servers=0, worker_gpu=on_gpu)
 
+    def summing_threads(self) -> int | None:
+        """Return the threads of each rank."""
+        return self.worker.threads if self.worker else None
+
     def set_gradients_only(self, only_gradients: bool) -> None:
         """Choose what comes back."""
         super().set_gradients_only(only_gradients)
