@@ -1,7 +1,7 @@
-"""A drawing of one machine: sockets, PCIe switches, GPUs, NICs, NVSwitches and the NVLinks between GPUs.
+"""Draw one machine: sockets, PCIe switches, GPUs, NICs, NVSwitches and the NVLinks between GPUs.
 
-An NVLink's width follows its count. Paths over PCIe are shown by what encloses them and not by lines, which would hide
-the NVLinks: devices on one PCIe switch hang from it, devices of one NUMA node share a box. Same topology, same bytes.
+The width of an NVLink follows its count. Paths over PCIe have no lines, which would hide the NVLinks: devices on one
+PCIe switch hang from it, devices of one NUMA node share a box. Equal topologies give equal bytes.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ def _title(topology: Topology) -> str:
 
 
 def _styles(topology: Topology) -> dict[str, tuple[str, float]]:
-    """Colour and width in points of each NVLink class of the machine."""
+    """Return colour and width (points) of each NVLink class of the machine."""
     words = [word for word in best_first(topology.links.values()) if nvlink_count(word)]
     most = max((nvlink_count(word) or 0 for word in words), default=1)
     return {

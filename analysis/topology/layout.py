@@ -1,6 +1,6 @@
-"""Where the parts of a machine stand in its drawing: sockets, PCIe switches, GPUs, NICs and the NVSwitch.
+"""Place the parts of a machine in its drawing: sockets, PCIe switches, GPUs, NICs and the NVSwitch.
 
-Two sockets that NVLink joins stand one above the other as two faces, so that a hybrid cube mesh looks like a cube; all
+Two sockets that NVLink joins stand one above the other, so that a hybrid cube mesh looks like a cube; all
 other sockets stand in a row. Lengths are in units of about one GPU; x runs right and y up.
 """
 
@@ -43,7 +43,7 @@ class DrawingLayout:
 
 
 def _sockets(topology: Topology) -> list[Socket]:
-    """Sockets in the order of their first GPU; NICs that are near none get a box of their own, last."""
+    """Return sockets in the order of their first GPU. NICs that are near none get a box of their own, last."""
     known: dict[tuple[str | None, str | None], Socket] = {}
     for gpu in topology.devices:
         node, cpus = gpu.numa_affinity, gpu.cpu_affinity
@@ -61,7 +61,7 @@ def _sockets(topology: Topology) -> list[Socket]:
 
 
 def _pcie_switches(topology: Topology, socket: Socket) -> list[tuple[tuple[Device, ...], str]]:
-    """Devices of a socket that PIX or PXB joins: they hang from one PCIe switch, or from several in a row."""
+    """Group the devices of a socket that PIX or PXB joins: they hang from one PCIe switch, or from several in a row."""
     devices: list[Device] = [*socket.gpus, *socket.nics]
     groups: list[set[Device]] = [{device} for device in devices]
     for a, b in combinations(devices, 2):
@@ -80,7 +80,7 @@ def _pcie_switches(topology: Topology, socket: Socket) -> list[tuple[tuple[Devic
 
 
 def lay_out(topology: Topology) -> DrawingLayout:
-    """Places of everything in one drawing."""
+    """Place everything in one drawing."""
     layout = DrawingLayout()
     sockets = _sockets(topology)
     homes = [socket for socket in sockets if socket.gpus]
@@ -107,7 +107,7 @@ def lay_out(topology: Topology) -> DrawingLayout:
 
 
 def _arcs(topology: Topology, layout: DrawingLayout) -> dict[Pair, float]:
-    """Heights of the NVLinks that would run behind another GPU of the same row."""
+    """Return the heights of NVLinks that would run behind another GPU of the same row."""
     heights: dict[Pair, float] = {}
     for a, b in combinations(topology.gpus, 2):
         (xa, ya), (xb, yb) = layout.places[a], layout.places[b]
@@ -147,19 +147,19 @@ def _place_gpus(topology: Topology, layout: DrawingLayout, socket: Socket, y: fl
 
 
 def link_words(topology: Topology, gpus: list[int]) -> list[str]:
-    """Link classes between these GPUs and all others of the machine."""
+    """Return the link classes between these GPUs and all others of the machine."""
     return [topology.link_between(a, b) for a in gpus for b in topology.gpus if a != b]
 
 
 def _rim(count: int) -> list[Point]:
-    """Places around an ellipse."""
+    """Return places around an ellipse."""
     radius = 0.42 * count
     turns = [2 * pi * number / count for number in range(count)]
     return [(radius * (1 - cos(turn)), 0.8 * radius * sin(turn)) for turn in turns]
 
 
 def _stretch(topology: Topology, layout: DrawingLayout, order: tuple[int, ...], places: list[Point]) -> float:
-    """How far NVLinks to the sockets already placed would run sideways, weighted by their count."""
+    """Sum how far NVLinks to the sockets already placed would run sideways, weighted by their count."""
     return sum(
         (nvlink_count(topology.link_between(gpu, other)) or 0) * (at[0] - layout.places[other][0]) ** 2
         for gpu, at in zip(order, places, strict=True)
@@ -169,7 +169,7 @@ def _stretch(topology: Topology, layout: DrawingLayout, order: tuple[int, ...], 
 
 
 def _place_rest(topology: Topology, layout: DrawingLayout, socket: Socket, up: bool) -> None:
-    """Put PCIe switches and NICs outside of the GPUs, and the socket's box around all."""
+    """Put PCIe switches and NICs outside the GPUs, and the socket's box around them."""
     side = 1 if up else -1
     ys = [layout.places[gpu][1] for gpu in socket.gpus]
     edge = max(ys) if up else min(ys)
@@ -203,7 +203,7 @@ def _middle(layout: DrawingLayout, members: tuple[Device, ...], default: float) 
 def _around(
     layout: DrawingLayout, devices: list[Device], label: str, up: bool, switches: list[Point] | None = None
 ) -> tuple[Point, Point, str, bool]:
-    """Box with room for its label at the outer side, where no NVLink passes."""
+    """Return a box with room for its label at the outer side, where no NVLink passes."""
     points = [layout.places[device] for device in devices] + (switches or [])
     xs, ys = [x for x, _ in points], [y for _, y in points]
     half = max(0.75 + (max(xs) - min(xs)) / 2, 0.15 + _LETTER * len(label) / 2)
@@ -213,7 +213,7 @@ def _around(
 
 
 def extent(layout: DrawingLayout) -> tuple[float, float, float, float]:
-    """Left, right, bottom and top of everything."""
+    """Return left, right, bottom and top of everything."""
     lows, highs = [box[0] for box in layout.boxes], [box[1] for box in layout.boxes]
     top = max(y for _, y in highs)
     for pair, height in layout.arcs.items():

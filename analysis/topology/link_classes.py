@@ -29,34 +29,34 @@ _NVLINK_BY_NAME = (
     (r"\b(?:H100|H200|H800|H20|GH200)\b", 25.0),
     (r"\b(?:B100|B200|B300|GB200|GB300)\b", 50.0),
 )
-# CUDA compute capability x 10 (the `sm` of NCCL's XML) -> the same; absent: no NVLink, or not known.
+# CUDA compute capability x 10 (the `sm` of NCCL's XML) -> GB/s per NVLink; absent: no NVLink, or not known.
 _NVLINK_BY_SM = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0625, 90: 25.0, 100: 50.0, 103: 50.0}
 
 
 def current_word(word: str) -> str:
-    """Today's word for a class that older drivers named differently; every other word unchanged."""
+    """Return today's word for a class that older drivers named differently; every other word unchanged."""
     return _RENAMED.get(word, word)
 
 
 def nvlink_count(word: str) -> int | None:
-    """Number of bonded NVLinks of an NV# class; None for every other word (NV0 is not a class)."""
+    """Return the number of bonded NVLinks of an NV# class; None for every other word (NV0 is not a class)."""
     match = re.fullmatch(r"NV([1-9]\d*)", word)
     return int(match[1]) if match else None
 
 
 def is_known(word: str) -> bool:
-    """Whether the word is a link class."""
+    """Tell whether the word is a link class."""
     return word in PCIE_CLASSES or nvlink_count(word) is not None
 
 
 def quality(word: str) -> float:
-    """Ordering weight of a class, larger is better; not a measurement."""
+    """Return the ordering weight of a class: larger is better. It is not a measurement."""
     count = nvlink_count(word)
     return count * _ORDERING_PER_NVLINK if count is not None else _ORDERING.get(word, _ORDERING_UNKNOWN)
 
 
 def best_first(words: Iterable[str]) -> list[str]:
-    """Distinct link words, best class first, unknown words last in alphabetical order."""
+    """Sort distinct link words: best class first, unknown words last in alphabetical order."""
     return sorted(set(words), key=lambda word: (-quality(word), word))
 
 
@@ -75,7 +75,7 @@ def describe_counts(counts: dict[str, int]) -> str:
 
 
 def nvlink_gb_per_s(name: str | None = None, sm: int | None = None) -> float | None:
-    """GB/s per NVLink and direction of a GPU known by its product name or compute capability; None when not known."""
+    """Return GB/s per NVLink and direction, by a GPU's product name or compute capability; None if not known."""
     for pattern, bandwidth in _NVLINK_BY_NAME:
         if name and re.search(pattern, name):
             return bandwidth
@@ -83,7 +83,7 @@ def nvlink_gb_per_s(name: str | None = None, sm: int | None = None) -> float | N
 
 
 def pcie_gb_per_s(gigatransfers: float, width: int) -> float | None:
-    """GB/s per direction of a PCIe link of `width` lanes at `gigatransfers` GT/s a lane; None when it is off."""
+    """Return GB/s per direction of a PCIe link of `width` lanes at `gigatransfers` GT/s a lane; None if it is off."""
     if gigatransfers <= 0 or width <= 0:
         return None
     if gigatransfers <= 5:  # generations 1 and 2 send 8 bits as 10

@@ -44,18 +44,21 @@ class Topology:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """GPU ids in the order of the source."""
+        """Return GPU ids in the order of the source."""
         return tuple(gpu.index for gpu in self.devices)
 
     def gpu(self, index: int) -> Gpu:
-        """The GPU with this id; ValueError when the machine has none."""
+        """Return the GPU with this id. Raises ValueError if the machine has none."""
         for gpu in self.devices:
             if gpu.index == index:
                 return gpu
         raise ValueError(f"no GPU {index} in this topology, which has {', '.join(map(str, self.gpus)) or 'none'}")
 
     def link_between(self, a: Device, b: Device) -> str:
-        """Link class of two different devices; a word that is no class means the source does not know it."""
+        """Return the link class of two different devices; a word that is no class means the source does not know it.
+
+        Raises ValueError for a pair that is not in the topology.
+        """
         try:
             return self.links[frozenset((a, b))]
         except KeyError:
@@ -63,7 +66,7 @@ class Topology:
             raise ValueError(f"no link between {a} and {b} in this topology, whose devices are {known}") from None
 
     def theoretical_gb_per_s(self, a: int, b: int) -> float | None:
-        """GB/s per direction that class and hardware allow between two GPUs; None where either is not known.
+        """Return the GB/s per direction that class and hardware allow between two GPUs; None if either is not known.
 
         NODE and SYS have none: the interconnect between host bridges and sockets is not part of the topology.
         """
@@ -78,7 +81,7 @@ class Topology:
         return min(first.pcie_gb_per_s, second.pcie_gb_per_s)
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's object: `{"gpus": [0, 1], "nics": ["mlx5_0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
+        """Return the object of `--json`: `{"gpus": [0, 1], "nics": ["mlx5_0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
         pairs = combinations(sorted(self.gpus), 2)
         return {
             "gpus": list(self.gpus),
@@ -88,7 +91,7 @@ class Topology:
 
 
 def infer_nvswitch(gpus: Iterable[int], links: Mapping[Pair, str]) -> bool | None:
-    """Whether NVLinks must pass switches, from link counts alone.
+    """Tell whether NVLinks must pass switches, from link counts alone.
 
     True when the direct links of one GPU would exceed what any GPU has; False when NVLink joins only some pairs or
     with different counts, which a switch never does; None when a direct mesh and a switch would look the same, and

@@ -1,11 +1,11 @@
-"""The topology XML that NCCL writes to `NCCL_TOPO_DUMP_FILE`, read as a `Topology`.
+"""Read the topology XML that NCCL writes to `NCCL_TOPO_DUMP_FILE` as a `Topology`.
 
     system > cpu(numaid, affinity) > pci(busid, link_speed, link_width)* > gpu(dev, sm) > nvlink(target, count, tclass)
                                                                          > nic > net(name)
 
-Only the GPUs of the dumped communicator are in it. Link classes are the ones of NCCL's own path search: two devices
-below one PCI switch are PIX, below several PXB, at one cpu element (a NUMA node) PHB, else SYS; NVLinks to the class
-0x068000 end in an NVSwitch. Source: src/graph/xml.cc and paths.cc of NVIDIA/nccl.
+It holds only the GPUs of the dumped communicator. Link classes are those of NCCL's own path search: two devices below
+one PCI switch are PIX, below several PXB, at one cpu element (a NUMA node) PHB, else SYS. NVLinks to the class 0x068000
+end in an NVSwitch. Source: src/graph/xml.cc and paths.cc of NVIDIA/nccl.
 """
 
 import re
@@ -38,12 +38,12 @@ class _Element:
 
 
 def is_topology_xml(text: str) -> bool:
-    """Whether the text is XML at all; a text table never starts with an angle bracket."""
+    """Tell whether the text is XML; a text table never starts with an angle bracket."""
     return text.lstrip("\ufeff \t\r\n").startswith("<")
 
 
 def parse_topology_xml(text: str) -> Topology:
-    """Read one dump. UnreadableInput, naming the line, for broken XML, entities, missing or contradictory values."""
+    """Read one dump. Raises UnreadableInput, with the line, for broken XML, entities, missing or contradictory values."""
     root = _parse(text)
     if root.name != "system":
         raise UnreadableInput(f"line {root.line}: the root element is {root.name!r}; expected NCCL's <system>")
@@ -72,7 +72,7 @@ def parse_topology_xml(text: str) -> Topology:
 
 
 def _parse(text: str) -> _Element:
-    """Elements with their line numbers. Declarations of types and entities are refused: none has a use here."""
+    """Parse elements with their line numbers. Refuse declarations of types and entities: NCCL writes none."""
     if len(text) > LARGEST_BYTES:
         raise UnreadableInput(f"{len(text)} characters; expected a topology of at most {LARGEST_BYTES}")
     parser = expat.ParserCreate()
@@ -141,7 +141,7 @@ def _bus_id(text: str) -> str:
 
 
 def _mask(cpu: _Element) -> int:
-    """The affinity attribute, hexadecimal words of 32 bits, most significant first, joined by commas."""
+    """Read the affinity attribute: hexadecimal words of 32 bits, most significant first, joined by commas."""
     text = cpu.attributes.get("affinity", "")
     if not re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", text):
         return 0
@@ -149,7 +149,7 @@ def _mask(cpu: _Element) -> int:
 
 
 def cpu_list(mask: int) -> str | None:
-    """Bits of a mask as the kernel lists CPUs, `0-19,40-59`; None for an empty mask."""
+    """Write the bits of a mask as the kernel lists CPUs, `0-19,40-59`; None for an empty mask."""
     bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
     ranges: list[list[int]] = []
     for bit in bits:
@@ -161,7 +161,7 @@ def cpu_list(mask: int) -> str | None:
 
 
 def _pci_class(a: _Element, b: _Element) -> str:
-    """Class of the path through PCI, counted in the switches (pci elements) between two devices."""
+    """Return the class of the path through PCI, counted in the switches (pci elements) between two devices."""
     chain_a = [parent for parent in a.parents if parent.name in ("cpu", "pci")]
     chain_b = [parent for parent in b.parents if parent.name in ("cpu", "pci")]
     shared = 0
@@ -178,7 +178,7 @@ def _pci_class(a: _Element, b: _Element) -> str:
 
 
 def _nvlinks(gpus: list[Gpu], elements: dict[int, _Element]) -> tuple[dict[Pair, str], bool]:
-    """NV# class of the pairs that NVLink joins, and whether it does so through switches."""
+    """Return the NV# class of the pairs that NVLink joins, and whether the links pass switches."""
     by_bus = {gpu.bus_id: gpu.index for gpu in gpus if gpu.bus_id}
     direct: dict[tuple[int, int], tuple[int, int]] = {}  # (from, to) -> (links, line)
     switched: dict[int, int] = {}
@@ -202,7 +202,7 @@ def _nvlinks(gpus: list[Gpu], elements: dict[int, _Element]) -> tuple[dict[Pair,
         if back != count:
             raise UnreadableInput(
                 f"line {line}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back (line {back_line}); "
-                "expected as many both ways"
+                "expected the same number both ways"
             )
         links[frozenset((a, b))] = f"NV{count}"
     return links, bool(switched)

@@ -1,8 +1,10 @@
-"""The topology of this machine, from NVML (GPUs) and sysfs (NICs), read as a `Topology`.
+"""Read the topology of this machine from NVML (GPUs) and sysfs (NICs) as a `Topology`.
 
-Traps this reader knows: nvidia-ml-py defines NVML_P2P_CAPS_INDEX_READ as the tuple (0,), so indices are numbers here;
-on NVSwitch machines the far end of an NVLink is a switch, in a virtual machine one that NVML cannot name, so there the
-class of a pair is the number of active links; links may be off; names are bytes in old releases.
+Known traps:
+- nvidia-ml-py defines NVML_P2P_CAPS_INDEX_READ as the tuple (0,), so indices are numbers here.
+- On NVSwitch machines the far end of an NVLink is a switch, which NVML cannot name in a virtual machine. There the
+  class of a pair is the number of active links.
+- Links may be off. Names are bytes in old releases.
 """
 
 import os
@@ -81,7 +83,7 @@ def _natural(path: Path) -> list[int | str]:
 
 
 def _answer(nvml: Any, call: str, *arguments: object) -> Any:
-    """What `nvmlDevice<call>` says, or None where this GPU or driver does not have it."""
+    """Return what `nvmlDevice<call>` says, or None if this GPU or driver does not have it."""
     try:
         value = getattr(nvml, f"nvmlDevice{call}")(*arguments)
     except (nvml.NVMLError, AttributeError):  # AttributeError: nvidia-ml-py without this call
@@ -114,7 +116,10 @@ def _mask(words: Iterable[int] | None) -> int:
 
 
 def _normal_bus_id(info: Any) -> str | None:
-    """`0000:1b:00.0` of an nvmlPciInfo_t, as sysfs and NCCL write it; NVML itself writes eight digits of domain."""
+    """Return the bus id of an nvmlPciInfo_t as sysfs and NCCL write it, `0000:1b:00.0`.
+
+    NVML itself writes eight digits of domain.
+    """
     text = getattr(info, "busId", None)
     text = text.decode() if isinstance(text, bytes) else text
     match = re.fullmatch(r"([0-9a-f]+):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(text).lower())
@@ -131,7 +136,7 @@ def _nvlink_ends(nvml: Any, handle: Any) -> _Ends:
         if kind == _REMOTE_GPU and bus_id is not None:
             ends.gpus[bus_id] = ends.gpus.get(bus_id, 0) + 1
         elif kind != _REMOTE_CPU:
-            ends.switches += 1  # NCCL takes an active link to nothing nameable for a switch as well
+            ends.switches += 1  # NCCL, too, takes an active link to something without a name for a switch
     return ends
 
 
@@ -160,7 +165,7 @@ def _numa_node(device: Path) -> str | None:
 
 
 def pci_class(a: Path, b: Path) -> str:
-    """Class of the path between two PCI devices, given their sysfs entries.
+    """Return the class of the path between two PCI devices, given their sysfs entries.
 
     A sysfs path names every bridge: root/root port/switch port up/switch port down/device. Below one switch two devices
     part at the ports down, so at most one bridge and the device itself follow the shared part.
@@ -184,7 +189,7 @@ def pci_class(a: Path, b: Path) -> str:
 
 
 def _pci_chain(device: Path) -> list[str]:
-    """Root complex, bridges and device: [`pci0000:16`, `0000:16:01.0`, …]."""
+    """Return root complex, bridges and device: [`pci0000:16`, `0000:16:01.0`, …]."""
     parts = device.resolve().parts
     return [
         part for part in parts if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]", part)

@@ -1,4 +1,4 @@
-"""Which K GPUs, and in which ring order: the ring whose slowest link is best, then the one with the largest sum.
+"""Choose K GPUs and their ring order: the ring with the best slowest link, then the one with the largest sum.
 
 A ring collective moves at the pace of its slowest link, hence the order of the criteria; rank order decides which links
 the ring crosses. Links count by their class, or by a measured peer-to-peer matrix. The search is exact up to 16 GPUs:
@@ -32,14 +32,14 @@ class Ring:
     sum_gb_per_s: float | None
 
     def describe(self) -> str:
-        """`0-1-2-3 (3 x NV2 + 1 x NV1)`, with the measured numbers where there are any."""
+        """Describe the ring: `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
         parts = [describe_counts(self.links)] if self.links else []
         if self.slowest_gb_per_s is not None:
             parts.append(f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s")
         return "-".join(map(str, self.order)) + (f" ({'; '.join(parts)})" if parts else "")
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; what was not measured is absent."""
+        """Return one JSON object; what was not measured is absent."""
         shown: dict[str, Any] = {"gpus": list(self.order), "links": self.links}
         if self.slowest_gb_per_s is not None:
             shown |= {"slowest_gb_per_s": self.slowest_gb_per_s, "sum_gb_per_s": self.sum_gb_per_s}
@@ -56,7 +56,7 @@ class Placement:
 
 
 def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float]] | None = None) -> Placement:
-    """Best and worst ring of `count` GPUs.
+    """Find the best and the worst ring of `count` GPUs.
 
     Args:
         topology: link classes; None when only a matrix is known.
@@ -86,7 +86,7 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
 def _weights(
     topology: Topology | None, matrix: Sequence[Sequence[float]] | None, names: Sequence[int]
 ) -> list[list[int]]:
-    """Symmetric whole-number weights; the diagonal is not used."""
+    """Return symmetric whole-number weights; the diagonal is not used."""
     size = len(names)
 
     def weight(a: int, b: int) -> float:
@@ -101,7 +101,7 @@ def _weights(
 
 
 def _search(weights: list[list[int]], count: int, sign: int) -> list[int]:
-    """Positions of the best ring (sign 1) or the worst (sign -1), smallest ids first among equals.
+    """Return the positions of the best ring (sign 1) or the worst (sign -1), smallest ids first among equals.
 
     Best: the highest bottleneck, then the largest sum. Worst is its mirror image: the lowest bottleneck, then the
     smallest sum among the rings that have it.
@@ -154,7 +154,7 @@ def _longest(weights: list[list[int]], count: int, floor: int | None, must: int 
     lowest = masks & -masks
 
     def add(first: Any, second: Any) -> Any:
-        """Sum, impossible when either part is."""
+        """Add, impossible if either part is."""
         return np.where((first == impossible) | (second == impossible), impossible, first + second)
 
     for length in range(1, count):
@@ -222,7 +222,7 @@ def _ring(
 
 
 def _reason(best: Ring, worst: Ring, count: int) -> str:
-    """One sentence for people."""
+    """Explain the choice in one sentence."""
     if count == 1:
         return "One GPU has no links, so every choice is the same."
     kind = "pair" if count == 2 else f"ring of {count} GPUs"

@@ -20,11 +20,13 @@ _P2P_STATUS = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
 def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None) -> Topology:
     """Read what `nvidia-smi topo -m` prints, of every driver generation.
 
-    Tabs or spaces, ANSI codes, NIC columns named mlx5_0 or NIC0 with a "NIC Legend", affinity columns missing, empty,
-    N/A or set off by doubled tabs, a prompt or prose around the table. The text names no GPU model: give `gpu_names`
-    for theoretical bandwidths. Each pair is stated twice, in both rows, and both must agree; affinities are stated
-    once, so they are checked for their form only. Raises UnreadableInput, naming the line, for a missing, short or
-    repeated row, an asymmetric pair and a second table; an unknown link word is kept.
+    It accepts tabs or spaces, ANSI codes, NIC columns named mlx5_0 or NIC0 with a "NIC Legend", affinity columns that
+    are missing, empty, N/A or set off by doubled tabs, and other text around the table. The text names no GPU model:
+    give `gpu_names` for theoretical bandwidths. Both rows of a pair must agree. Affinities appear once, so only their
+    form is checked. An unknown link word is kept.
+
+    Raises:
+        UnreadableInput: names the line of a missing, short or repeated row, an asymmetric pair, or a second table.
     """
     lines = [_SGR.sub("", line).rstrip("\r") for line in text.split("\n")]
     number, labels, columns = _header(lines)
@@ -69,7 +71,7 @@ def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None
 
 
 def _header(lines: list[str]) -> tuple[int, list[str], list[str]]:
-    """Line number (from 1), device labels and affinity columns of the one header."""
+    """Return line number (from 1), device labels and affinity columns of the only header."""
     found: list[tuple[int, list[str], list[str]]] = []
     for number, line in enumerate(lines, start=1):
         columns = _AFFINITY_COLUMN.findall(line)
@@ -92,7 +94,7 @@ def _header(lines: list[str]) -> tuple[int, list[str], list[str]]:
 
 
 def _cells(line: str) -> list[str]:
-    """Cells of a row: between tabs where there are tabs (a cell may be empty), else between spaces."""
+    """Split a row at tabs if it has any (a cell may be empty), else at spaces."""
     return [cell.strip() for cell in line.strip(" ").split("\t")] if "\t" in line else line.split()
 
 
@@ -113,7 +115,7 @@ def _links(cells: list[str], label: str, labels: list[str], at: int) -> list[str
 
 
 def _affinity(cells: list[str], columns: list[str], at: int, unfinished: bool) -> dict[str, str]:
-    """Affinity columns of one row. Doubled tabs leave empty cells, so only a full row can be assigned by position."""
+    """Read the affinity columns of one row. Doubled tabs leave empty cells, so only a full row is read by position."""
     filled = [cell for cell in cells if cell]
     if len(filled) > len(columns):
         raise UnreadableInput(f"line {at}: {len(filled) - len(columns)} more cells than the header has columns")
@@ -128,13 +130,13 @@ def _affinity(cells: list[str], columns: list[str], at: int, unfinished: bool) -
 
 
 def _legend(lines: list[str]) -> dict[str, str]:
-    """`NIC0: mlx5_0` lines under "NIC Legend:"."""
+    """Read `NIC0: mlx5_0` lines under "NIC Legend:"."""
     matches = (re.fullmatch(r"\s*(NIC\d+):\s*(\S+)\s*", line) for line in lines)
     return {match[1]: match[2] for match in matches if match}
 
 
 def _devices(labels: list[str], legend: Mapping[str, str]) -> dict[str, Device]:
-    """Device of each column label: a GPU id, or the NIC's RDMA name where a legend gives one."""
+    """Return the device of each column label: a GPU id, or the NIC's RDMA name if a legend gives one."""
     named = {label: legend.get(label, label) for label in labels}
     if len(set(named.values())) != len(named):  # a damaged legend: keep the column labels
         named = {label: label for label in labels}
@@ -142,7 +144,7 @@ def _devices(labels: list[str], legend: Mapping[str, str]) -> dict[str, Device]:
 
 
 def _pairs(labels: list[str], ids: Mapping[str, Device], rows: Mapping[str, tuple[int, list[str]]]) -> dict[Pair, str]:
-    """Link of each unordered pair; both rows that state it must agree."""
+    """Return the link of each unordered pair; both rows that state it must agree."""
     links: dict[Pair, str] = {}
     for (i, a), (j, b) in combinations(enumerate(labels), 2):
         (line_a, row_a), (line_b, row_b) = rows[a], rows[b]

@@ -1,4 +1,4 @@
-"""Where a topology comes from: a file, standard input, or this machine."""
+"""Load a topology from a file, standard input, or this machine."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from analysis.topology.smi_text import parse_topology_text
 
 
 def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
-    """Text of `nvidia-smi topo -m`, or NCCL's XML, told apart by its first character.
+    """Read the text of `nvidia-smi topo -m`, or NCCL's XML; the first character tells them apart.
 
     `gpu_name` is the product name of every GPU, which the text does not say ("Tesla V100-SXM2-16GB").
     """
@@ -20,7 +20,7 @@ def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
 
 
 def read_text(file: str) -> str:
-    """A file's text, `-` for standard input; UnreadableInput when it is too large to be a topology."""
+    """Read a file's text, `-` for standard input. Raises UnreadableInput if it is too large to be a topology."""
     data = sys.stdin.buffer.read(LARGEST_BYTES + 1) if file == "-" else _head(Path(file))
     if len(data) > LARGEST_BYTES:
         raise UnreadableInput(f"{file}: more than {LARGEST_BYTES} bytes; expected a topology")
@@ -33,7 +33,7 @@ def _head(path: Path) -> bytes:
 
 
 def load_topology(file: str | None, gpu_name: str | None = None) -> Topology:
-    """The topology in a file (`-`: standard input), or this machine's when there is no file."""
+    """Load the topology in a file (`-`: standard input), or of this machine if `file` is None."""
     if file is None:
         from analysis.topology.nvml import read_live_topology
 

@@ -1,6 +1,6 @@
-"""Equivalence classes of GPU subsets: two subsets are one class when their wires look the same.
+"""Equivalence classes of GPU subsets: two subsets are in one class if their links look the same.
 
-That is: when the subgraphs they induce, labelled with link classes, are isomorphic. Measuring one member of each class
+That is: the subgraphs they induce, labelled with link classes, are isomorphic. Measuring one member of each class
 measures the machine: 56 subsets instead of 247 on a DGX-1, one per size where all GPUs meet in switches. With
 `affinity`, pairs on one NUMA node and pairs on two differ as well; with `nics`, so do GPUs and pairs with other
 relations to the NICs.
@@ -36,7 +36,7 @@ class SubsetClass:
     second_member: tuple[int, ...] | None  # None when the class has one member only
 
     def to_json(self, second_member: bool = False) -> dict[str, Any]:
-        """The contract's object, with another member when asked."""
+        """Return the object of `--json`, with another member if asked."""
         shown: dict[str, Any] = {
             "size": self.size,
             "links": self.links,
@@ -51,9 +51,9 @@ class SubsetClass:
 def classes(
     topology: Topology, size: int | None = None, *, affinity: bool = False, nics: bool = False
 ) -> list[SubsetClass]:
-    """Every class of subsets of `size` GPUs, or of two and more; sorted by size, then best links first.
+    """Return every class of subsets of `size` GPUs, or of two and more; sorted by size, then best links first.
 
-    ValueError when the machine has no subset of that size, or more than can be sorted.
+    Raises ValueError if the machine has no subset of that size, or more than can be sorted.
     """
     count = len(topology.gpus)
     if size is not None and not 1 <= size <= count:
@@ -68,24 +68,24 @@ def classes(
 
 
 def best(topology: Topology, k: int) -> tuple[int, ...]:
-    """The k GPUs with the best ring, in ring order (see placement)."""
+    """Return the k GPUs with the best ring, in ring order (see placement)."""
     return place(topology, k).best.order
 
 
 def worst(topology: Topology, k: int) -> tuple[int, ...]:
-    """The k GPUs and the order that make the worst ring."""
+    """Return the k GPUs with the worst ring, in ring order."""
     return place(topology, k).worst.order
 
 
 def _best_links_first(one: SubsetClass) -> tuple[int, float, float, tuple[int, ...]]:
-    """By the worst link first, since a collective waits for it; then by the sum."""
+    """Order by the worst link first, since a collective waits for it; then by the sum."""
     slowest = min((quality(word) for word in one.links), default=0.0)
     total = sum(quality(word) * pairs for word, pairs in one.links.items())
     return one.size, -slowest, -total, one.representative
 
 
 def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
-    """Numbers that stand for the labels of each ordered pair of GPUs, and on the diagonal for those of each GPU."""
+    """Return numbers for the labels of each ordered pair of GPUs; on the diagonal, of each GPU."""
 
     def label(a: int, b: int) -> tuple[object, ...]:
         parts: list[object] = ["self" if a == b else topology.link_between(a, b)]
@@ -105,7 +105,7 @@ def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
 
 
 def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iterator[SubsetClass]:
-    """Classes in the order of their first members; members are visited in lexicographic order."""
+    """Yield classes in the order of their first members; members are visited in lexicographic order."""
     positions = list(combinations(range(len(topology.gpus)), size))
     values, ordered = _refine(labels, positions)
     first_with: dict[bytes, int] = {}  # matrix -> class
@@ -135,7 +135,7 @@ def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iter
 def _refine(
     labels: LabelMatrix, positions: list[tuple[int, ...]]
 ) -> tuple[list[int], Iterator[tuple[bytes, Any, Any]]]:
-    """Of every subset: a value that isomorphic subsets share; its label matrix in colour order, and those colours."""
+    """Return for every subset: a value that isomorphic subsets share; its label matrix in colour order, and the colours."""
     import numpy as np
 
     chosen = np.array(positions, dtype=np.intp).reshape(len(positions), -1)
@@ -150,7 +150,7 @@ def _refine(
 
     pairs = mix(matrix)
     colours = mix(np.einsum("sii->si", matrix))
-    for _ in range(min(3, chosen.shape[1])):  # three rounds part nearly all; what they do not part, the search does
+    for _ in range(min(3, chosen.shape[1])):  # three rounds separate nearly all; the search separates the rest
         both = mix(pairs ^ (colours[:, None, :] * np.uint64(_MIX[1])))
         colours = mix(colours * np.uint64(_MIX[2]) + both.sum(axis=2, dtype=np.uint64))
     order = np.argsort(colours, axis=1, kind="stable")
@@ -162,7 +162,7 @@ def _refine(
 
 
 def _isomorphic(a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colours_b: tuple[int, ...]) -> bool:
-    """Whether some permutation that keeps colours turns matrix a into matrix b."""
+    """Tell whether some permutation that keeps colours turns matrix a into matrix b."""
     if colours_a != colours_b:  # both sorted: other colours, other graph
         return False
     size = len(a)
