@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.schema import Optimizer
+from conf.options import option
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,15 @@ class Network:
     image_size: int  # pixels of a side
     auxiliary_weight: float
     options: dict[str, Any]
+
+
+@dataclass
+class Optimizer:
+    """SGD with momentum, the optimizer of the published ResNet and Inception recipes."""
+
+    learning_rate: float = option(0.01, "step size", least=0, most=100)
+    momentum: float = option(0.9, "momentum", least=0, most=1)
+    weight_decay: float = option(5e-5, "L2 penalty", least=0, most=1)
 
 
 LISTS = ("gpus", "labels", "server_gpus")
@@ -123,7 +132,10 @@ class Cell:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
-        """Return the cell that `to_dict` wrote. Raises TypeError or KeyError where a field is missing or unknown."""
+        """Return the cell that `to_dict` wrote. Raises TypeError or KeyError where a field is missing, unknown or not named."""
+        for group in ("strategy", "benchmark"):
+            if not isinstance(plain[group]["name"], str):
+                raise TypeError(f"{group}.name={plain[group]['name']!r}")
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
         return Cell(**{**plain, **nested, **lists})

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import Cell, Network
+from conf.cell import Cell, Network, Optimizer
 from conf.options import Refused, accepted, check_fields, check_names
-from conf.schema import Config, Model, Optimizer, Sizes
+from conf.schema import Config, Model, Sizes
 from conf.servers import placed
 from conf.targets import sha256_of_foreign_code
 

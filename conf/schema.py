@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from conf.cell import Optimizer
 from conf.nccl import Nccl
 from conf.options import option
 
@@ -45,15 +46,6 @@ class Model:
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
     options: dict[str, Any] = option({}, "further arguments of the builder")
-
-
-@dataclass
-class Optimizer:
-    """SGD with momentum, the optimizer of the published ResNet and Inception recipes."""
-
-    learning_rate: float = option(0.01, "step size", least=0, most=100)
-    momentum: float = option(0.9, "momentum", least=0, most=1)
-    weight_decay: float = option(5e-5, "L2 penalty", least=0, most=1)
 
 
 @dataclass

@@ -4,14 +4,13 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from analysis.findings.baselines import efficiency
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
-from analysis.validity.effective import TUNING_FOLDER, observe
+from analysis.validity.effective import observe
 from benchmarks import record as records
-from benchmarks.record import Failure, Record
+from benchmarks.record import CellFolder, Failure, Record
 from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
@@ -49,7 +48,7 @@ class Measurer:
         Raises:
             OSError: the study's folder cannot be written any more.
         """
-        cell, folder = planned.cell, self.study.folder / planned.cell.folder
+        cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
         variable = environment(cell, self.machine, folder, token, self.surrounding)
         uuids = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
@@ -80,7 +79,7 @@ class Measurer:
         self.study.end(attempt, record)
         return record
 
-    def _record(self, folder: Path, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
+    def _record(self, folder: CellFolder, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
         """What the timed pass left, not yet judged."""
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = gpu_samples.summary(folder)
@@ -98,7 +97,7 @@ class Measurer:
     def _run(
         self,
         cell: Cell,
-        folder: Path,
+        folder: CellFolder,
         variable: Mapping[str, str],
         uuids: list[str],
         progress: Callable[[Watch], None],
@@ -113,13 +112,13 @@ class Measurer:
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
 
     def _profiled(
-        self, cell: Cell, folder: Path, variable: Mapping[str, str], progress: Callable[[Watch], None]
+        self, cell: Cell, folder: CellFolder, variable: Mapping[str, str], progress: Callable[[Watch], None]
     ) -> profiled_pass.Profiled | None:
         """The profiled pass; None where the user stopped it. Under nsys its environment is scrubbed: a report embeds it."""
 
-        def run(asked: Cell, inside: Path, command: Sequence[str]) -> Outcome:
+        def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
-            logged = {"NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log")} if cell.device == "cuda" else {}
+            logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
             return self._run(asked, inside, {**needed, **logged}, [], progress, command)
 
         trace = profiled_pass.profiled(cell, folder, self.nsys, run)
@@ -135,16 +134,16 @@ class Measurer:
         asked = self.config.tuning_pass
         return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
 
-    def _tuning_pass(self, cell: Cell, folder: Path, variable: Mapping[str, str]) -> None:
+    def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
         """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
         try:
-            inside = prepare(folder / TUNING_FOLDER, cell.as_pass("tuning_pass", TUNING_PASS))
+            inside = prepare(folder.tuning, cell.as_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {error}")
             return
         logged = {
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
-            "NCCL_DEBUG_FILE": str(inside / "nccl" / "%h.%p.log"),
+            "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
         }
         outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
         if outcome.failure:

@@ -157,7 +157,7 @@ class _Sweep:
     def _print_output(self, record: Record) -> None:
         """What the benchmark wants printed, for scripts that read it."""
         with contextlib.suppress(OSError):
-            text = (self.study.folder_of(record) / records.OUTPUT_NAME).read_text()
+            text = self.study.folder_of(record).output.read_text()
             self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:

@@ -3,8 +3,7 @@
 import dataclasses
 
 from conf import groups
-from conf.cell import Cell, Network
-from conf.schema import Optimizer
+from conf.cell import Cell, Network, Optimizer
 
 BENCHMARK = {
     "name": "throughput",
@@ -78,6 +77,12 @@ def target_of(group, name):
 def options_of(group, asked, ranks=2):
     """The options of a strategy or benchmark on CPU workers, with its YAML's defaults."""
     return groups.resolved(group, groups.choice(group, asked["name"]).options | asked, "cpu", ranks)
+
+
+def changed_cell(cell, **changes):
+    """The cell with other fields; of its model those that are named."""
+    model = cell.to_dict()["model"] | changes.pop("model", {})
+    return Cell.from_dict(cell.to_dict() | changes | {"model": model})
 
 
 def strategy_of(asked):

@@ -8,48 +8,49 @@ import time
 from benchmarks import record as records
 from benchmarks.derived import function_of
 from benchmarks.rank.reporter import Reporter
-from benchmarks.record import Lines, read_lines
+from benchmarks.record import CellFolder, Lines, read_lines
 from launch.study.assemble import assemble
 
 
-def run_whole(run, cell, ranks, paths):
+def run_whole(run, cell, ranks, folder):
     """Return {metrics, series, tables, model, checks, output} of a benchmark, as the launching process derives them.
 
-    `paths` are the files of lines by rank; they may hold lines of benchmarks before. The lines of this one are also left in
-    `cells/<key>` beside them, as a cell's folder has them. Collective.
+    The lines in the cell folder may begin with those of benchmarks before. The lines of this one are also left in `cells/<key>`
+    inside it, as a cell's folder has them. Collective.
     """
+    paths = [folder.rank_lines(number) for number in range(ranks.world_size)]
     ranks.barrier()
     before = [len(list(read_lines(path))) for path in paths]
     ranks.barrier()
-    reporter = Reporter(paths[ranks.rank])
+    reporter = Reporter(folder, ranks.rank)
     result = run(cell, ranks, reporter)
     if ranks.rank == 0:
         reporter.line("result", **dataclasses.asdict(result))
     ranks.barrier()
     lines = {rank: list(read_lines(path))[before[rank] :] for rank, path in enumerate(paths)}
-    _keep(cell, ranks.rank, lines[ranks.rank], paths[0].parent / "cells" / cell.key)
+    _keep(cell, ranks.rank, lines[ranks.rank], CellFolder(folder.path / "cells" / cell.key))
     derived = function_of(cell)(lines, cell)
     whole = derived.with_facts(dataclasses.asdict(result))
     with contextlib.suppress(OSError):
-        whole["output"] = (reporter.folder / "output.txt").read_text()
+        whole["output"] = folder.output.read_text()
     return whole | ({"output": derived.output + "\n"} if derived.output else {})
 
 
 def _keep(cell, rank, lines, folder):
     """Leave what a rank of a cell wrote as a cell's folder has it."""
-    (folder / "ranks").mkdir(parents=True, exist_ok=True)
-    kept = Lines(folder / "ranks" / f"{rank}.jsonl")
+    folder.rank_lines(rank).parent.mkdir(parents=True, exist_ok=True)
+    kept = Lines(folder.rank_lines(rank))
     for line in [*lines, {"kind": "done", "time": time.time()}]:
         kept.write(**line)
     if rank == 0:
-        (folder / "cell.json").write_text(json.dumps(cell.to_dict()))
+        folder.cell.write_text(json.dumps(cell.to_dict()))
 
 
 def write_record(folder, number):
     """Make the record of a cell's folder that `run_whole` left, as the launching process does. Return it."""
     facts = {"study": "forked", "sweep_id": "", "overrides": [], "drift": False, "environment": {}}
     begun = {"record_id": f"{number:032x}", "started_at": 1e9 + number, **facts}
-    (folder / "attempt.json").write_text(json.dumps(begun))
+    folder.attempt.write_text(json.dumps(begun))
     record = assemble(folder, "finished", None, 1e9 + number + 1)
     records.write(folder, record)
     return record

@@ -23,6 +23,7 @@ from torch import nn
 
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.group import Ranks
+from benchmarks.record import CellFolder
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from conf.targets import locate
@@ -158,8 +159,7 @@ def exchanged(rank, case, folder):
 
     exchange.load = loading
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
-    paths = [folder / "ranks" / f"{number}.jsonl" for number in range(case["workers"])]
-    found = run_whole(exchange.run, exchange_cell(case), ranks, paths)
+    found = run_whole(exchange.run, exchange_cell(case), ranks, CellFolder(folder))
     if getattr(loaded[0], "worker", None):
         found["mapped_bytes"] = len(loaded[0].worker.shared.bytes)
     return found
@@ -171,12 +171,11 @@ def measured(rank, case, folder):
         module, owner, method = case["fault"]
         setattr(getattr(importlib.import_module(module), owner), method, lambda *_: lambda: None)
     ranks = Ranks(rank, case["workers"], torch.device("cpu"))
-    paths = [folder / "ranks" / f"{number}.jsonl" for number in range(case["workers"])]
     found = []
     for asked in case["benchmarks"]:
         cell = links_cell(case["workers"], asked)
         run = locate(cell.target("benchmark"))
-        found.append(run_whole(run, cell, ranks, paths))
+        found.append(run_whole(run, cell, ranks, CellFolder(folder)))
     return found
 
 

@@ -10,7 +10,7 @@ from derived_results import run_whole
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import correctness, derive, overhead, throughput
 from trainers.step import Training
 from trainers.strategy import Strategy
@@ -95,9 +95,8 @@ def measure(rank, folder):
     ranks = Ranks(rank, 2, torch.device("cpu"))
     found = {}
     for name, cell in CASES.items():
-        paths = [folder / f"{name}-{number}.jsonl" for number in range(2)]
         run = overhead.run if name == "overhead" else throughput.run
-        found[name] = run_whole(run, cell, ranks, paths)
+        found[name] = run_whole(run, cell, ranks, case_folder(folder, name))
     for name, faulty in FAULTY.items():
         training = faulty_training(faulty(), ranks)
         for _ in range(2):
@@ -106,6 +105,13 @@ def measure(rank, folder):
         found[name] = {"error": error, "spread": spread, "equal": correctness.replicas_equal(training, ranks)}
     found["slow rank"] = slow_rank(ranks, folder)
     return found
+
+
+def case_folder(folder, name):
+    """Return the folder of a case's lines."""
+    made = CellFolder(folder / name)
+    made.rank_lines(0).parent.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def faulty_training(strategy, ranks):
@@ -119,8 +125,8 @@ def faulty_training(strategy, ranks):
 def slow_rank(ranks, folder):
     """Independent ranks of which the second sleeps longer in every step."""
     cell = make_cell(strategy={"name": "none"}, batch_size=8, min_iterations=10, max_iterations=10)
-    paths = [folder / f"slow-{number}.jsonl" for number in range(2)]
-    benchmark = throughput.TrainingBenchmark(cell, ranks, Reporter(paths[ranks.rank]))
+    lines_folder = case_folder(folder, "slow")
+    benchmark = throughput.TrainingBenchmark(cell, ranks, Reporter(lines_folder, ranks.rank))
 
     def step():
         time.sleep(0.03 if ranks.rank else 0.01)
@@ -130,4 +136,4 @@ def slow_rank(ranks, folder):
     benchmark.step_ms = 200.0
     benchmark.timed()
     ranks.barrier()
-    return derive.timed({rank: list(read_lines(path)) for rank, path in enumerate(paths)}).metrics
+    return derive.timed({rank: list(read_lines(lines_folder.rank_lines(rank))) for rank in range(2)}).metrics

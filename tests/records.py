@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.record import Failure, Record, Validity
+from conf.cell import Cell
 
 H200_X4 = Path(__file__).parent / "data" / "h200_x4"
 REAL = json.loads((H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
@@ -17,7 +18,7 @@ def make_record(**changes):
         record_id="0" * 32,
         cell_key="1" * 16,
         name="resnet50 · nccl_allreduce · gpus 0,3",
-        cell={"gpus": [0, 3], "nccl": {"NCCL_P2P_LEVEL": "LOC"}, "global_batch_size": None},
+        cell=Cell.from_dict(REAL["cell"] | {"gpus": [0, 3], "nccl": {"NCCL_P2P_LEVEL": "LOC"}}),
         study="default",
         sweep_id="2" * 32,
         overrides=["gpus=0,3"],
@@ -39,7 +40,9 @@ def make_record(**changes):
 def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
     made = copy.deepcopy(REAL) | {"record_id": f"{number:032x}", "cell_key": f"{number:016x}", "series": {}}
-    made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | changes.pop("cell", {})
+    cell = changes.pop("cell", {})
+    model = made["cell"]["model"] | cell.get("model", {})
+    made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | cell | {"model": model}
     made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
     made["started_at"] += 60 * number
     made["ended_at"] = made["started_at"] + 50

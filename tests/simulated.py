@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cells import changed_cell
 
 from benchmarks import record as records
 from benchmarks.record import Record, Validity
@@ -20,7 +21,7 @@ GRADIENT_BYTES = 102_228_128
 @functools.cache
 def template(strategy):
     """A real record of four H200s, of which cell and environment are taken."""
-    return next(record for record in records.read_study(REAL)[0] if record.cell["strategy"]["name"] == strategy)
+    return next(record for record in records.read_study(REAL)[0] if record.cell.strategy["name"] == strategy)
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,9 @@ class Simulator:
         self.made += 1
         of, truth = template(strategy), self.truth
         asked = {"batch_size": truth.batch_size} | cell
-        asked = {**of.cell, "gpus": list(gpus), "labels": [], "repeat": repeat, "server_gpus": [], **asked}
-        rate = truth.rate(strategy, gpus) * factor * asked["batch_size"] / truth.batch_size
+        asked = {"gpus": list(gpus), "labels": [], "repeat": repeat, "server_gpus": [], **asked}
+        cell = changed_cell(of.cell, **asked)
+        rate = truth.rate(strategy, gpus) * factor * cell.batch_size / truth.batch_size
         rate *= math.exp(self.generator.normal(0, truth.noise)) if truth.noise else 1.0
         metrics = {
             "throughput/images_per_second": rate,
@@ -85,9 +87,9 @@ class Simulator:
             }
         return Record(
             record_id=f"{self.made:032x}",
-            cell_key=hashlib.sha256(repr(sorted(asked.items())).encode()).hexdigest()[:16],
+            cell_key=hashlib.sha256(repr(sorted(cell.to_dict().items())).encode()).hexdigest()[:16],
             name=f"{strategy} {gpus} {repeat}",
-            cell=asked,
+            cell=cell,
             study="simulated",
             sweep_id="",
             overrides=[],

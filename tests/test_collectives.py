@@ -26,7 +26,7 @@ from benchmarks.collectives.request import sizes
 from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.record import read_study
+from benchmarks.record import CellFolder, read_study
 from benchmarks.request import refuse
 from benchmarks.timing import alpha_beta, c_calls
 from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
@@ -175,7 +175,7 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
     try:
         asked = [f"benchmark.{name}={SHORT[name]}" for name in SHORT if name != "name"]
         cell, ranks = cell_of(*asked, gpus=(0,), device="cpu"), Ranks(0, 1, torch.device("cpu"))
-        benchmark = CollectiveBenchmark(cell, ranks, Reporter(tmp_path / "ranks" / "0.jsonl"))
+        benchmark = CollectiveBenchmark(cell, ranks, Reporter(CellFolder(tmp_path), 0))
         assert set(benchmark._into.tolist()) == {1, 2, 3, 4}
         benchmark.measure()
     finally:

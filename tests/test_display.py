@@ -5,10 +5,10 @@ import io
 from pathlib import Path
 
 import pytest
+from cells import changed_cell
 from rich.console import Console
 
-from benchmarks.record import Failure, Validity, read_study
-from conf.cell import Cell
+from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
@@ -22,11 +22,11 @@ def records(study):
     """What 4 H200s gave, as this version would plan it."""
     found, unreadable = read_study(DATA / study)
     assert found and not unreadable
-    return [dataclasses.replace(record, cell={"labels": [], **record.cell}) for record in found]
+    return found
 
 
 def planned(measured):
-    return [PlannedCell(Cell.from_dict(record.cell), record.drift) for record in measured]
+    return [PlannedCell(record.cell, record.drift) for record in measured]
 
 
 def console(width=120, height=30, terminal=True):
@@ -37,7 +37,7 @@ def console(width=120, height=30, terminal=True):
 
 
 def watch(phase, iterations):
-    seen = Watch(Path("nowhere"), 2)
+    seen = Watch(CellFolder(Path("nowhere")), 2)
     for rank in seen.ranks:
         rank.phase, rank.iterations = phase, iterations
     return seen
@@ -87,7 +87,7 @@ def test_gpus_state_rate_and_verdict_are_whole_at_every_width(study, width):
     screen, lines = settled(study, width)
     for record, line in zip(screen.records, lines[1:], strict=False):
         words = line.split()
-        assert ",".join(map(str, record.cell["gpus"])) in words and record.state in words
+        assert ",".join(map(str, record.cell.gpus)) in words and record.state in words
         if record.state == "finished":
             assert f"{record.metrics['throughput/images_per_second']:,.0f}" in words
             assert record.validity.verdict in line
@@ -169,7 +169,7 @@ def test_a_failed_cell_names_its_cause():
 
 def repeated(count):
     first = records("settings")[1]
-    cells = [PlannedCell(Cell.from_dict({**first.cell, "repeat": repeat})) for repeat in range(count)]
+    cells = [PlannedCell(changed_cell(first.cell, repeat=repeat)) for repeat in range(count)]
     return first, [*cells, PlannedCell(cells[0].cell, drift=True)]
 
 
@@ -202,7 +202,7 @@ def test_repeats_and_drift_are_told_apart():
 def test_options_that_tell_cells_apart_have_a_column():
     first = records("settings")[1]
     cells = [
-        PlannedCell(Cell.from_dict({**first.cell, "strategy": {**first.cell["strategy"], "bucket_cap_mb": size}}))
+        PlannedCell(changed_cell(first.cell, strategy={**first.cell.strategy, "bucket_cap_mb": size}))
         for size in (1, 25)
     ]
     screen = Screen(cells, [], console(100))
@@ -217,14 +217,14 @@ def overhead():
         "step/first_ms": 2000.0, "overhead/share": 0.00123, "overhead/share_ci_low": -0.0005,
         "overhead/share_ci_high": 0.003, "overhead/bare_step_ms": 54.0,
     }  # fmt: skip
-    return dataclasses.replace(first, cell={**first.cell, "benchmark": {"name": "overhead"}}, metrics=metrics)
+    return dataclasses.replace(first, cell=changed_cell(first.cell, benchmark={"name": "overhead"}), metrics=metrics)
 
 
 def test_another_benchmark_shows_its_headline():
     record = overhead()
     assert headline(record) == "share 0.12 % (-0.05 to 0.30)"
     copy = dataclasses.replace(
-        record, cell={**record.cell, "benchmark": {"name": "p2p"}}, metrics={"p2p/write_gb_per_s": 377.25}
+        record, cell=changed_cell(record.cell, benchmark={"name": "p2p"}), metrics={"p2p/write_gb_per_s": 377.25}
     )
     assert headline(copy) == "write 377 GB/s"
     assert headline(dataclasses.replace(record, metrics={})) == ""

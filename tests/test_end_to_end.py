@@ -215,7 +215,7 @@ def test_two_subsets_and_two_strategies_are_four_children(four):
 
 def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
     folder, records = four
-    served = [record for record in records if record.cell["strategy"]["name"] == "kvstore_dist_async"]
+    served = [record for record in records if record.cell.strategy["name"] == "kvstore_dist_async"]
     assert len(served) == 2
     for record in served:
         assert record.validity.verdict == "valid"

@@ -19,7 +19,7 @@ from rank_cases import CASES, SERVERS, STRATEGIES
 
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import derive
 from benchmarks.training.exchange import gradients_like, limits
 from benchmarks.training.mxnet_lines import mxnet_lines
@@ -155,8 +155,9 @@ def test_of_several_ways_the_fastest_is_the_limit(tmp_path):
               LimitProbe("ring", lambda: None, 0.4, way="reduce"), LimitProbe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
     spans = iter(times.values())
     clock = SimpleNamespace(block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0))
-    limits(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(tmp_path / "0.jsonl"))
-    lines = {0: list(read_lines(tmp_path / "0.jsonl"))}
+    folder = CellFolder(tmp_path).make()
+    limits(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(folder, 0))
+    lines = {0: list(read_lines(folder.rank_lines(0)))}
     metrics, binding = derive.limits(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
     assert metrics == {"limit/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
     assert binding == "ring" and [line["purpose"] for line in lines[0] if line["kind"] == "block"] == list(times)

@@ -29,7 +29,7 @@ from faults import (
 )
 
 from benchmarks import record as records
-from benchmarks.record import Lines, read_lines
+from benchmarks.record import CellFolder, Lines, read_lines
 from conf.schema import Engine
 from launch.engines import processes
 from launch.study.assemble import assemble
@@ -120,7 +120,7 @@ def sweep(tmp_path_factory, planted, decoys):
     seen["folders"] = cell_folders(output_dir)
     measured = [records.read_study(output_dir / name) for name in STUDIES]
     assert not any(unreadable for _, unreadable in measured)
-    by_cap = {int(one.cell["strategy"]["bucket_cap_mb"]): one for known, _ in measured for one in known}
+    by_cap = {int(one.cell.strategy["bucket_cap_mb"]): one for known, _ in measured for one in known}
     return by_cap, seen
 
 
@@ -283,11 +283,11 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *EXCHANGE)
     assert launcher.wait(timeout=90) == 0, said.read_text()
     assert records.read(finished_path) == finished, "a finished cell was measured again"
-    assert [(record.cell["gpus"], record.state) for record in records.read_study(study)[0]] == [
-        ([0], "finished"),
-        ([0, 1], "interrupted"),
-        ([0, 1], "interrupted"),
-        ([0, 1], "finished"),
+    assert [(record.cell.gpus, record.state) for record in records.read_study(study)[0]] == [
+        ((0,), "finished"),
+        ((0, 1), "interrupted"),
+        ((0, 1), "interrupted"),
+        ((0, 1), "finished"),
     ]
     assert alive(tokens(study)) == []
     assert [decoy.poll() for decoy in decoys] == [None, None]
@@ -301,7 +301,7 @@ def begun(tmp_path, gone=True):
     study, cell = Study(str(tmp_path), "s"), make_cell()
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
-    Lines(attempt.folder / "ranks" / "0.jsonl").write("start", time.time() + 5, rank=0, pid=1, versions={})
+    Lines(attempt.folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
     if gone:
         text = (study.folder / "journal.jsonl").read_text()
         (study.folder / "journal.jsonl").write_text(text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,'))
@@ -313,7 +313,7 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
     (closed,) = study.recover()
     assert (closed.state, closed.record_id) == ("interrupted", attempt.token)
     assert closed.ended_at > time.time(), "the last sign of a rank"
-    assert records.read(attempt.folder / "record.json") == closed
+    assert records.read(attempt.folder.record) == closed
     assert study.recover() == []
     assert study.finished(cell) is None
 
@@ -321,7 +321,7 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
 def test_what_a_living_launcher_measures_is_left_alone(tmp_path):
     study, _, attempt = begun(tmp_path, gone=False)
     assert study.recover() == []
-    assert not (attempt.folder / "record.json").exists()
+    assert not attempt.folder.record.exists()
 
 
 def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
@@ -329,7 +329,7 @@ def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
     with study.lock(cell) as ours:
         assert ours
         assert study.recover() == []
-    assert not (attempt.folder / "record.json").exists()
+    assert not attempt.folder.record.exists()
     assert len(study.recover()) == 1
 
 
@@ -358,19 +358,19 @@ def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path
 def test_an_attempt_is_set_aside_whole_even_by_two_launchers(tmp_path):
     study, cell, attempt = begun(tmp_path)
     study.recover()
-    aside = attempt.folder / ".aside"  # the first launcher died here
+    aside = attempt.folder.path / ".aside"  # the first launcher died here
     aside.mkdir()
-    (attempt.folder / "cell.json").rename(aside / "cell.json")
+    attempt.folder.cell.rename(aside / "cell.json")
     study.begin(cell, "b" * 32, DETAILS)
-    names = {path.name for path in (attempt.folder / "attempt-1").iterdir()}
+    names = {path.name for path in (attempt.folder.path / "attempt-1").iterdir()}
     assert names >= {"cell.json", "attempt.json", "ranks", "logs", "record.json"}
-    assert not aside.exists() and (attempt.folder / "cell.json").exists()
+    assert not aside.exists() and attempt.folder.cell.exists()
 
 
 def test_an_open_attempt_without_its_journal_is_closed_before_the_next(tmp_path):
     study, cell, attempt = begun(tmp_path)
     study.begin(cell, "b" * 32, DETAILS)
-    left = records.read(attempt.folder / "attempt-1" / "record.json")
+    left = records.read(attempt.folder.path / "attempt-1" / "record.json")
     assert (left.state, left.record_id) == ("interrupted", attempt.token)
 
 
@@ -406,7 +406,7 @@ def watched(tmp_path, counts):
         lines.write("start", 1.0, rank=rank, pid=os.getpid())
         lines.write("beat", 2.0, phase="timed", iterations=100 - rank)
         (tmp_path / "ranks" / f"{rank}.count").write_text(str(count))
-    watch = progress.Watch(tmp_path, len(counts))
+    watch = progress.Watch(CellFolder(tmp_path), len(counts))
     assert watch.update()
     return watch
 
@@ -420,7 +420,7 @@ def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_
 def test_a_rank_that_exits_is_named_with_its_status(tmp_path):
     watch = watched(tmp_path, [110, 110])
     (tmp_path / "failures.json").write_text('{"1": 7, "0": -15}')  # the agent ended rank 0
-    told = failure.first_cause(watch, tmp_path, 1)
+    told = failure.first_cause(watch, CellFolder(tmp_path), 1)
     assert (told.cause, told.rank) == ("exception", 1)
     assert told.message == "rank 1 exited with status 7 in phase 'timed', without a word"
 
@@ -441,7 +441,7 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
     for rank, (name, text) in enumerate(told):  # the consequence came first
         Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("error", 3.0 + rank, type=name, message=text)
     watch.update()
-    told = failure.first_cause(watch, tmp_path, 1)
+    told = failure.first_cause(watch, CellFolder(tmp_path), 1)
     assert (told.cause, told.rank) == (cause, 1)
     assert told.message.startswith(f"rank 1 raised {kind} in phase 'timed': {message or kind}")
 
@@ -479,7 +479,7 @@ ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (
 def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
-    told = failure.with_log(records.Failure("hang", 0, "said"), tmp_path)
+    told = failure.with_log(records.Failure("hang", 0, "said"), CellFolder(tmp_path))
     assert told.log_tail.splitlines() == tail
 
 

@@ -7,6 +7,7 @@ import math
 from itertools import combinations
 
 import pytest
+from cells import changed_cell
 from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 
 from analysis.findings.baselines import efficiency
@@ -20,7 +21,6 @@ from analysis.findings.scaling import scaling
 from analysis.findings.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
 from analysis.topology.source import load_topology
 from benchmarks import record as records
-from conf.cell import Cell
 
 FOUR = (0, 1, 2, 3)
 TRIALS = 100
@@ -124,7 +124,7 @@ def test_other_surroundings_are_refused_with_the_difference_named(environment, n
 
 def test_how_long_was_measured_does_not_matter():
     simulator = Simulator()
-    longer = template(STRATEGY).cell["benchmark"] | {"max_seconds": 60}
+    longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
     made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
     assert together(scaling(made).curves, (0, 1)).efficiency is not None
     assert efficiency(made[1], made) is not None
@@ -213,7 +213,7 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed():
     made = Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1)
 
     def without(unwanted):
-        (found,), _ = waterfalls([one for one in made if not unwanted(one.cell["strategy"]["name"], one.cell["gpus"])])
+        (found,), _ = waterfalls([one for one in made if not unwanted(one.cell.strategy["name"], one.cell.gpus)])
         assert closes(found)
         return {part.name: part for part in found.parts}
 
@@ -222,9 +222,9 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed():
     found = without(lambda strategy, gpus: strategy != "none" and len(gpus) == 1)
     assert found[OVERHEAD].lost is None
     assert "what the strategy costs on one GPU" in found[COMMUNICATION].why
-    found = without(lambda strategy, gpus: strategy == "none" and gpus == [2])
+    found = without(lambda strategy, gpus: strategy == "none" and gpus == (2,))
     assert found[SPREAD].lost is None and "gpus 2" in found[SPREAD].why
-    bare = [one for one in made if one.cell["strategy"]["name"] != "none"]
+    bare = [one for one in made if one.cell.strategy["name"] != "none"]
     assert waterfalls(bare)[0] == ()
     assert "waterfall=true" in waterfalls(bare)[1][0]
 
@@ -234,7 +234,7 @@ def test_a_trace_tells_waiting_from_communication(waiting_ms, known):
     truth = Truth(noise=0.0)
     behind_ms = sum(max(truth.alone_ms) - ms for ms in truth.alone_ms) / 4  # the mean rank waits for the slowest GPU
     made = [
-        changed(one, metrics=one.metrics | {WAIT: waiting_ms + behind_ms}) if len(one.cell["gpus"]) > 1 else one
+        changed(one, metrics=one.metrics | {WAIT: waiting_ms + behind_ms}) if len(one.cell.gpus) > 1 else one
         for one in Simulator(truth).explained(FOUR, repeats=1)
     ]
     (found,), _ = waterfalls(made)
@@ -251,7 +251,7 @@ def test_a_trace_tells_waiting_from_communication(waiting_ms, known):
 
 
 def test_controls_are_the_cells_that_a_waterfall_uses():
-    cell = Cell.from_dict(template(STRATEGY).cell | {"nccl": {"NCCL_P2P_LEVEL": "LOC"}, "labels": ("compile",)})
+    cell = changed_cell(template(STRATEGY).cell, nccl={"NCCL_P2P_LEVEL": "LOC"}, labels=["compile"])
     made = controls(cell)
     assert [(one.strategy["name"], one.gpus) for one in made] == [
         *(("none", (gpu,)) for gpu in FOUR),
@@ -261,7 +261,7 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
     assert {(one.seed, one.batch_size, one.repeat, bool(one.nccl)) for one in made} == {(0, 256, 0, False)}
     assert len({one.key for one in made}) == 9
     asked = template("none")
-    assert made[-1].key == Cell.from_dict(asked.cell).key, "a user's own cell is the same cell"
+    assert made[-1].key == asked.cell.key, "a user's own cell is the same cell"
     assert controls(made[0]) == controls(made[-1]) == []
     assert controls(dataclasses.replace(cell, benchmark={"name": "exchange"})) == []
     # Records of these cells explain the cell.
@@ -272,7 +272,7 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
 
 
 def test_controls_of_strong_scaling_keep_the_images_of_a_rank():
-    cell = Cell.from_dict(template(STRATEGY).cell)
+    cell = template(STRATEGY).cell
     cell = dataclasses.replace(cell, batch_size=64, global_batch_size=256, labels=("global batch 256", "compile"))
     assert {(one.batch_size, one.global_batch_size) for one in controls(cell)} == {(64, None)}
     assert {one.labels for one in controls(cell)} == {("batch 64", "compile")}
@@ -400,8 +400,9 @@ def test_options_are_compared_within_their_strategy_and_strategies_with_equal_op
             labels = ["comm_hook=bf16"] if hook == "bf16" else []
             for repeat in (0, 1):
                 one = simulator.record((0, 1), strategy, repeat, labels=labels)
-                one.cell["strategy"] = one.cell["strategy"] | {"comm_hook": hook}
-                made.append(one)
+                made.append(
+                    changed(one, cell=changed_cell(one.cell, strategy={**one.cell.strategy, "comm_hook": hook}))
+                )
     found = comparisons(made)
     assert sorted(one.asked for one in found) == ["comm_hook", "comm_hook", "strategy", "strategy"]
     assert {one.first for one in found if one.asked == "strategy"} == {
@@ -552,8 +553,8 @@ def test_benchmarks_without_a_rate_take_part_where_they_can():
 
 def test_records_that_say_little_are_no_error():
     one = Simulator().record((0, 1))
-    bare = changed(one, cell={"gpus": [0, 1]}, environment={}, metrics={"throughput/images_per_second": math.nan})
-    odd = changed(one, record_id="odd", cell={"gpus": [0, 1], "strategy": "x", "nccl": None}, metrics={
+    bare = changed(one, environment={}, metrics={"throughput/images_per_second": math.nan})
+    odd = changed(one, record_id="odd", metrics={
         "throughput/images_per_second": 5.0, "throughput/ci_low": math.inf, "comm/busbw_gb_per_s": -1.0})  # fmt: skip
     found = study_findings([bare, odd])
     assert together(found.scaling.curves, (0, 1)).rate.low is None

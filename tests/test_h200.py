@@ -27,7 +27,7 @@ def records(study):
 def of(study, **asked):
     (record,) = [
         one for one in records(study)
-        if all(({"strategy": one.cell["strategy"]["name"]} | one.cell["strategy"] | one.cell["benchmark"]).get(name) == value
+        if all(({"strategy": one.cell.strategy["name"]} | one.cell.strategy | one.cell.benchmark).get(name) == value
                for name, value in asked.items())
     ]  # fmt: skip
     return record
@@ -68,7 +68,7 @@ def test_pix_changes_nothing_and_loc_costs():
     assert found[("P2P_LEVEL untouched", "P2P_LEVEL=PIX")] == "no difference seen"
     assert found[("P2P_LEVEL untouched", "P2P_LEVEL=LOC")] == "slower"
     for record in records("bootcamp_resnet50"):
-        assert ("setting_no_effect" in record.validity.codes) == (record.cell["nccl"].get("NCCL_P2P_LEVEL") == "PIX")
+        assert ("setting_no_effect" in record.validity.codes) == (record.cell.nccl.get("NCCL_P2P_LEVEL") == "PIX")
     told, _ = examine(DATA / "h200_x2" / "bootcamp_resnet50")
     (section,) = [section for section in told.sections if section.anchor == "strategies"]
     (line,) = section.lines
@@ -149,8 +149,8 @@ def test_exchanges_are_what_the_results_say():
 def test_two_profilers_agree_on_what_moves_bytes():
     for level in (None, "LOC"):
         transfers = {
-            record.cell["profiler"]: record.tables["trace"]["collectives"][0]["transfer_avg_us"]
-            for record in records("traces") if record.cell["nccl"].get("NCCL_P2P_LEVEL") == level
+            record.cell.profiler: record.tables["trace"]["collectives"][0]["transfer_avg_us"]
+            for record in records("traces") if record.cell.nccl.get("NCCL_P2P_LEVEL") == level
         }  # fmt: skip
         assert set(transfers) == {"nsys", "torch"}
         assert transfers["torch"] == pytest.approx(transfers["nsys"], rel=0.02)
@@ -159,7 +159,7 @@ def test_two_profilers_agree_on_what_moves_bytes():
 def test_with_ddps_hook_every_kernel_starts_later():
     """nsys saw both: two steps without a hook, and the record of ten with one (its trace is 1.4 MB)."""
     plain = trace_metrics(summarize(within_steps(load_trace(str(DATA / "nsys_h200_x2.sqlite.gz")))))
-    (hook,) = [record.metrics for record in records("hook") if record.cell["profiler"] == "nsys"]
+    (hook,) = [record.metrics for record in records("hook") if record.cell.profiler == "nsys"]
     assert hook["trace/gap_us"] > 1.8 * plain["trace/gap_us"]
     assert hook["trace/gpu_idle_share"] > 1.5 * plain["trace/gpu_idle_share"]
     assert hook["comm/exposed_ms"] > 2 > 10 * hook["trace/exposed_ms_per_step"]

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.host_link import derive, measure
 from benchmarks.rank.group import Ranks
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
@@ -33,7 +33,7 @@ def alone(tmp_path):
 
 def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
     cell = dataclasses.replace(make_cell((0,)), benchmark=OPTIONS, declared=declared({"name": "none"}, OPTIONS))
-    result = run_whole(measure.run, cell, alone, [tmp_path / "ranks" / "0.jsonl"])
+    result = run_whole(measure.run, cell, alone, CellFolder(tmp_path))
     rows = result["tables"]["host_link"]["rows"]
     assert [(row["operation"], row["memory"], row["at_once"], row["threads"]) for row in rows] == [
         ("copy", "host", 1, 1),

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from benchmarks.record import CellFolder
 from conf import nccl
 from conf.options import Refused
 from launch.machine import devices
@@ -78,9 +79,9 @@ def test_facts_hold_what_the_driver_tells(driver):
 
 
 def test_what_cannot_be_sampled_is_not_known(driver, tmp_path):
-    with Sampler(tmp_path, ["GPU-0000"], "token"):
+    with Sampler(CellFolder(tmp_path), ["GPU-0000"], "token"):
         pass
-    _, checks = summary(tmp_path)
+    _, checks = summary(CellFolder(tmp_path))
     samples = checks["gpu_samples"]
     assert samples["before_memory_bytes"] is None and samples["before_busy_percent"] is None
     assert samples["processes_known"] is False and samples["samples"] == 0
@@ -88,9 +89,9 @@ def test_what_cannot_be_sampled_is_not_known(driver, tmp_path):
 
 def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
     driver.nvmlDeviceGetHandleByUUID = refuse
-    with Sampler(tmp_path, ["GPU-0000"], "token"):
+    with Sampler(CellFolder(tmp_path), ["GPU-0000"], "token"):
         pass
-    assert summary(tmp_path) == ({}, {})
+    assert summary(CellFolder(tmp_path)) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, pha
         {"kind": "sample", "time": 10 * number + 5, "gpus": [{"temperature_c": number, "reasons": 0x40}]}
         for number in range(-1, len(phases) + 1)
     ])  # fmt: skip
-    metrics, checks = summary(tmp_path)
+    metrics, checks = summary(CellFolder(tmp_path))
     assert checks["gpu_samples"]["samples"] == len(inside)
     if inside:
         assert metrics["gpu/temperature_c"] == sum(inside) / len(inside)

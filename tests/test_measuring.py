@@ -27,7 +27,7 @@ def measured(forked):
 
 
 def lines(measured, case):
-    return [list(read_lines(measured[2] / f"{case}-{rank}.jsonl")) for rank in (0, 1)]
+    return [list(read_lines(measured[2] / case / "ranks" / f"{rank}.jsonl")) for rank in (0, 1)]
 
 
 def blocks(lines, purpose):

@@ -3,9 +3,11 @@
 import dataclasses
 from pathlib import Path
 
+from cells import make_cell
+
 from analysis.validity.checks import judge
 from analysis.validity.effective import observe
-from benchmarks.record import Record
+from benchmarks.record import CellFolder, Record
 from conf.schema import Validity as Limits
 
 DATA = Path(__file__).parent / "data"
@@ -14,10 +16,7 @@ LINKS = {"0-3": "NV18", "0-1": "NV18"}
 
 def record(gpus=(0, 3), **nccl: str) -> Record:
     """A finished two-GPU record that asked for some NCCL settings."""
-    cell = {
-        "device": "cuda", "gpus": list(gpus), "nccl": nccl, "repeat": 0, "seed": 0, "strategy": {"name": "nccl_allreduce"},
-        "benchmark": {"name": "throughput", "min_iterations": 1},
-    }  # fmt: skip
+    cell = dataclasses.replace(make_cell(tuple(gpus), min_iterations=1), device="cuda", nccl=nccl)
     ranks = [{"rank": rank, "uuid": f"GPU-{gpu}", "done": True} for rank, gpu in enumerate(gpus)]
     return Record(
         record_id="0" * 32, cell_key="k", name="n", cell=cell, study="s", sweep_id="w", overrides=[], state="finished",
@@ -28,11 +27,11 @@ def record(gpus=(0, 3), **nccl: str) -> Record:
     )  # fmt: skip
 
 
-def folder(path: Path, capture: str, replaced: str = "", by: str = "") -> Path:
+def folder(path: Path, capture: str, replaced: str = "", by: str = "") -> CellFolder:
     """A cell's folder with one captured NCCL log in it."""
     (path / "nccl").mkdir(parents=True)
     (path / "nccl" / "vm.1.log").write_text((DATA / capture).read_text(errors="replace").replace(replaced or "\0", by))
-    return path
+    return CellFolder(path)
 
 
 LOC = "nccl_h200_gpus_0_3_p2p_level_LOC.log"
@@ -40,7 +39,7 @@ LOC = "nccl_h200_gpus_0_3_p2p_level_LOC.log"
 
 def test_transport_and_link_class_are_joined(tmp_path):
     asked = record(NCCL_P2P_LEVEL="LOC")
-    effective = observe(asked, folder(tmp_path, LOC), [], lambda other: tmp_path)
+    effective = observe(asked, folder(tmp_path, LOC), [], lambda other: CellFolder(tmp_path))
     assert effective["transport"] == "SHM/direct/direct, NV18 unused"
     assert effective["link_class"] == "NV18"
     assert effective["nccl"]["settings"]["NCCL_P2P_LEVEL"] == "LOC"
@@ -51,7 +50,10 @@ def test_transport_and_link_class_are_joined(tmp_path):
 def test_a_setting_that_nccl_did_not_take_is_invalid(tmp_path):
     asked = record(NCCL_P2P_LEVEL="LOC")
     effective = observe(
-        asked, folder(tmp_path, LOC, "NCCL_P2P_LEVEL set by environment to LOC", "nothing"), [], lambda _: tmp_path
+        asked,
+        folder(tmp_path, LOC, "NCCL_P2P_LEVEL set by environment to LOC", "nothing"),
+        [],
+        lambda _: CellFolder(tmp_path),
     )
     verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
     assert verdict.verdict == "invalid" and "setting_ignored" in verdict.codes
@@ -74,8 +76,8 @@ def test_a_setting_that_changed_nothing_is_a_finding(tmp_path):
 
 def test_cpu_workers_have_no_transport(tmp_path):
     asked = record(NCCL_P2P_LEVEL="LOC")
-    asked.cell["device"] = "cpu"
-    effective = observe(asked, tmp_path, [], lambda _: tmp_path)
+    asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, device="cpu"))
+    effective = observe(asked, CellFolder(tmp_path), [], lambda _: CellFolder(tmp_path))
     verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
     assert "transport" not in effective and not verdict.codes
     assert "not applicable" in verdict.unchecked["setting_ignored"]

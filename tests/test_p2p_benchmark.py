@@ -31,7 +31,7 @@ from benchmarks.p2p.concurrent import matchings
 from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
@@ -136,10 +136,11 @@ def known(ids, wires, tmp_path, **options):
     """(result, raw lines) of measuring wires whose times are known."""
     defaults = OmegaConf.to_container(OmegaConf.load(p2p_yaml()))
     defaults |= {"bytes": 1_000_000, "repeats": 2} | options
-    path = tmp_path / "ranks" / "0.jsonl"
+    folder = CellFolder(tmp_path)
+    path = folder.rank_lines(0)
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    result, reporter = Result(), Reporter(path)
+    result, reporter = Result(), Reporter(folder, 0)
     measure.measure(ids, wires, defaults, result, reporter)
     reporter.line("result", **dataclasses.asdict(result))
     lines = list(read_lines(path))

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from analysis.topology.link_classes import distinct_classes
 from analysis.topology.source import load_topology
 from analysis.topology.subsets import classes
+from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
 from conf.options import Refused
@@ -160,7 +161,9 @@ def test_topology_words_need_a_topology(tmp_path):
 def test_every_surrounding_variable_but_another_launchers_reaches_the_ranks(tmp_path):
     cell = planned(["gpus=0,1", "nccl.p2p_level=LOC"]).cells[0].cell
     safe = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-    made = environment(cell, look("cpu", {}), tmp_path, "t", {**safe, "RANK": "3", "MASTER_PORT": "1", "HOME": "h"})
+    made = environment(
+        cell, look("cpu", {}), CellFolder(tmp_path), "t", {**safe, "RANK": "3", "MASTER_PORT": "1", "HOME": "h"}
+    )
     assert {name: made[name] for name in safe} == safe
     assert made["HOME"] == "h" and "RANK" not in made and "MASTER_PORT" not in made
     assert "NCCL_P2P_LEVEL" not in made  # a CPU worker has no NCCL
@@ -170,7 +173,7 @@ def test_gpu_ranks_get_their_gpus_in_order_and_an_empty_nccl_conf(tmp_path):
     machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in range(4)), (0, 1, 2, 3), 8)
     cell = planned(["gpus=3,0", "nccl.p2p_level=LOC"]).cells[0].cell
     cell = dataclasses.replace(cell, device="cuda")
-    made = environment(cell, machine, tmp_path, "t", {"NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"})
+    made = environment(cell, machine, CellFolder(tmp_path), "t", {"NCCL_P2P_LEVEL": "SYS", "NCCL_NVLS_ENABLE": "0"})
     assert made["CUDA_VISIBLE_DEVICES"] == "GPU-3,GPU-0"
     assert made["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert made["NCCL_P2P_LEVEL"] == "LOC" and made["NCCL_NVLS_ENABLE"] == "0"

@@ -25,7 +25,7 @@ from analysis.trace.metrics import disagreement, trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize
-from benchmarks.record import read
+from benchmarks.record import CellFolder, read
 from conf.cell import Cell
 from conf.groups import options
 from conf.options import Refused
@@ -78,8 +78,10 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     notes = []
     measurer = Measurer(config, machine, None, None, {}, nsys, lambda: False, notes.append)
     surrounding = {**os.environ, **PLANTED, **KEPT}
-    variable = environment(cell, machine, tmp_path, TOKEN, surrounding)
-    found = measurer._profiled(dataclasses.replace(cell, device=device), tmp_path, variable, lambda watch: None)
+    variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
+    found = measurer._profiled(
+        dataclasses.replace(cell, device=device), CellFolder(tmp_path), variable, lambda watch: None
+    )
     assert processes.of(TOKEN) == []
     assert notes == ([f"{cell.name}: {found.finding.sentence}"] if found.finding.severity == "unchecked" else [])
     return found
@@ -90,8 +92,8 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
 
 def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
     record = read(next((ROOT / "tests" / "data" / "h200_x4").rglob("record*.json")))
-    assert record.cell["profiler"] == "none" and "profiler_options" not in record.cell
-    cell = Cell.from_dict(record.cell)
+    assert record.cell.profiler == "none" and not record.cell.profiler_options
+    cell = record.cell
     assert cell.key == record.cell_key
     traced = dataclasses.replace(cell, profiler="nsys", profiler_options=OPTIONS)
     assert len({cell.key, traced.key, dataclasses.replace(traced, profiler="torch").key}) == 3
@@ -229,7 +231,7 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
     assert found.tables["trace"] == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
     assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
     assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {"trace.nsys-rep", "trace.sqlite.gz"}
-    assert (tmp_path / profiled_pass.IN_VAIN / "trace.nsys-rep").exists()
+    assert (CellFolder(tmp_path).profile_in_vain.path / "trace.nsys-rep").exists()
     seen = (tmp_path / "env.txt").read_text()
     assert SECRET not in seen and all(f"{name}={value}" in seen for name, value in KEPT.items())
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import make_record
 
-from benchmarks import record as records
 from benchmarks.record import (
     SCHEMA_VERSION,
+    CellFolder,
     Lines,
     Record,
     RecordError,
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 
 def damaged(tmp_path, change):
     """Read a record whose JSON was changed."""
-    content = json.loads(write(tmp_path, make_record()).read_text())
+    content = json.loads(write(CellFolder(tmp_path), make_record()).read_text())
     change(content)
     path = tmp_path / "record.json"
     path.write_text(json.dumps(content))
@@ -43,8 +43,8 @@ def damaged(tmp_path, change):
 
 def test_what_is_written_is_read_again(tmp_path):
     record = make_record()
-    assert read(write(tmp_path, record)) == record
-    assert read(write(tmp_path, make_record(failure=None))).failure is None
+    assert read(write(CellFolder(tmp_path), record)) == record
+    assert read(write(CellFolder(tmp_path), make_record(failure=None))).failure is None
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
@@ -63,7 +63,7 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(tmp_path, value):
         series={"s": [[1, value]]},
         checks={"losses": [value, 1.0], "half_width": value, "deep": {"er": [value]}},
     )
-    back = read(write(tmp_path, record))
+    back = read(write(CellFolder(tmp_path), record))
     found = [
         back.metrics["x"], back.model["y"], back.series["s"][0][1],
         back.checks["losses"][0], back.checks["half_width"], back.checks["deep"]["er"][0],
@@ -76,7 +76,7 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(tmp_path, value):
 def test_bytes_that_are_no_utf8_come_back(tmp_path):
     odd = os.fsdecode(b"caf\xe9 \xff")
     record = make_record(overrides=[odd], environment={"variables": {"NCCL_X": odd}})
-    assert read(write(tmp_path, record)) == record
+    assert read(write(CellFolder(tmp_path), record)) == record
     lines = Lines(tmp_path / "lines.jsonl")
     lines.write("note", 1.0, text=odd)
     assert next(read_lines(tmp_path / "lines.jsonl"))["text"] == odd
@@ -175,7 +175,7 @@ JSON = st.recursive(
 @given(st.data())
 def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damage")
-    text = write(folder, make_record()).read_bytes()
+    text = write(CellFolder(folder), make_record()).read_bytes()
     if data.draw(st.booleans()):  # bytes
         start = data.draw(st.integers(0, len(text)))
         text = text[:start] + data.draw(st.binary(max_size=8)) + text[data.draw(st.integers(start, len(text))) :]
@@ -192,8 +192,8 @@ def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_f
     assert isinstance(record.usable, bool)
     assert datetime.fromtimestamp(record.started_at) and datetime.fromtimestamp(record.ended_at)
     assert all(isinstance(value, float) for value in map(float, record.metrics.values()))
-    assert sorted(record.cell["gpus"]) is not None
-    assert read(write(folder, record)).record_id == record.record_id
+    assert sorted(record.cell.gpus) is not None
+    assert read(write(CellFolder(folder), record)).record_id == record.record_id
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -201,18 +201,18 @@ def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_f
 def test_a_full_disk_leaves_the_old_record_or_none(tmp_path, before, limit):
     old, new = make_record(name="old"), make_record(name="new " * 100)
     if before:
-        write(tmp_path, old)
+        write(CellFolder(tmp_path), old)
     child = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from benchmarks.record import write
+from benchmarks.record import CellFolder, write
 from records import make_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:
-    write(Path({str(tmp_path)!r}), make_record(name="new " * 100))
+    write(CellFolder(Path({str(tmp_path)!r})), make_record(name="new " * 100))
 except OSError as error:
     sys.exit(3)
 """
@@ -220,17 +220,17 @@ except OSError as error:
     assert [path.name for path in tmp_path.iterdir()] == (["record.json"] if before else [])
     if before:
         assert read(tmp_path / "record.json") == old
-    write(tmp_path, new)
+    write(CellFolder(tmp_path), new)
     assert read(tmp_path / "record.json") == new
 
 
 def test_a_process_killed_while_it_writes_leaves_a_whole_record(tmp_path):
-    write(tmp_path, make_record())
+    write(CellFolder(tmp_path), make_record())
     child = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
-from benchmarks.record import write
+from benchmarks.record import CellFolder, write
 from records import make_record
 big = make_record(series={{"s": [[n, n / 3] for n in range(3000)]}})
 print("go", flush=True)
@@ -309,7 +309,7 @@ def test_two_writers_of_one_journal_never_mix_their_lines(tmp_path):
 def test_a_study_is_read_in_order_of_start_with_earlier_attempts(tmp_path):
     for number, folder in enumerate(["b", "a/attempt-1", "a", "c"]):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        write(tmp_path / folder, make_record(record_id=f"{number:032x}", started_at=100.0 - number))
+        write(CellFolder(tmp_path / folder), make_record(record_id=f"{number:032x}", started_at=100.0 - number))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "record.json").write_text("{")
     (tmp_path / "record.json").write_text("{")  # not in a cell
@@ -330,8 +330,8 @@ def test_the_module_needs_only_the_standard_library():
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); before = set(sys.modules); import benchmarks.record; "
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
-        "print(sorted(new - set(sys.stdlib_module_names) - {'benchmarks'}))"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'benchmarks', 'conf'}))"
     )
     said = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
-    assert records.FILE_NAME == "record.json"
+    assert CellFolder(Path("cell")).record == Path("cell/record.json")

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from records import EVIL, REAL, record, study
+from records import EVIL, REAL, make_record, record, study
 
 from analysis.__main__ import main
 from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
@@ -202,8 +202,9 @@ CASES = {
     "no baseline": ([small(1, [0, 1], 100.0)], "without a usable one-GPU baseline"),
     "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "The one cell of this study gave no number that may be used."),
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
+    "half": ([small(1, [0], 1.0) | {"cell": {"gpus": [0]}}], "1 file could not be read"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
-    "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}, "cell": {"gpus": [0]}}],
+    "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}],
              "The one usable cell of this study measured neither images per second nor a link."),
     "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
                 "trains 100"),
@@ -433,10 +434,8 @@ def test_a_waterfall_closes_from_the_top_to_the_measured_rate():
 
 
 def test_the_finding_names_the_largest_part_and_the_residual():
-    from benchmarks.record import Record
-
-    one = Record("0" * 32, "k", "n", {"gpus": [0], "device": "cuda"}, "s", "w", [], "finished", 1.0, 2.0)
-    one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0})
+    one = make_record(cell=dataclasses.replace(make_record().cell, gpus=(0,)))
+    one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[])
     found = Findings(waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
     second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
     assert second == (

@@ -16,6 +16,7 @@ from mxnet_lines import FORMS
 from omegaconf import OmegaConf
 
 from benchmarks import record as records
+from benchmarks.record import CellFolder
 from conf import schema
 from conf.cell import Cell
 from conf.command_line import GROUPS, normalise
@@ -275,7 +276,7 @@ def test_a_tracking_store_that_does_not_answer_costs_no_measurement_and_no_outpu
     assert psutil.Process().children() == []
     # What scripts read, each line whole and as it is in the cell's folder.
     printed = "".join(line + "\n" for line in out.splitlines() if line.startswith("INFO:root:"))
-    assert printed == (path.parent / records.OUTPUT_NAME).read_text()
+    assert printed == CellFolder(path.parent).output.read_text()
     forms = [*FORMS[:2], *[FORMS[2]] * 3]
     assert all(form.fullmatch(line) for form, line in zip(forms, printed.splitlines(), strict=True))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
-from benchmarks.record import read_lines
+from benchmarks.record import CellFolder, read_lines
 from benchmarks.timing import statistics
 from benchmarks.training import derive
 from benchmarks.training.throughput import TrainingBenchmark
@@ -174,7 +174,8 @@ def alone(tmp_path_factory):
 def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     """19 steps of 0.1 s and one of 1 s at batch 32 are 220.7 images/s, and 305.6 as a mean of rates: here at a tenth."""
     options = {"min_iterations": 20, "max_iterations": 20, "exposed_rounds": 0, "max_seconds": 60.0}
-    benchmark = TrainingBenchmark(make_cell((0,), batch_size=32, **options), alone, Reporter(tmp_path / "0.jsonl"))
+    folder = CellFolder(tmp_path).make()
+    benchmark = TrainingBenchmark(make_cell((0,), batch_size=32, **options), alone, Reporter(folder, 0))
     training, steps = benchmark.training, []
 
     def step():
@@ -184,7 +185,7 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     training.step = step
     benchmark.step_ms = 100.0  # hence one window of 20
     benchmark.timed()
-    metrics = derive.timed({0: list(read_lines(tmp_path / "0.jsonl"))}).metrics
+    metrics = derive.timed({0: list(read_lines(folder.rank_lines(0)))}).metrics
     assert (metrics["step/iterations"], metrics["throughput/images"], len(steps)) == (20, 640, 21)
     rate = metrics["throughput/images_per_second"]
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])

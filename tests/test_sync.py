@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tracked import make_folder, make_record, make_sweep, rows, runs
 
-from benchmarks.record import Failure, Validity
+from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
 from launch.tracking.note import summary_markdown
@@ -59,7 +59,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
     own = [make_record(1), make_record(2)]
     tracker.start_sweep(make_sweep())
     for record in own:
-        tracker.log(record, study_dir / f"cell-{record.record_id[-6:]}")
+        tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
     earlier = dataclasses.replace(own[0], sweep_id=OTHER)  # a cell that the sweep resumed: in its table, not its own
     tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", "the table")
     before = {run.info.run_id: (run.info.to_proto(), run.data.to_dictionary()) for run in runs(tracker).values()}
@@ -71,7 +71,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
 def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     tracker = open_store(study_dir)
     tracker.start_sweep(make_sweep(cells=9))
-    tracker.log(make_record(1), study_dir / "cell-000001")
+    tracker.log(make_record(1), CellFolder(study_dir / "cell-000001"))
     run_id = tracker._parents["a" * 32]
     tracker._client.set_tag(run_id, "ringside.boot_id", "an earlier boot")
     assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])

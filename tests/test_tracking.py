@@ -13,9 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cells import changed_cell
 from tracked import make_folder, make_record, make_sweep, rows, runs
 
-from benchmarks.record import Failure, Validity
+from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.study.identity import Process
 from launch.tracking import store
@@ -34,7 +35,7 @@ def tracker(output_dir):
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     good = make_record(1)
-    repeated = make_record(2, drift=True, cell={**good.cell, "repeat": 1, "global_batch_size": 512, "nccl": {}})
+    repeated = make_record(2, drift=True, cell=changed_cell(good.cell, repeat=1, global_batch_size=512, nccl={}))
     failed = make_record(
         3, name="bad", state="failed", failure=Failure("oom", 1, "rank 1 ran out of memory"), metrics={}
     )
@@ -44,7 +45,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     (parent,) = runs(tracker).values()
     assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("scaling · 4 cells · 2026-")
     for record in everything:
-        assert tracker.log(record, make_folder(output_dir / "scaling", record))
+        assert tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
     tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
 
     found = runs(tracker)
@@ -87,12 +88,12 @@ def test_logging_twice_changes_nothing(tracker, output_dir):
     record = make_record(1)
     folder = make_folder(output_dir / "scaling", record)
     tracker.start_sweep(make_sweep())
-    assert tracker.log(record, folder)
+    assert tracker.log(record, CellFolder(folder))
     tracker.finish_sweep(make_sweep(), [record], "finished", "table")
     before = rows(output_dir / "mlflow.db")
     again = Tracker.open(Tracking(), output_dir, "scaling")
     again.start_sweep(make_sweep())
-    assert not again.log(record, folder)
+    assert not again.log(record, CellFolder(folder))
     again.finish_sweep(make_sweep(), [record], "finished", "table")
     assert rows(output_dir / "mlflow.db") == before
 
@@ -108,13 +109,13 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tracker._client, at, die)
-        tracker.log(record, folder)
+        tracker.log(record, CellFolder(folder))
     run = runs(tracker)[record.name]
     assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
     tracker._client.set_tag(
         run.info.run_id, "ringside.boot_id", "an earlier boot"
     )  # so the next start closes it as KILLED
-    assert Tracker.open(Tracking(), output_dir, "scaling").log(record, folder)
+    assert Tracker.open(Tracking(), output_dir, "scaling").log(record, CellFolder(folder))
     found = runs(tracker)
     assert len(found) == 2 and found[record.name].info.status == "FINISHED"
     assert found[record.name].data.metrics["throughput/images_per_second"] == 5000.0
@@ -175,7 +176,7 @@ def test_a_process_is_known_by_more_than_its_pid():
 
 def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
     record = make_record(1, metrics={"a": math.nan, "b": math.inf, "c": 1.0}, series={"d": [[0, "nan"], [1, 2.0]]})
-    tracker.log(record, make_folder(output_dir / "scaling", record))
+    tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
     run = runs(tracker)[record.name]
     assert run.data.metrics == {"c": 1.0, "d": 2.0}
     assert run.data.tags["ringside.nonfinite"] == "a,b,d"
@@ -201,7 +202,7 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     record = make_record(
         1,
         name=HOSTILE,
-        cell={**make_record().cell, "strategy": strategy, "nccl": {"NCCL_\n'": HOSTILE}},
+        cell=changed_cell(make_record().cell, strategy=strategy, nccl={"NCCL_\n'": HOSTILE}),
         state="failed",
         failure=Failure(HOSTILE, None, HOSTILE),
         validity=Validity("invalid", {HOSTILE: HOSTILE}),
@@ -218,7 +219,7 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     (folder / "large.log").write_bytes(b"x" * ((16 << 20) + 1))
     sweep = dataclasses.replace(make_sweep(), study=HOSTILE, overrides=[HOSTILE])
     tracker.start_sweep(sweep)
-    tracker.log(record, folder)
+    tracker.log(record, CellFolder(folder))
     tracker.finish_sweep(sweep, [record], "failed", summary_markdown([record] * 50))
     found = tracker._client.search_runs([tracker._experiment])
     assert len(found) == 2 and all(run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in found)
@@ -259,7 +260,7 @@ def test_the_summary_says_once_what_all_names_begin_with():
     lines = summary_markdown([make_record(i, name=name) for i, name in enumerate(names)]).splitlines()
     assert lines[:2] == ["Every cell: resnet50 · nccl_allreduce", ""]
     assert [line.split(" | ")[0] for line in lines[4:]] == ["| gpus 0,3", "| gpus 0,3 · ALGO=Ring"]
-    same = [make_record(0), make_record(1, cell={**base, "repeat": 1}), make_record(2, name="resnet18 · none")]
+    same = [make_record(0), make_record(1, cell=changed_cell(base, repeat=1)), make_record(2, name="resnet18 · none")]
     assert (
         summary_markdown(same)
         .splitlines()[3]
@@ -269,7 +270,7 @@ def test_the_summary_says_once_what_all_names_begin_with():
 
 
 def test_the_summary_has_the_headline_of_another_benchmark():
-    cell = {**make_record().cell, "benchmark": {"name": "overhead"}}
+    cell = changed_cell(make_record().cell, benchmark={"name": "overhead"})
     metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012, "overhead/share_ci_low": -0.0005,
                "overhead/share_ci_high": 0.003}  # fmt: skip
     lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")]).splitlines()
@@ -341,10 +342,10 @@ def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monke
     holder.execute("BEGIN EXCLUSIVE")
     assert "is locked by another process" in refused(Tracking(), output_dir, 5)
     with pytest.raises(TrackingUnavailable, match="is locked by another process"):
-        tracker.log(record, folder)
+        tracker.log(record, CellFolder(folder))
     holder.execute("ROLLBACK")
     holder.close()
-    assert tracker.log(record, folder)
+    assert tracker.log(record, CellFolder(folder))
     assert capfd.readouterr() == ("", "")
 
 
@@ -424,9 +425,9 @@ def test_a_store_that_vanished_is_not_made_anew(tracker, output_dir):
 def test_a_run_that_a_user_deleted_stays_deleted(tracker, output_dir):
     record = make_record(1)
     folder = make_folder(output_dir / "scaling", record)
-    tracker.log(record, folder)
+    tracker.log(record, CellFolder(folder))
     tracker._client.delete_run(runs(tracker)[record.name].info.run_id)
-    assert not tracker.log(record, folder)
+    assert not tracker.log(record, CellFolder(folder))
     assert record.name not in runs(tracker)
 
 

@@ -9,16 +9,17 @@ import math
 from pathlib import Path
 
 import pytest
+from cells import changed_cell
 
 from analysis.findings.baselines import RATE, baselines, efficiency
 from analysis.validity.checks import CHECKS, CODES, SETTINGS, judge, judged
 from benchmarks import record as records
-from benchmarks.record import Record, Validity
+from benchmarks.record import CellFolder, Record, Validity
 from conf.schema import Validity as Limits
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 REAL = [record for study in sorted(DATA.iterdir()) if study.is_dir() for record in records.read_study(study)[0]]
-PAIR = next(r for r in REAL if r.state == "finished" and r.cell["gpus"] == [0, 1] and "gpu_samples" in r.checks)
+PAIR = next(r for r in REAL if r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks)
 LIMITS = Limits()
 
 
@@ -37,9 +38,9 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
         # An early version took for the limit of CPU staging what is now its stage all_at_once.
         beaten = record.metrics.get("comm/ideal_ratio", 0) > 1.05 and record.checks["limit"] == "host_memory"
         assert (found.verdict, set(found.codes)) == ("valid", {"limit_exceeded"} if beaten else set()), record.name
-        alone = len(record.cell["gpus"]) == 1
+        alone = len(record.cell.gpus) == 1
         no_baseline = not alone and "scaling/efficiency" not in record.metrics
-        apart = alone or record.cell["strategy"]["name"] == "none" or "async" in record.cell["strategy"]["name"]
+        apart = alone or record.cell.strategy["name"] == "none" or "async" in record.cell.strategy["name"]
         skipped = {"exchange_wrong"} | ({"replicas_differ", "gradient_not_mean"} if apart else set())
         assert set(found.unchecked) == skipped | ({"efficiency_above_one"} if no_baseline else set())
 
@@ -164,7 +165,7 @@ def test_a_check_that_cannot_run_is_unchecked_with_a_reason_and_never_passed(cod
 def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check():
     def exchanged(record):
         record.checks.clear()
-        record.cell["benchmark"] = {"name": "exchange"}
+        object.__setattr__(record, "cell", changed_cell(record.cell, benchmark={"name": "exchange"}))
         record.checks.update(exchange_error=9e-3, exchange_tolerance=1e-2)
 
     found = judge(changed(exchanged), LIMITS)
@@ -228,7 +229,7 @@ def test_limits_come_from_the_configuration():
 
 def test_the_judgement_survives_the_file(tmp_path):
     record = judged(changed(PLANTED["gradient_not_mean"][1]), LIMITS)
-    back = records.read(records.write(tmp_path, record))
+    back = records.read(records.write(CellFolder(tmp_path), record))
     assert back.validity == record.validity == judge(back, LIMITS)
 
 
@@ -241,7 +242,7 @@ def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **cell):
         record_id=f"{number:032x}",
         cell_key=f"{number:016x}",
         name="",
-        cell={**PAIR.cell, "gpus": gpus, **cell},
+        cell=changed_cell(PAIR.cell, gpus=gpus, **cell),
         study="s",
         sweep_id="",
         overrides=[],
@@ -305,7 +306,7 @@ def test_only_usable_cells_are_baselines():
     ],
 )
 def test_only_cells_of_the_same_condition_are_baselines(other):
-    assert PAIR.cell | other != PAIR.cell
+    assert changed_cell(PAIR.cell, **other) != PAIR.cell
     assert efficiency(cell_of([0, 1], 150.0), [cell_of([0], 100.0, **other)]) is None
 
 
@@ -331,7 +332,7 @@ def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
 
 
 def test_efficiency_of_real_records():
-    weak = [r for r in REAL if r.state == "finished" and len(r.cell["gpus"]) > 1 and "scaling/efficiency" in r.metrics]
+    weak = [r for r in REAL if r.state == "finished" and len(r.cell.gpus) > 1 and "scaling/efficiency" in r.metrics]
     assert weak
     for record in weak:
         share = efficiency(record, [other for other in REAL if other.study == record.study])

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from cells import changed_cell
 from records import record, study
 from simulated import STRATEGY, Simulator, Truth, changed
 
@@ -38,8 +39,8 @@ class Laboratory:
         value = VALUES[name] * factor * math.exp(self.draw.normal(0, self.noise))
         asked = cell if name == "exchange" else UNTRAINED | cell
         made = self.simulator.record((0, 1), strategy, repeat, benchmark=benchmark, **asked)
-        made.cell["strategy"] = {"name": strategy if name == "exchange" else "none"}
-        return changed(made, metrics={HEADLINES[name].metric: value})
+        cell = changed_cell(made.cell, strategy={"name": strategy if name == "exchange" else "none"})
+        return changed(made, cell=cell, metrics={HEADLINES[name].metric: value})
 
     def runs(self, *cells, repeats=5):
         """Repeats of several cells, interleaved; each is what `run` takes."""

@@ -7,8 +7,7 @@ import pytest
 from derived_results import write_record
 
 from analysis.__main__ import main
-from benchmarks import record as records
-from benchmarks.record import read, read_lines
+from benchmarks.record import CellFolder, read, read_lines
 from conf import groups
 from launch.study.assemble import assemble
 
@@ -20,7 +19,7 @@ def study(forked, tmp_path_factory):
     folder = tmp_path_factory.mktemp("forked-study")
     for number, cell in enumerate(sorted(forked.folder.glob("**/cells/*"))):
         shutil.copytree(cell, folder / f"{number:03d}")
-        write_record(folder / f"{number:03d}", number)
+        write_record(CellFolder(folder / f"{number:03d}"), number)
     return folder
 
 
@@ -39,9 +38,9 @@ def verified(capsys, study):
 
 def edit(folder, change):
     """Change the record of a cell's folder."""
-    content = json.loads((folder / records.FILE_NAME).read_text())
+    content = json.loads((CellFolder(folder).record).read_text())
     change(content)
-    (folder / records.FILE_NAME).write_text(json.dumps(content))
+    (CellFolder(folder).record).write_text(json.dumps(content))
 
 
 def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study, capsys):

@@ -4,7 +4,8 @@ import dataclasses
 import sqlite3
 
 from benchmarks import record as records
-from benchmarks.record import Record
+from benchmarks.record import CellFolder, Record
+from conf.cell import Cell, Network, Optimizer
 from launch.study.identity import Process, Sweep
 
 START = 1_795_000_000.0
@@ -12,20 +13,22 @@ START = 1_795_000_000.0
 
 def make_record(number=0, **changes):
     """A finished cell; `number` makes its ids and times its own."""
-    cell = {
-        "model": {"name": "resnet50", "image_size": 224, "options": {}},
-        "strategy": {"name": "nccl_allreduce", "bucket_cap_mb": 25, "comm_hook": "none"},
-        "benchmark": {"name": "throughput", "windows": 5},
-        "nccl": {"NCCL_P2P_LEVEL": "LOC"},
-        "gpus": [0, 3],
-        "device": "cuda",
-        "batch_size": 256,
-        "global_batch_size": None,
-        "precision": "bf16",
-        "optimize": "eager",
-        "seed": 0,
-        "repeat": 0,
-    }
+    cell = Cell(
+        model=Network("resnet50", "torchvision", "resnet50", 3, 1000, 224, 0.0, {}),
+        strategy={"name": "nccl_allreduce", "bucket_cap_mb": 25, "comm_hook": "none"},
+        benchmark={"name": "throughput", "windows": 5},
+        nccl={"NCCL_P2P_LEVEL": "LOC"},
+        optimizer=Optimizer(),
+        profiler="none",
+        gpus=(0, 3),
+        device="cuda",
+        batch_size=256,
+        global_batch_size=None,
+        precision="bf16",
+        optimize="eager",
+        channels_last=True,
+        seed=0,
+    )
     made = Record(
         record_id=f"{number:032x}",
         cell_key=f"{number:016x}",
@@ -54,7 +57,7 @@ def make_folder(study_dir, record):
     (folder / "logs" / "0.log").write_text("rank 0\n")
     (folder / "nccl" / "0.log").write_text("NCCL INFO\n")
     (folder / "topology.txt").write_text("GPU0\n")
-    records.write(folder, record)
+    records.write(CellFolder(folder), record)
     return folder
 
 

@@ -5,12 +5,13 @@ images per step unchanged (strong scaling, where `global_batch_size` was asked f
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
 from analysis.findings.provenance import part
 from benchmarks.record import Record
+from conf.cell import Cell
 
 RATE = "throughput/images_per_second"
 # A profiler has a pass of its own: the timed one is the same.
@@ -21,7 +22,7 @@ def condition(record: Record) -> tuple[Any, ...]:
     """What must be equal between a cell and its baseline: the machine, the software, and all that was asked but the GPUs,
     NCCL's settings, the repeat and a profiler, which has a pass of its own.
     """
-    different = ("server_gpus", "batch_size") if record.cell.get("global_batch_size") else ("server_gpus",)
+    different = ("server_gpus", "batch_size") if record.cell.global_batch_size else ("server_gpus",)
     asked = sorted(item for item in flat(record.cell).items() if not no_matter(item[0], different))
     hardware = [str(record.environment.get("host")), *sorted({str(rank.get("name")) for rank in record.ranks})]
     versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
@@ -41,7 +42,7 @@ def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
     members, wanted = uuids(record), condition(record)
     rates: dict[int, dict[tuple[str, bool], float]] = {}
     for other in sorted(records, key=lambda one: one.started_at):
-        gpus = other.cell["gpus"]
+        gpus = other.cell.gpus
         if len(gpus) != 1 or gpus[0] not in members or not other.usable or RATE not in other.metrics:
             continue
         if uuids(other)[gpus[0]] == members[gpus[0]] and condition(other) == wanted:
@@ -51,7 +52,7 @@ def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
 
 def uuids(record: Record) -> dict[int, str | None]:
     """{GPU: its UUID} of a record's subset; None for CPU workers."""
-    gpus, planned = record.cell["gpus"], record.environment.get("planned_uuids")
+    gpus, planned = record.cell.gpus, record.environment.get("planned_uuids")
     known = planned if isinstance(planned, list) and len(planned) == len(gpus) else [None] * len(gpus)
     return {gpu: None if one is None else str(one) for gpu, one in zip(gpus, known, strict=True)}
 
@@ -59,19 +60,19 @@ def uuids(record: Record) -> dict[int, str | None]:
 def efficiency(record: Record, records: Iterable[Record]) -> float | None:
     """Share of ideal scaling against the slowest member that has a baseline; None for one GPU or without any baseline."""
     alone = baselines(record, records)
-    count = len(record.cell["gpus"])
+    count = len(record.cell.gpus)
     if count == 1 or not alone or RATE not in record.metrics:
         return None
     return record.metrics[RATE] / (count * min(alone.values()))
 
 
-def flat(cell: Mapping[str, Any]) -> dict[str, str]:
-    """What was asked of a cell, but its GPUs and what is incidental, by dotted name and as text.
+def flat(cell: Cell) -> dict[str, str]:
+    """Flatten a cell's request to {"strategy.comm_hook": "bf16"}, without its GPUs and INCIDENTAL fields.
 
     How long throughput is measured does not change what it is: of that benchmark only the name counts.
     """
     made: dict[str, str] = {}
-    for name, value in cell.items():
+    for name, value in cell.to_dict().items():
         if name in INCIDENTAL or name == "gpus" or value in (None, [], ()):
             continue
         if name == "declared":  # of what the YAML says, only a change of the user's own code makes another cell

@@ -109,7 +109,7 @@ def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
     made: dict[str, Matrix] = {name: {} for name in P2P}
     for record in records:
         told = part(part(record.tables, "p2p"), "matrices")
-        gpus = record.cell["gpus"]
+        gpus = record.cell.gpus
         for name in P2P:
             rows = told.get(name)
             if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):

@@ -32,7 +32,7 @@ def _uuids(record: Record) -> dict[int, str]:
     listed = part(record.environment, "gpu").get("gpus")
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     planned = record.environment.get("planned_uuids")
-    mine = dict(zip(record.cell["gpus"], planned, strict=False)) if isinstance(planned, list) else {}
+    mine = dict(zip(record.cell.gpus, planned, strict=False)) if isinstance(planned, list) else {}
     return {one["id"]: str(one["uuid"]) for one in known if type(one.get("id")) is int and "uuid" in one} | mine
 
 
@@ -48,9 +48,9 @@ def surroundings(record: Record, machines: Machines) -> dict[str, str]:
     versions, gpu = part(environment, "versions"), part(environment, "gpu")
     known = {
         "machine": machines.name(record),
-        "driver": gpu.get("driver") if record.cell.get("device") == "cuda" else None,
+        "driver": gpu.get("driver") if record.cell.device == "cuda" else None,
         "torch": versions.get("torch"),
         "CUDA": versions.get("cuda"),
-        "NCCL": versions.get("nccl") if record.cell.get("device") == "cuda" else None,
+        "NCCL": versions.get("nccl") if record.cell.device == "cuda" else None,
     }
     return {name: "" if value is None else str(value) for name, value in known.items()}

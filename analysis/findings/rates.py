@@ -4,12 +4,10 @@ More of a rate is faster. Of a time the rate is 1 ÷ time, so that 5 % always ar
 "Comparisons".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from analysis.findings.baselines import RATE
-from analysis.findings.provenance import part
+from conf.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,6 @@ HEADLINES = {
 }
 
 
-def headline(cell: Mapping[str, Any]) -> Headline:
+def headline(cell: Cell) -> Headline:
     """Of a cell's benchmark; images per second, which others do not count, where that has none of its own."""
-    return HEADLINES.get(str(part(cell, "benchmark").get("name")), IMAGES)
+    return HEADLINES.get(cell.benchmark["name"], IMAGES)

@@ -13,9 +13,10 @@ from typing import Any
 
 from analysis.findings.baselines import RATE, flat
 from analysis.findings.estimates import Sample, sample
-from analysis.findings.provenance import SURROUNDINGS, Machines, part, surroundings
+from analysis.findings.provenance import SURROUNDINGS, Machines, surroundings
 from analysis.findings.rates import Headline, headline
 from benchmarks.record import Record
+from conf.cell import Cell
 
 # What says nothing of a cell without a model.
 OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
@@ -36,25 +37,24 @@ class Runs:
         return len(self.gpus)
 
     @property
-    def cell(self) -> Mapping[str, Any]:
-        """What was asked of the first run."""
+    def cell(self) -> Cell:
+        """Return what was asked of the first run."""
         return self.records[0].cell
 
     @property
     def strategy(self) -> str:
         """Name of the strategy."""
-        return str(part(self.cell, "strategy").get("name", ""))
+        return str(self.cell.strategy["name"])
 
     @property
     def trains(self) -> bool:
         """Whether it has a model and a strategy; else it measures links alone."""
-        return part(self.cell, "model").get("name") != "none"
+        return self.cell.trains
 
     @property
     def batch_size(self) -> int:
-        """Images per rank and step; 0 where the record does not say."""
-        size = self.cell.get("batch_size")
-        return size if isinstance(size, int) else 0
+        """Return the images per rank and step."""
+        return self.cell.batch_size
 
     @property
     def strong(self) -> bool:
@@ -142,8 +142,8 @@ class Gathered:
         ]
         told += [f"{name} {runs.around[name] or 'not known'}" for name in self.around]
         if not told and not runs.trains:
-            return str(part(runs.cell, "benchmark").get("name", "benchmark"))
-        return " · ".join(told) or f"{part(runs.cell, 'model').get('name', 'model')} · {runs.strategy or 'no strategy'}"
+            return str(runs.cell.benchmark["name"])
+        return " · ".join(told) or f"{runs.cell.model.name} · {runs.strategy}"
 
     @functools.cached_property
     def telling(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def gather(records: Iterable[Record]) -> Gathered:
         last[attempt] = record, around
     alike: dict[tuple[Any, ...], list[Runs]] = {}
     for record, around in last.values():
-        one = Runs((record,), tuple(record.cell["gpus"]), flat(record.cell), around)
+        one = Runs((record,), record.cell.gpus, flat(record.cell), around)
         alike.setdefault((one.gpus, tuple(sorted(one.asked.items())), *around.values()), []).append(one)
     runs, drift = [], []
     for members in alike.values():
@@ -237,9 +237,8 @@ def _why(record: Record) -> str:
 
 def chosen(runs: Runs) -> frozenset[str]:
     """The strategy's options that were asked beside their defaults, as labels name them: 'comm_hook=bf16'."""
-    options = part(runs.cell, "strategy")
-    labels = (str(label) for label in runs.cell.get("labels") or ())
-    return frozenset(label for label in labels if label.partition("=")[0] in options and "=" in label)
+    options = runs.cell.strategy
+    return frozenset(label for label in runs.cell.labels if label.partition("=")[0] in options and "=" in label)
 
 
 def plain(runs: Runs, name: str) -> bool:

@@ -41,7 +41,7 @@ class Study:
     @property
     def trains(self) -> bool:
         """Whether a cell has a model; others measure links alone. A study without records could have had one."""
-        return not self.records or any(named(record, "model") != "none" for record in self.records)
+        return not self.records or any(record.cell.trains for record in self.records)
 
     @cached_property
     def by_id(self) -> dict[str, Record]:
@@ -124,24 +124,19 @@ def _from(folder: Path, error: RecordError) -> str:
 def cell_without_repeat(record: Record, *without: str) -> str:
     """Equal for equal cells; also for those that differ in fields that are left out."""
     left_out = (*INCIDENTAL, *without)
-    return json.dumps({name: value for name, value in record.cell.items() if name not in left_out}, sort_keys=True)
-
-
-def asked(record: Record, group: str) -> Mapping[str, Any]:
-    """The options of a cell's model, strategy or benchmark; empty where a foreign record has none."""
-    options = record.cell.get(group)
-    return options if isinstance(options, Mapping) else {}
+    asked = record.cell.to_dict()
+    return json.dumps({name: value for name, value in asked.items() if name not in left_out}, sort_keys=True)
 
 
 def named(record: Record, group: str) -> str:
-    """The name of a cell's model, strategy or benchmark."""
-    return str(asked(record, group).get("name", "unknown"))
+    """Return the name of a cell's model, strategy or benchmark."""
+    return record.cell.model.name if group == "model" else str(getattr(record.cell, group)["name"])
 
 
 def hardware(record: Record) -> str:
     """`4 × NVIDIA H200`, or the CPU that workers ran on; of the machine, not of the subset."""
     gpus = mapping(record.environment.get("gpu")).get("gpus")
-    if record.cell.get("device") == "cuda" and isinstance(gpus, list) and gpus:
+    if record.cell.device == "cuda" and isinstance(gpus, list) and gpus:
         kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
         return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
     cpu = mapping(record.environment.get("cpu"))

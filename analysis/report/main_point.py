@@ -31,12 +31,12 @@ def main_point(study: Study, found: Findings) -> Headline | None:
 
     fastest = max(every, key=lambda pair: (merit(pair), pair[1].rate.value))
     first = _first(study, fastest)
-    if first is None or not first.cell.get("nccl"):
+    if first is None or not first.cell.nccl:
         return fastest
     alike = cell_without_repeat(first, "nccl")
     for pair in every:
         other = _first(study, pair)
-        if other is None or other.cell.get("nccl") or merit(pair) != merit(fastest):
+        if other is None or other.cell.nccl or merit(pair) != merit(fastest):
             continue
         if cell_without_repeat(other, "nccl") == alike:
             return fastest if _gains(found, fastest, pair) else pair

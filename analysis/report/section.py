@@ -172,8 +172,8 @@ def wires(study: Study, found: Findings) -> Section:
 def strategies(study: Study, found: Findings) -> Section:
     """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
-    groups = [group for group in study.groups if len(group[0].cell["gpus"]) > 1 and _measured(group)]
-    groups.sort(key=lambda group: (-len(group[0].cell["gpus"]), -(middle(group, RATE) or 0.0)))
+    groups = [group for group in study.groups if len(group[0].cell.gpus) > 1 and _measured(group)]
+    groups.sort(key=lambda group: (-len(group[0].cell.gpus), -(middle(group, RATE) or 0.0)))
     labels = [
         curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
     ]
@@ -234,7 +234,7 @@ def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator
 
 def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
     first = group[0]
-    gpus, exchange = first.cell["gpus"], bounded(group, "comm/exchange_ms")
+    gpus, exchange = first.cell.gpus, bounded(group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
     per_gpu = None
     if size and exchange is not None and exchange.value > 0:

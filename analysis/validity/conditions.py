@@ -73,7 +73,7 @@ def throttled(record: Record, _: Limits) -> CheckResult | None:
 
 def too_few_iterations(record: Record, _: Limits) -> CheckResult | None:
     """Tell whether fewer iterations were measured than requested."""
-    done, wanted = record.checks.get("iterations"), record.cell["benchmark"].get("min_iterations")
+    done, wanted = record.checks.get("iterations"), record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
         return unchecked("this benchmark counts no iterations")
     return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
@@ -82,7 +82,7 @@ def too_few_iterations(record: Record, _: Limits) -> CheckResult | None:
 def efficiency_above_one(record: Record, _: Limits) -> CheckResult | None:
     """Tell whether the efficiency is too high for a fair baseline."""
     share = record.metrics.get("scaling/efficiency")
-    if len(record.cell["gpus"]) == 1:
+    if len(record.cell.gpus) == 1:
         return None  # a baseline is not compared with itself
     if share is None:
         return unchecked("no one-GPU baseline to compare with")

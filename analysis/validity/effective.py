@@ -4,7 +4,6 @@ It is compared with what the cell requested.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from analysis.errors import UnreadableInput
@@ -15,15 +14,13 @@ from analysis.nccl.transports import describe_transport
 from analysis.topology.link_classes import distinct_classes
 from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.settings import check_setting
-from benchmarks.record import Record
-
-# Folder, inside that of a cell, of the untimed pass whose logs name every collective's algorithm and protocol.
-TUNING_FOLDER = "tuning"
+from benchmarks.record import CellFolder, Record
+from conf.cell import Cell
 
 
-def read_logs(folder: Path) -> NcclLog | None:
-    """Read NCCL's logs of one cell (`<cell>/nccl/*.log`, a file for each rank); None if none can be read."""
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sorted((folder / "nccl").glob("*.log"))]
+def read_logs(folder: CellFolder) -> NcclLog | None:
+    """Read NCCL's logs of one cell, a file for each rank; None if none can be read."""
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.nccl_logs()]
     try:
         return parse_nccl_log(*texts) if texts else None
     except UnreadableInput:
@@ -31,18 +28,18 @@ def read_logs(folder: Path) -> NcclLog | None:
 
 
 def observe(
-    record: Record, folder: Path, known: Iterable[Record], folder_of: Callable[[Record], Path]
+    record: Record, folder: CellFolder, known: Iterable[Record], folder_of: Callable[[Record], CellFolder]
 ) -> dict[str, Any]:
     """Return the `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …
 
     `known` are the other records of the study: the same cell without a setting shows whether the setting had an effect.
     CPU workers have `findings` only.
     """
-    if record.cell["device"] != "cuda":
-        return {"findings": [_not_applicable(name, value) for name, value in record.cell["nccl"].items()]}
+    if record.cell.device != "cuda":
+        return {"findings": [_not_applicable(name, value) for name, value in record.cell.nccl.items()]}
     links: Mapping[str, str] = record.environment.get("links", {})
-    gpus = record.cell["gpus"]
-    log, tuning = read_logs(folder), read_logs(folder / TUNING_FOLDER)
+    gpus = record.cell.gpus
+    log, tuning = read_logs(folder), read_logs(folder.tuning)
     effective: dict[str, Any] = {}
     if link_class := distinct_classes(gpus, links):
         effective["link_class"] = link_class
@@ -53,10 +50,10 @@ def observe(
             {"function": c.function, "bytes": c.size, "algorithm": c.algorithm, "protocol": c.protocol}
             for c in tuning.algorithms
         ]
-    evidence = None if log is None else Evidence(record.cell["nccl"], log, links, gpus, env_logged=True)
+    evidence = None if log is None else Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
     findings: list[SettingResult] = []
     others = list(known)
-    for name, value in record.cell["nccl"].items():
+    for name, value in record.cell.nccl.items():
         reference = without(record, name, others)
         reference_log = read_logs(folder_of(reference)) if reference else None
         # the timed pass logs no choice of algorithm; the tuning pass does
@@ -100,6 +97,6 @@ def without(record: Record, setting: str, known: Iterable[Record]) -> Record | N
     return same[-1] if same else None
 
 
-def _condition(cell: Mapping[str, Any], removed: str | None) -> dict[str, Any]:
-    kept = {name: value for name, value in cell.items() if name not in INCIDENTAL}
-    return {**kept, "nccl": {name: value for name, value in cell["nccl"].items() if name != removed}}
+def _condition(cell: Cell, removed: str | None) -> dict[str, Any]:
+    kept = {name: value for name, value in cell.to_dict().items() if name not in INCIDENTAL}
+    return {**kept, "nccl": {name: value for name, value in cell.nccl.items() if name != removed}}

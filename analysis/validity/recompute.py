@@ -8,8 +8,7 @@ from typing import Any
 
 from analysis.findings.baselines import efficiency
 from benchmarks.derived import FIELDS, IncompleteLines, complete, function_of
-from benchmarks.record import FILE_NAME, SCHEMA_VERSION, Record, RecordError, read, read_lines
-from conf.cell import Cell
+from benchmarks.record import SCHEMA_VERSION, CellFolder, Kind, Record, RecordError, read, read_lines, record_paths
 
 # Records of this version and later have lines that hold everything that is derived.
 FIRST_SCHEMA = min(3, SCHEMA_VERSION)
@@ -56,7 +55,7 @@ class Verification:
 def verify(study: Path) -> Verification:
     """Derive every record of a study again, earlier attempts too, and compare."""
     result, records = Verification(), {}
-    for path in sorted(study.glob(f"*/**/{FILE_NAME}")):
+    for path in record_paths(study):
         result.records += 1
         name = str(path.parent.relative_to(study))
         try:
@@ -65,7 +64,7 @@ def verify(study: Path) -> Verification:
             result.omissions.append(Omission(name, str(error), wrong=True))
     for name, record in records.items():
         try:
-            values = _values(study / name, record)
+            values = _values(CellFolder(study / name), record)
         except IncompleteLines as error:
             result.omissions.append(Omission(name, str(error), wrong=record.state == "finished"))
             continue
@@ -79,24 +78,24 @@ def verify(study: Path) -> Verification:
     return result
 
 
-def _values(folder: Path, record: Record) -> dict[str, Any]:
+def _values(folder: CellFolder, record: Record) -> dict[str, Any]:
     """Return FIELDS of a record from its lines.
 
     Raises:
         IncompleteLines: lines are missing.
         LookupError: there is nothing to derive it from; the message is the reason.
     """
-    cell = record.cell if isinstance(record.cell, Cell) else Cell.from_dict(record.cell)
-    if not any((folder / "ranks").glob("*.jsonl")):
+    cell = record.cell
+    if not folder.all_rank_lines():
         raise LookupError("no raw lines")
     if record.schema_version < FIRST_SCHEMA:
         raise LookupError(f"its lines are of schema {record.schema_version}, which does not hold every sample")
     if function_of(cell) is None:
         raise LookupError(f"benchmark={cell.benchmark['name']} declares no derive function")
-    lines = {rank: list(read_lines(folder / "ranks" / f"{rank}.jsonl")) for rank in range(cell.world_size)}
+    lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(cell.world_size)}
     if record.state == "finished":
         for rank, own in lines.items():
-            if not own or own[-1]["kind"] != "done":
+            if not own or own[-1]["kind"] != Kind.DONE:
                 raise IncompleteLines(f"ranks/{rank}.jsonl is cut: its last line is not `done`")
     values = complete(lines, cell)
     if values is None:

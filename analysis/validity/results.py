@@ -12,7 +12,7 @@ from conf.schema import Validity as Limits
 
 def missing_rank(record: Record, _: Limits) -> CheckResult | None:
     """Find ranks that did not finish."""
-    expected = set(range(len(record.cell["gpus"])))
+    expected = set(range(len(record.cell.gpus)))
     missing = expected - {rank["rank"] for rank in record.ranks if rank.get("done")}
     return CheckResult(", ".join(map(str, sorted(missing)))) if missing else None
 
@@ -52,18 +52,20 @@ def gradient_not_mean(record: Record, _: Limits) -> CheckResult | None:
 
 
 def _why_not_compared(record: Record) -> str:
-    if len(record.cell["gpus"]) == 1:
+    if len(record.cell.gpus) == 1:
         return "there is only one rank, so nothing to compare"
-    if record.cell["benchmark"].get("name") == "exchange" or record.cell["model"].get("name") == "none":
+    if record.cell.benchmark["name"] == "exchange" or record.cell.model.name == "none":
         return "this benchmark trains nothing"
-    return f"strategy {record.cell['strategy']['name']} does not keep the weights equal, or its compression loses precision"
+    return (
+        f"strategy {record.cell.strategy['name']} does not keep the weights equal, or its compression loses precision"
+    )
 
 
 def exchange_wrong(record: Record, _: Limits) -> CheckResult | None:
     """Tell whether the exchange of known gradients differs from their mean."""
     error, tolerance = (record.checks.get(f"exchange_{name}") for name in ("error", "tolerance"))
     if error is None or tolerance is None:
-        alone = record.cell["benchmark"].get("name") == "exchange"
+        alone = record.cell.benchmark["name"] == "exchange"
         return unchecked("its compression loses precision" if alone else "this benchmark exchanges no known gradients")
     return (
         None if error <= tolerance else CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
@@ -73,7 +75,7 @@ def exchange_wrong(record: Record, _: Limits) -> CheckResult | None:
 def copy_wrong(record: Record, _: Limits) -> CheckResult | None:
     """Find copies of benchmark=p2p with wrong elements."""
     if not record.checks.get("copies_compared"):
-        return unchecked("no copy was compared") if record.cell["benchmark"].get("name") == "p2p" else None
+        return unchecked("no copy was compared") if record.cell.benchmark["name"] == "p2p" else None
     wrong = record.checks["copies_wrong"]
     if not wrong:
         return None
@@ -85,7 +87,7 @@ def entry_not_positive(record: Record, _: Limits) -> CheckResult | None:
     """Find matrices of benchmark=p2p with an entry that is not a positive number."""
     matrices = record.tables.get("p2p", {}).get("matrices")
     if not matrices:
-        return unchecked("no matrix was measured") if record.cell["benchmark"].get("name") == "p2p" else None
+        return unchecked("no matrix was measured") if record.cell.benchmark["name"] == "p2p" else None
     bad = [
         name for name, rows in matrices.items() if not all(0 < float(value) < math.inf for row in rows for value in row)
     ]
@@ -94,7 +96,7 @@ def entry_not_positive(record: Record, _: Limits) -> CheckResult | None:
 
 def wrong_elements(record: Record, _: Limits) -> CheckResult | None:
     """Tell whether a collective's result has wrong elements."""
-    if record.cell["benchmark"].get("name") == "collectives" and "wrong_elements" not in record.checks:
+    if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
     count, sizes = record.checks.get("wrong_elements"), record.checks.get("wrong_bytes", [])
     return CheckResult(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes") if count else None
@@ -122,5 +124,5 @@ def images_miscounted(record: Record, _: Limits) -> CheckResult | None:
     counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
     if counted is None or steps is None:
         return unchecked("this benchmark counts no images")
-    expected = steps * record.cell["batch_size"] * len(record.cell["gpus"])
+    expected = steps * record.cell.batch_size * len(record.cell.gpus)
     return CheckResult(f"{counted:.0f} counted, {expected:.0f} expected") if counted != expected else None

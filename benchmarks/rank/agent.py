@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.rank import lifetime, rendezvous, worker
+from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER
@@ -56,7 +57,7 @@ def main(folder: Path, ranks: int, start: str) -> int:
             ])  # fmt: skip
     except ChildFailedError as error:
         failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        (folder / "failures.json").write_text(json.dumps(failures))
+        CellFolder(folder).failures.write_text(json.dumps(failures))
         return 1
     return 0
 
@@ -67,7 +68,7 @@ def _preloaded(folder: Path, ranks: int) -> LaunchConfig | None:
     An import that fails here fails in a rank too, and the rank reports it.
     """
     with contextlib.suppress(Exception):
-        cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
+        cell = Cell.from_dict(json.loads(CellFolder(folder).cell.read_text()))
         locate(cell.target("benchmark"))
         if cell.trains:
             load(cell.strategy, cell.target("strategy"))

@@ -2,11 +2,10 @@
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.rank.result import Block
-from benchmarks.record import OUTPUT_NAME, Lines
+from benchmarks.record import CellFolder, Kind, Lines
 
 # Seconds between signs of life: far below any deadline, far above the cost of a line.
 BEAT_SECONDS = 1.0
@@ -16,11 +15,12 @@ COUNT_FORMAT = b"%20d"  # of one width, so that a write replaces the number befo
 class Reporter:
     """Appends to `<cell>/ranks/<rank>.jsonl`."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
-        self.folder = path.parent.parent  # of the cell, or of an untimed pass of the cell
+    def __init__(self, folder: CellFolder, rank: int) -> None:
+        """Open the lines of a rank, in the folder of its cell or of an untimed pass. Raises OSError."""
+        self._lines = Lines(folder.rank_lines(rank))
+        self.folder = folder
         # Beats are too far apart to show which of several stopped ranks is behind; this file always holds the count.
-        self._count = os.open(path.with_suffix(".count"), os.O_WRONLY | os.O_CREAT, 0o644)
+        self._count = os.open(folder.rank_count(rank), os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(self._count, COUNT_FORMAT % 0, 0)
         self._phase = "start"
         self._iterations = 0
@@ -34,7 +34,7 @@ class Reporter:
     def phase(self, name: str) -> None:
         """Begin a phase. The terminal shows its name, and so does the message of a hang."""
         self._phase = name
-        self.line("phase", phase=name)
+        self.line(Kind.PHASE, phase=name)
 
     def beat(self, iterations: int = 1) -> None:
         """Count iterations that were enqueued. Called inside timed windows: at most one line a second, without fsync."""
@@ -44,16 +44,16 @@ class Reporter:
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
-            self._lines.write("beat", time.time(), phase=self._phase, iterations=self._iterations)
+            self._lines.write(Kind.BEAT, time.time(), phase=self._phase, iterations=self._iterations)
 
     def output(self, text: str) -> None:
         """Write what the benchmark prints. The launching process shows it when the cell has ended. One rank calls it."""
-        (self.folder / OUTPUT_NAME).write_text(text + "\n")
+        self.folder.output.write_text(text + "\n")
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
         """Write the samples of a window, with `facts` that tell what was timed; `images` are those of its counted iterations."""
         self.line(
-            "block",
+            Kind.BLOCK,
             purpose=purpose,
             ms=block.ms,
             lead_in_ms=block.lead_in_ms,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import lifetime
+from benchmarks.record import CellFolder, Kind
 
 # torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
 if TYPE_CHECKING:
@@ -40,28 +41,29 @@ def main(folder: Path, started: str = "exec") -> int:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["RANK"])
-    log = os.open(folder / "logs" / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    cell_folder = CellFolder(folder)
+    log = os.open(cell_folder.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1)  # at a hang the supervisor asks for every thread's stack
     from benchmarks.rank.reporter import Reporter  # after the redirection
 
-    reporter = Reporter(folder / "ranks" / f"{rank}.jsonl")
+    reporter = Reporter(cell_folder, rank)
     try:
-        _measure(folder, rank, started, reporter)
+        _measure(cell_folder, rank, started, reporter)
     except BaseException as error:
         try:
             traceback.print_exc()
             sys.stderr.flush()
-            reporter.line("error", type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
+            reporter.line(Kind.ERROR, type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
         finally:
             # Not the ordinary exit: the destructors of a broken process group can wait for ever.
             os._exit(1)
-    reporter.line("done")
+    reporter.line(Kind.DONE)
     return 0
 
 
-def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> None:
+def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") -> None:
     """Find this process's device, then be a rank or a server of the cell."""
     import json
 
@@ -70,7 +72,7 @@ def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> Non
     from conf.cell import Cell
     from trainers.devices import stay_near
 
-    cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
+    cell = Cell.from_dict(json.loads(folder.cell.read_text()))
     place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
     device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -79,7 +81,7 @@ def _measure(folder: Path, rank: int, started: str, reporter: "Reporter") -> Non
     else:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     here = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
-    reporter.line("start", rank=rank, **here, **_identity(device))
+    reporter.line(Kind.START, rank=rank, **here, **_identity(device))
     if rank < cell.world_size:
         _rank(cell, rank, device, reporter)
     else:
@@ -111,7 +113,7 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter")
     run = locate(cell.target("benchmark"))
     result = run(cell, Ranks(rank, cell.world_size, device), reporter)
     if rank == 0:
-        reporter.line("result", **dataclasses.asdict(result))
+        reporter.line(Kind.RESULT, **dataclasses.asdict(result))
     dist.destroy_process_group()
 
 

@@ -1,31 +1,17 @@
 """The record of a cell and the lines of its ranks: the face that other packages import. Standard library only."""
 
-from benchmarks.record.model import (
-    FILE_NAME,
-    OUTPUT_NAME,
-    SCHEMA_VERSION,
-    STATES,
-    VERDICTS,
-    Failure,
-    Lines,
-    Record,
-    RecordError,
-    Validity,
-    read,
-    read_line,
-    read_lines,
-    read_study,
-    write,
-    write_json,
-)
+from benchmarks.record.cell_folder import CellFolder, record_paths
+from benchmarks.record.files import read, read_study, write, write_json
+from benchmarks.record.lines import Kind, Lines, read_line, read_lines
+from benchmarks.record.model import SCHEMA_VERSION, STATES, VERDICTS, Failure, Record, RecordError, Validity
 
 __all__ = [
-    "FILE_NAME",
-    "OUTPUT_NAME",
     "SCHEMA_VERSION",
     "STATES",
     "VERDICTS",
+    "CellFolder",
     "Failure",
+    "Kind",
     "Lines",
     "Record",
     "RecordError",
@@ -34,6 +20,7 @@ __all__ = [
     "read_line",
     "read_lines",
     "read_study",
+    "record_paths",
     "write",
     "write_json",
 ]

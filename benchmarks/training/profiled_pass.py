@@ -79,6 +79,6 @@ def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[No
     def recording() -> Iterator[None]:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
             yield
-        profiler.export_chrome_trace(str(reporter.folder / f"rank{ranks.rank}.json.gz"))
+        profiler.export_chrome_trace(str(reporter.folder.path / f"rank{ranks.rank}.json.gz"))
 
     return recording(), record_function

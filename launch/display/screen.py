@@ -160,7 +160,7 @@ class Screen:
             record = self.records[number]
             if record is None or record.state != "finished":
                 continue
-            metrics, several = record.metrics, len(record.cell["gpus"]) > 1
+            metrics, several = record.metrics, len(record.cell.gpus) > 1
             rate = metrics.get(RATE)
             said = {
                 "images/s": _number(rate),

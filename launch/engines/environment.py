@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import RECORDED, Machine
@@ -56,13 +57,13 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def arguments(folder: Path, cell: Cell, start: str = "auto") -> list[str]:
+def arguments(folder: CellFolder, cell: Cell, start: str = "auto") -> list[str]:
     """The agent of this machine, which starts the ranks and the servers as `engine.start` says."""
-    return [sys.executable, "-m", "benchmarks.rank.agent", str(folder), str(cell.world_size + cell.servers), start]
+    return [sys.executable, "-m", "benchmarks.rank.agent", str(folder.path), str(cell.world_size + cell.servers), start]
 
 
 def environment(
-    cell: Cell, machine: Machine, folder: Path, token: str, surrounding: Mapping[str, str]
+    cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
     """The surroundings, then what the cell asks for. Variables that forbid NVLink multicast are inherited like any other."""
     kept = {
@@ -84,9 +85,9 @@ def environment(
         "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
-        "NCCL_DEBUG_FILE": str(folder / "nccl" / "%h.%p.log"),
+        "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
         # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for here.
-        "NCCL_CONF_FILE": str(folder / "nccl" / "nccl.conf"),
+        "NCCL_CONF_FILE": str(folder.nccl_conf),
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
     }

@@ -47,7 +47,7 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> N
     for cell, needed in zip(doubtful, json.loads(answer.stdout), strict=True):
         if needed > free:
             raise Refused(
-                f"strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in {FOLDER}, "
-                f"where {free / 2**20:.0f} MiB are free; accepted is a strategy with less, or a larger {FOLDER} "
+                f"strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in "
+                f"{FOLDER}, where {free / 2**20:.0f} MiB are free; accepted is a strategy with less, or a larger {FOLDER} "
                 "(in a container: --shm-size)"
             )

@@ -18,8 +18,11 @@ def estimate(cell: Cell, known: Iterable[Record]) -> float:
     traced = START_SECONDS[cell.device] if cell.profiler != "none" else 0.0  # a pass of its own, after the timed one
     finished = [record for record in known if record.state == "finished"]
     for same in (("model", "benchmark", "optimize", "device"), ("benchmark", "optimize", "device")):
-        plain = cell.to_dict()
-        took = [r.ended_at - r.started_at for r in finished if all(r.cell[name] == plain[name] for name in same)]
+        took = [
+            record.ended_at - record.started_at
+            for record in finished
+            if all(getattr(record.cell, name) == getattr(cell, name) for name in same)
+        ]
         if took:
             return median(took) + traced
     timed = float(cell.benchmark.get("max_seconds", TIMED_SECONDS[cell.device]))

@@ -10,7 +10,6 @@ A pass that fails costs the measured record nothing: its sentence stands among w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from analysis.errors import UnreadableInput
@@ -22,16 +21,14 @@ from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
 from analysis.validity.evidence import SettingResult
+from benchmarks.record import CellFolder
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
 from launch.study.study import PROFILED, prepare
 from launch.supervision.supervise import Outcome
 
-FOLDER = "profile"
-# A first try, whose capture range recorded nothing.
-IN_VAIN = "profile-capture-range"
 REPORT = "trace"
-Run = Callable[[Cell, Path, Sequence[str]], Outcome]
+Run = Callable[[Cell, CellFolder, Sequence[str]], Outcome]
 
 
 class PassFailed(Exception):
@@ -48,12 +45,12 @@ class Profiled:
     effective: dict[str, Any] = field(default_factory=dict)
 
 
-def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
+def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Profiled:
     """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`, and read what it left."""
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
         summary = summarize(within_steps(trace))
-        (folder / FOLDER / "timeline.svg").write_text(draw_timeline(trace, choose_window(trace)), encoding="utf-8")
+        folder.profile.timeline.write_text(draw_timeline(trace, choose_window(trace)), encoding="utf-8")
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
         return Profiled(SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
     steps = cell.profiler_options["steps"]
@@ -66,17 +63,17 @@ def profiled(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> Profiled:
     )
 
 
-def _recorded(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
+def _recorded(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
     """The trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
     if cell.profiler == "torch":
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
-        return _checked(cell, load_trace(str(folder / FOLDER))), {}
+        return _checked(cell, load_trace(str(folder.profile.path))), {}
     assert nsys is not None  # launch.plan.plan
     if cell.device == "cuda":
         try:
             return _by_nsys(cell, folder, nsys, run, capture_range=True), {"capture_range": True}
         except UnreadableInput as error:
-            (folder / FOLDER).rename(folder / IN_VAIN)
+            folder.profile.path.rename(folder.profile_in_vain.path)
             try:
                 return _by_nsys(cell, folder, nsys, run, capture_range=False), {
                     "capture_range": False,
@@ -87,14 +84,14 @@ def _recorded(cell: Cell, folder: Path, nsys: Nsys | None, run: Run) -> tuple[Tr
     return _by_nsys(cell, folder, nsys, run, capture_range=False), {"capture_range": False}
 
 
-def _by_nsys(cell: Cell, folder: Path, nsys: Nsys, run: Run, capture_range: bool) -> Trace:
+def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range: bool) -> Trace:
     asked, inside = _prepared(cell, folder, capture_range)
     graphs, on_gpu = cell.optimize == "compile", cell.device == "cuda"
-    outcome = run(asked, inside, nsys.command(inside / REPORT, on_gpu, graphs, capture_range))
-    if not (_complains(outcome) and nsys.left(inside / REPORT)):  # of its importer, which export() looks for
+    outcome = run(asked, inside, nsys.command(inside.path / REPORT, on_gpu, graphs, capture_range))
+    if not (_complains(outcome) and nsys.left(inside.path / REPORT)):  # of its importer, which export() looks for
         _passed(outcome)
-    export = nsys.export(inside / REPORT)
-    kept = inside / f"{REPORT}.sqlite.gz"
+    export = nsys.export(inside.path / REPORT)
+    kept = inside.path / f"{REPORT}.sqlite.gz"
     try:
         scrub(export, kept)
     finally:
@@ -102,10 +99,10 @@ def _by_nsys(cell: Cell, folder: Path, nsys: Nsys, run: Run, capture_range: bool
     return _checked(cell, load_trace(str(kept)))
 
 
-def _prepared(cell: Cell, folder: Path, capture_range: bool) -> tuple[Cell, Path]:
+def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
     """The cell that the ranks of the pass are asked for, and its folder. Raises OSError."""
     asked = cell.as_pass("profiled_pass", "benchmarks.training.profiled_pass.run", capture_range=capture_range)
-    return asked, prepare(folder / FOLDER, asked)
+    return asked, prepare(folder.profile, asked)
 
 
 def _passed(outcome: Outcome) -> None:

@@ -1,37 +1,36 @@
 """The record of an attempt, made of what its folder holds: cell.json, attempt.json and the lines of the ranks."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks.derived import FIELDS, IncompleteLines, complete
-from benchmarks.record import OUTPUT_NAME, Failure, Record, RecordError, read_lines
+from benchmarks.record import CellFolder, Failure, Kind, Record, RecordError, read_lines
 from conf.cell import Cell
 
 
-def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float) -> Record:
+def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: float) -> Record:
     """Return the record, not yet judged, and write what the benchmark prints. The same folder gives the same record.
 
     Raises:
         RecordError: the folder holds no begun attempt.
     """
     try:
-        cell = Cell.from_dict(json.loads((folder / "cell.json").read_text()))
-        attempt = json.loads((folder / "attempt.json").read_text())
+        cell = Cell.from_dict(json.loads(folder.cell.read_text()))
+        attempt = json.loads(folder.attempt.read_text())
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecordError(f"{folder}: no attempt was begun here ({error})") from None
+        raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
     lines_of_ranks = {}
     ranks: list[dict[str, Any]] = []
     servers: list[dict[str, Any]] = []
     for number in range(cell.world_size + cell.servers):
-        lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
+        lines = list(read_lines(folder.rank_lines(number)))
         if number < cell.world_size:
             lines_of_ranks[number] = lines
-        start = next((line for line in lines if line["kind"] == "start"), None)
+        start = next((line for line in lines if line["kind"] == Kind.START), None)
         if start is None:
             continue
         facts = {name: value for name, value in start.items() if name not in ("kind", "time", "versions")}
-        told = {**facts, "done": any(line["kind"] == "done" for line in lines)}
+        told = {**facts, "done": any(line["kind"] == Kind.DONE for line in lines)}
         (ranks if number < cell.world_size else servers).append(told)
         attempt["environment"].setdefault("versions", start["versions"])
     if servers:
@@ -43,11 +42,11 @@ def assemble(folder: Path, state: str, failure: Failure | None, ended_at: float)
         failure = failure or Failure("exception", None, f"the lines of the ranks are incomplete: {error}")
         state = "failed" if state == "finished" else state
     if output := values.get("output"):
-        (folder / OUTPUT_NAME).write_text(output + "\n")
+        folder.output.write_text(output + "\n")
     return Record(
         cell_key=cell.key,
         name=cell.name,
-        cell=cell.to_dict(),
+        cell=cell,
         state=state,
         failure=failure,
         ended_at=ended_at,

@@ -1,11 +1,7 @@
 """The folder of a study: one folder for each cell, its attempts, and the journal that survives the launching process.
 
-<output_dir>/<study>/journal.jsonl        what was begun and ended, and by which process; append-only
-<output_dir>/<study>/<cell>/cell.json     what is asked of the ranks
-<output_dir>/<study>/<cell>/attempt.json  who measures it, when, in which environment
-<output_dir>/<study>/<cell>/ranks/*.jsonl what each rank measured
-<output_dir>/<study>/<cell>/record.json   the record of the newest attempt
-<output_dir>/<study>/<cell>/attempt-1/…   an earlier attempt that did not finish, whole
+<output_dir>/<study>/journal.jsonl  what was begun and ended, and by which process; append-only
+<output_dir>/<study>/<cell>/        a cell (benchmarks.record.cell_folder)
 """
 
 import contextlib
@@ -19,7 +15,7 @@ from typing import Any
 
 from analysis.validity.checks import judged
 from benchmarks import record as records
-from benchmarks.record import Failure, Lines, Record, RecordError, read_lines, write_json
+from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, read_lines, write_json
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Validity
@@ -27,23 +23,6 @@ from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.identity import Process
 
-# What an attempt leaves beside its record.
-PARTS = (
-    "cell.json",
-    "attempt.json",
-    "failures.json",
-    "topology.txt",
-    "gpus.jsonl",
-    "ranks",
-    "logs",
-    "nccl",
-    "tuning",
-    "profile",
-    "profile-capture-range",
-    records.FILE_NAME,
-)
-# Where they are gathered before the folder gets its number: a launcher may die between two of them.
-ASIDE = ".aside"
 PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
 
 
@@ -51,7 +30,7 @@ PROFILED = "profiled"  # what the pass of a profiler came to, among validity's c
 class Attempt:
     """One attempt at a cell, begun."""
 
-    folder: Path
+    folder: CellFolder
     token: str
 
 
@@ -76,7 +55,7 @@ class Study:
     def finished(self, cell: Cell) -> Record | None:
         """The record of a cell that was measured to its end before, whatever its validity: with what its profiler said."""
         try:
-            record = records.read(self.folder / cell.folder / records.FILE_NAME)
+            record = records.read(CellFolder(self.folder / cell.folder).record)
         except RecordError:
             return None
         if record.state != "finished" or record.cell_key != cell.key:
@@ -84,64 +63,66 @@ class Study:
         said = record.validity.codes.keys() | record.validity.unchecked.keys()
         return record if cell.profiler == "none" or PROFILED in said else None
 
-    def folder_of(self, record: Record) -> Path:
-        """Where the attempt of a record left its files: the cell's folder, or one that was set aside in it."""
-        folder = self.folder / Cell.from_dict(record.cell).folder
-        for attempt in folder.glob("attempt-*/attempt.json"):
-            if record.record_id in attempt.read_text(encoding="utf-8", errors="replace"):
-                return attempt.parent
+    def folder_of(self, record: Record) -> CellFolder:
+        """Return where the attempt of a record left its files: the cell's folder, or one that was set aside in it."""
+        folder = CellFolder(self.folder / record.cell.folder)
+        for earlier in folder.earlier_attempts():
+            with contextlib.suppress(FileNotFoundError):
+                if record.record_id in earlier.attempt.read_text(encoding="utf-8", errors="replace"):
+                    return earlier
         return folder
 
     def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
         """Hold a cell; False where another launcher holds it. The kernel lets go when its holder dies."""
-        return _lock(self.folder / cell.folder)
+        return _lock(CellFolder(self.folder / cell.folder))
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
         """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError.
 
         `token` marks the attempt and its processes; `details` are the fields of a Record that are known before it starts.
         """
-        folder = self.folder / cell.folder
+        folder = CellFolder(self.folder / cell.folder)
         self._close_left(folder)
-        _set_aside(folder)
+        folder.set_aside()
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
-            (folder / "topology.txt").write_text(topology)
-        write_json(folder / "attempt.json", {"record_id": token, "started_at": time.time(), **details})
-        self._line("begin", cell=cell.folder, token=token)
+            folder.topology.write_text(topology)
+        write_json(folder.attempt, {"record_id": token, "started_at": time.time(), **details})
+        self._line(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
 
     def end(self, attempt: Attempt, record: Record) -> None:
         """Write the record; the cell is closed when this returns. Raises OSError."""
         records.write(attempt.folder, record)
-        self._line("end", cell=attempt.folder.name, token=attempt.token, state=record.state)
+        self._line(Kind.END, cell=attempt.folder.path.name, token=attempt.token, state=record.state)
 
     def recover(self) -> list[Record]:
         """Close what a launcher that died left open: end its processes, keep its samples as an interrupted record."""
         begun: dict[str, dict[str, Any]] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
-            if line["kind"] == "begin":
+            if line["kind"] == Kind.BEGIN:
                 begun[line["token"]] = line
-            elif line["kind"] == "end":
+            elif line["kind"] == Kind.END:
                 begun.pop(line["token"], None)
         closed = []
         for token, line in begun.items():
             if not Process(**line["process"]).gone:
                 continue  # another sweep is measuring it now
-            with _lock(self.folder / line["cell"]) as ours:
+            folder = CellFolder(self.folder / line["cell"])
+            with _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
                 processes.end(token, 0.0)
-                record = self._close_left(self.folder / line["cell"])
+                record = self._close_left(folder)
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self._line("end", cell=line["cell"], token=token, state="closed before")
+                    self._line(Kind.END, cell=line["cell"], token=token, state="closed before")
         return closed
 
-    def _close_left(self, folder: Path) -> Record | None:
+    def _close_left(self, folder: CellFolder) -> Record | None:
         """Close the attempt that a dead launcher left in a cell's folder without a record, as interrupted; its lock is held."""
-        if (folder / records.FILE_NAME).exists() or not (folder / "attempt.json").exists():
+        if folder.record.exists() or not folder.attempt.exists():
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
         try:
@@ -162,19 +143,16 @@ class Study:
         self._journal.sync()
 
 
-def prepare(folder: Path, cell: Cell) -> Path:
-    """Make the folder that ranks work in: what they are asked, and where they write. Raises OSError."""
-    for part in ("ranks", "logs", "nccl"):
-        (folder / part).mkdir(parents=True)
-    (folder / "nccl" / "nccl.conf").touch()
-    write_json(folder / "cell.json", cell.to_dict())
+def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
+    """Make the folder that ranks work in and write down what they are asked. Returns the folder. Raises OSError."""
+    write_json(folder.make().cell, cell.to_dict())
     return folder
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    folder.mkdir(exist_ok=True)
-    with (folder / ".lock").open("a") as file:
+def _lock(folder: CellFolder) -> Iterator[bool]:
+    folder.path.mkdir(exist_ok=True)
+    with folder.lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -183,19 +161,7 @@ def _lock(folder: Path) -> Iterator[bool]:
         yield True
 
 
-def _set_aside(folder: Path) -> None:
-    """Move what an earlier attempt left into a folder of its own: nothing measured is lost."""
-    aside = folder / ASIDE
-    left = [folder / part for part in PARTS if (folder / part).exists()]
-    if not left and not aside.exists():
-        return
-    aside.mkdir(exist_ok=True)
-    for path in left:
-        path.rename(aside / path.name)
-    aside.rename(folder / f"attempt-{1 + sum(1 for _ in folder.glob('attempt-*'))}")
-
-
-def _last_sign(folder: Path) -> float:
-    """When the ranks were last heard of, or else when the attempt was begun; seconds since 1970."""
-    said: list[float] = [line["time"] for path in folder.glob("ranks/*.jsonl") for line in read_lines(path)]
-    return max([*said, (folder / "attempt.json").stat().st_mtime])
+def _last_sign(folder: CellFolder) -> float:
+    """Return when the ranks were last heard of, or else when the attempt was begun; seconds since 1970."""
+    said: list[float] = [line["time"] for path in folder.all_rank_lines() for line in read_lines(path)]
+    return max([*said, folder.attempt.stat().st_mtime])

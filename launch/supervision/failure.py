@@ -4,9 +4,8 @@ import contextlib
 import json
 import re
 import signal
-from pathlib import Path
 
-from benchmarks.record import Failure
+from benchmarks.record import CellFolder, Failure
 from launch.engines import processes
 from launch.supervision.progress import Rank, Watch
 
@@ -51,10 +50,10 @@ def left_early(watch: Watch) -> Failure | None:
     return _untold(early[0], 0) if early else None
 
 
-def first_cause(watch: Watch, folder: Path, returncode: int) -> Failure:
+def first_cause(watch: Watch, folder: CellFolder, returncode: int) -> Failure:
     """The first failing rank: one that said why, one that died without a word, then one that lost a peer."""
     try:
-        exits = {int(rank): int(code) for rank, code in json.loads((folder / "failures.json").read_text()).items()}
+        exits = {int(rank): int(code) for rank, code in json.loads(folder.failures.read_text()).items()}
     except (OSError, ValueError, AttributeError):
         exits = {}
     spoke = sorted((rank for rank in watch.everyone if rank.error), key=lambda rank: float(rank.error["time"]))  # type: ignore[index]
@@ -103,12 +102,11 @@ def _tail(lines: list[str]) -> list[str]:
     return [*fatal, *lines[current:]][:LOG_TAIL_LINES]
 
 
-def with_log(failure: Failure, folder: Path) -> Failure:
+def with_log(failure: Failure, folder: CellFolder) -> Failure:
     """The failure with the end of the log that tells most."""
-    name = f"rank{failure.rank or 0}.log"
+    rank, agent = folder.rank_log(failure.rank or 0), folder.agent_log
     # The agent of a cell that we ended ourselves only says that we did.
-    names = [name] if failure.cause == "hang" else ["agent.log", name] if failure.rank is None else [name, "agent.log"]
-    for path in (folder / "logs" / name for name in names):
+    for path in [rank] if failure.cause == "hang" else [agent, rank] if failure.rank is None else [rank, agent]:
         with contextlib.suppress(OSError):
             if lines := _tail(path.read_text(encoding="utf-8", errors="replace").splitlines()):
                 return Failure(failure.cause, failure.rank, failure.message, "\n".join(line[:500] for line in lines))

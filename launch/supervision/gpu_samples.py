@@ -10,12 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.record import Lines, read_lines
+from benchmarks.record import CellFolder, Kind, Lines, read_lines
 from conf.variables import TOKEN
 
 PERIOD_SECONDS = 0.5
 SETTLE_SECONDS = 3.0
-FILE_NAME = "gpus.jsonl"
 # nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
@@ -27,7 +26,7 @@ PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verif
 class Sampler:
     """Samples some GPUs in a thread between entering and leaving; does nothing without GPUs."""
 
-    def __init__(self, folder: Path, uuids: Sequence[str], token: str) -> None:
+    def __init__(self, folder: CellFolder, uuids: Sequence[str], token: str) -> None:
         self._uuids, self._token = list(uuids), token
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,7 +40,7 @@ class Sampler:
             except pynvml.NVMLError:
                 self._uuids = []  # a GPU that is lost fails in its rank, with the reason; the samples are missing
                 return
-            self._lines = Lines(folder / FILE_NAME)
+            self._lines = Lines(folder.gpu_samples)
 
     def __enter__(self) -> "Sampler":
         """The first sample is taken before this returns: before any rank of ours exists.
@@ -54,7 +53,7 @@ class Sampler:
                 if all(gpu.get("busy_percent", 0) == 0 for gpu in idle):
                     break
                 time.sleep(PERIOD_SECONDS / 2)
-            self._lines.write("before", time.time(), gpus=idle)
+            self._lines.write(Kind.BEFORE, time.time(), gpus=idle)
             self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
             self._thread.start()
         return self
@@ -70,7 +69,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             while not self._stop.wait(PERIOD_SECONDS):
-                self._lines.write("sample", time.time(), gpus=[self._one(handle) for handle in self._handles])
+                self._lines.write(Kind.SAMPLE, time.time(), gpus=[self._one(handle) for handle in self._handles])
         except OSError:
             return  # the disk is full: later windows have no samples, and their checks say so
 
@@ -113,14 +112,14 @@ class Sampler:
         return foreign
 
 
-def summary(folder: Path) -> tuple[dict[str, float], dict[str, Any]]:
+def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     """What the samples of a cell say: (metrics of the timed window, facts for the validity checks); empty without samples."""
-    lines = list(read_lines(folder / FILE_NAME))
+    lines = list(read_lines(folder.gpu_samples))
     if not lines:
         return {}, {}
     opened, closed = _timed_window(folder)
     inside = [gpu for line in lines if opened <= line["time"] <= closed for gpu in line["gpus"]]
-    before = [gpu for line in lines if line["kind"] == "before" for gpu in line["gpus"]]
+    before = [gpu for line in lines if line["kind"] == Kind.BEFORE for gpu in line["gpus"]]
     facts: dict[str, Any] = {
         "before_memory_bytes": max((gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None),
         "before_busy_percent": max((gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None),
@@ -147,14 +146,14 @@ def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _timed_window(folder: Path) -> tuple[float, float]:
+def _timed_window(folder: CellFolder) -> tuple[float, float]:
     """When rank 0 entered its first timed phase and left its last, seconds since 1970; an empty window where it had none.
 
     Phases are timed that TIMED_PHASES names; where a benchmark has none of these, all but PREPARING_PHASES. The last phase ends
     when the rank has its result.
     """
-    lines = [line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
-    phases = [line for line in lines if line["kind"] == "phase"]
+    lines = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in (Kind.PHASE, Kind.RESULT)]
+    phases = [line for line in lines if line["kind"] == Kind.PHASE]
     named = [phase for phase in phases if phase["phase"] in TIMED_PHASES]
     timed = named or [phase for phase in phases if phase["phase"] not in PREPARING_PHASES]
     if not timed:

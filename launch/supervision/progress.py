@@ -3,10 +3,9 @@
 import contextlib
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.record import read_line
+from benchmarks.record import CellFolder, Kind, read_line
 
 
 @dataclass
@@ -26,7 +25,7 @@ class Rank:
 class Watch:
     """Follows the lines that ranks and servers append, each from where it was last read."""
 
-    def __init__(self, folder: Path, world_size: int, servers: int = 0) -> None:
+    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0) -> None:
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
@@ -39,7 +38,7 @@ class Watch:
         for rank in self.everyone:
             with (
                 contextlib.suppress(FileNotFoundError),
-                (self._folder / "ranks" / f"{rank.number}.jsonl").open("rb") as file,
+                self._folder.rank_lines(rank.number).open("rb") as file,
             ):
                 file.seek(self._read[rank.number])
                 whole, newline, _ = file.read().rpartition(b"\n")
@@ -56,7 +55,7 @@ class Watch:
     def count(self, rank: Rank) -> int:
         """Iterations that a rank has begun, also those since its last line."""
         try:
-            return int((self._folder / "ranks" / f"{rank.number}.count").read_bytes())
+            return int(self._folder.rank_count(rank.number).read_bytes())
         except (OSError, ValueError):
             return rank.iterations
 
@@ -67,7 +66,7 @@ class Watch:
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)
-        if line["kind"] == "done":
+        if line["kind"] == Kind.DONE:
             rank.done, rank.phase = True, "exit"
-        if line["kind"] == "error":
+        if line["kind"] == Kind.ERROR:
             rank.error = rank.error or line

@@ -5,9 +5,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.record import Failure
+from benchmarks.record import CellFolder, Failure
 from conf.cell import Cell
 from conf.schema import Engine
 from launch.engines import processes
@@ -31,7 +30,7 @@ class Outcome:
 
 def run(
     cell: Cell,
-    folder: Path,
+    folder: CellFolder,
     environment: Mapping[str, str],
     token: str,
     engine: Engine,
@@ -47,7 +46,7 @@ def run(
     """
     watch = Watch(folder, cell.world_size, cell.servers)
     opened = time.monotonic()
-    with (folder / "logs" / "agent.log").open("ab") as log:
+    with folder.agent_log.open("ab") as log:
         agent = subprocess.Popen(
             [*profiler, *arguments(folder, cell, "exec" if profiler else engine.start)], cwd=ROOT,
             env=processes.started_by_me(environment, bool(profiler)),

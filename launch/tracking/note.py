@@ -54,7 +54,7 @@ def _common(names: Sequence[Sequence[str]]) -> int:
 
 def headline(record: Record) -> str:
     """The first number of a benchmark other than `throughput`, with its unit and interval; empty where there is none."""
-    benchmark, metrics = record.cell.get("benchmark", {}).get("name"), record.metrics
+    benchmark, metrics = record.cell.benchmark["name"], record.metrics
     name = next((name for name in metrics if name.startswith(f"{benchmark}/")), None)
     if name is None or benchmark == "throughput":
         return ""

@@ -110,21 +110,24 @@ def _text(value: Any) -> str:
 
 def _params(record: Record) -> dict[str, Any]:
     """The parameters of the contract, then what tells otherwise equal cells apart. What is not known is absent."""
-    cell, model = record.cell, record.cell.get("model", {})
-    names = {"model": model, "strategy": cell.get("strategy", {}), "benchmark": cell.get("benchmark", {})}
-    params: dict[str, Any] = {group: given.get("name") for group, given in names.items()}
-    if "gpus" in cell:
-        params |= {"gpus": cell["gpus"], "world_size": len(cell["gpus"])}
+    cell = record.cell
+    params: dict[str, Any] = {
+        "model": cell.model.name,
+        "strategy": cell.strategy["name"],
+        "benchmark": cell.benchmark["name"],
+        "gpus": cell.gpus,
+        "world_size": cell.world_size,
+    }
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
-    params |= {name: cell.get(name) for name in plainly}
-    if cell.get("profiler") != "none":
-        params["profiler"] = cell.get("profiler")
-    params["image_size"] = model.get("image_size")
-    if model.get("name") == "none":  # it trains nothing
+    params |= {name: getattr(cell, name) for name in plainly}
+    if cell.profiler != "none":
+        params["profiler"] = cell.profiler
+    params["image_size"] = cell.model.image_size
+    if not cell.trains:
         params = {name: value for name, value in params.items() if name not in UNTRAINED}
-        params |= {f"benchmark.{name}": value for name, value in names["benchmark"].items() if name != "name"}
-    params |= {f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.get("nccl", {}).items()}
-    params |= {f"strategy.{name}": value for name, value in names["strategy"].items() if name != "name"}
+        params |= {f"benchmark.{name}": value for name, value in cell.benchmark.items() if name != "name"}
+    params |= {f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.nccl.items()}
+    params |= {f"strategy.{name}": value for name, value in cell.strategy.items() if name != "name"}
     params |= {f"model.{name}": record.model.get(name) for name in ("parameters", "gradient_bytes")}
     return {name: value for name, value in params.items() if value is not None}
 

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.record import FILE_NAME, Record, RecordError, read, read_study
+from benchmarks.record import CellFolder, Record, RecordError, read, read_study, record_paths
 from conf.schema import Tracking
 from launch.study.identity import sweep_of
 from launch.study.report import REPORT
@@ -31,8 +31,8 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
         TrackingUnavailable: as Tracker.open.
     """
     study_dir = study_dir.absolute()
-    if not any(study_dir.glob(f"*/**/{FILE_NAME}")):
-        raise ValueError(f"{study_dir}: no folder of a study (it has no cell with a {FILE_NAME})")
+    if not record_paths(study_dir):
+        raise ValueError(f"{study_dir}: no folder of a study (it has no cell with a record.json)")
     records, errors = read_study(study_dir)
     folders, unreadable = _folders(study_dir), [str(error) for error in errors]
     tracker = Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name)
@@ -52,7 +52,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
                     new = record.record_id not in written and tracker.log(record, folders[record.record_id])
                     projected, already = projected + new, already + (not new)
                 except DAMAGED as error:
-                    unreadable.append(f"{folders[record.record_id] / FILE_NAME}: a damaged record ({error})")
+                    unreadable.append(f"{folders[record.record_id].record}: a damaged record ({error})")
         with contextlib.suppress(*DAMAGED):
             _close(tracker, own, study_dir / REPORT)
     return SyncReport(projected, already, unreadable)
@@ -71,10 +71,10 @@ def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
     tracker.finish_sweep(sweep, records, state, summary_markdown(records), report)
 
 
-def _folders(study_dir: Path) -> dict[str, Path]:
-    """The folder of each readable record."""
+def _folders(study_dir: Path) -> dict[str, CellFolder]:
+    """Return the folder of each readable record, by record id."""
     folders = {}
-    for path in study_dir.glob(f"*/**/{FILE_NAME}"):
+    for path in record_paths(study_dir):
         with contextlib.suppress(RecordError):
-            folders[read(path).record_id] = path.parent
+            folders[read(path).record_id] = CellFolder(path.parent)
     return folders

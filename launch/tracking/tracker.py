@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.record import FILE_NAME, Record
+from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.study.identity import Process, Sweep, sweep_of
 from launch.tracking.note import cut_to
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 
 PROJECTED, KIND = "ringside.projected", "ringside.kind"
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
-ARTIFACTS = (
-    FILE_NAME,
-    "failures.json",
-    "topology.txt",
-    "*.log",
-    "logs/**/*",
-    "ranks/*.jsonl",
-    "nccl/*.log",
-    "gpus.jsonl",
-    # Never the report of nsys itself: it holds the environment of what it traced.
-    "profile/trace.sqlite.gz",
-    "profile/rank*.json.gz",
-    "profile/timeline.svg",
-)
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
 ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
@@ -106,7 +92,7 @@ class Tracker:
         with self._writing():
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
 
-    def log(self, record: Record, folder: Path) -> bool:
+    def log(self, record: Record, folder: CellFolder) -> bool:
         """Write the child run of a record, with the artifacts of its folder.
 
         Returns:
@@ -240,7 +226,7 @@ class Tracker:
         tags = {**tags, "mlflow.source.name": "launch.py"}
         return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
 
-    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: Path) -> None:
+    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder) -> None:
         """Make or complete a child run; the tag that says so comes last."""
         from mlflow.entities import Metric, Param
 
@@ -257,11 +243,11 @@ class Tracker:
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
         left_out = []
-        for path in _artifacts(folder):
+        for path in folder.artifacts():
             if path.stat().st_size > ARTIFACT_LIMIT:
-                left_out.append(str(path.relative_to(folder)))
+                left_out.append(str(path.relative_to(folder.path)))
                 continue
-            below = path.relative_to(folder).parent.as_posix()
+            below = path.relative_to(folder.path).parent.as_posix()
             self._client.log_artifact(run_id, str(path), None if below == "." else below)
         tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
         # Parameters cannot be changed: of a half-written run those that are there stay.
@@ -300,10 +286,3 @@ def _entities(tags: Mapping[str, str]) -> "list[RunTag]":
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tags.items()]
-
-
-def _artifacts(folder: Path) -> list[Path]:
-    """The regular files of a cell's folder that belong to its run; links are not followed."""
-    found = {path for pattern in ARTIFACTS for path in folder.glob(pattern)}
-    real = folder.resolve()
-    return sorted(path for path in found if path.is_file() and path.resolve() == real / path.relative_to(folder))

@@ -37,7 +37,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
     texts: dict[str, Record] = {}
     for record in study.records:
         text = record.environment.get("topology")
-        if isinstance(text, str) and text and record.cell.get("device") == "cuda":
+        if isinstance(text, str) and text and record.cell.device == "cuda":
             texts.setdefault(text, record)
     if not texts:
         return
@@ -71,7 +71,7 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
         p2p = mapping(tables.get("p2p"))
         for name, rows in mapping(p2p.get("matrices")).items():
             if (cells := _square(rows)) is not None:
-                ids = record.cell["gpus"] if len(record.cell["gpus"]) == len(cells) else list(range(len(cells)))
+                ids = list(record.cell.gpus) if len(record.cell.gpus) == len(cells) else list(range(len(cells)))
                 matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
     pairs: dict[str, dict[tuple[int, ...], float]] = defaultdict(dict)
     for wire in found.wires:
@@ -223,7 +223,7 @@ def cells(study: Study, found: Findings) -> Section:
     for record in study.records:
         rate: Estimate | None = bounded([record], RATE)
         rows.append((
-            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell["gpus"]), rate,
+            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
             middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
             middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from analysis.findings.model import Estimate
-from analysis.findings.study import Study, asked, mapping, middle, named, run_name, short_names
+from analysis.findings.study import Study, mapping, middle, named, run_name, short_names
 from analysis.report.numbers import count, estimate, listed, number
 from analysis.report.sections.microbenchmarks import PATTERNS
 from analysis.report.sections.scaling import unit_of
@@ -30,8 +30,8 @@ def sentences(study: Study) -> list[str]:
     benchmarks = dict.fromkeys(named(record, "benchmark") for record in study.usable)
     for benchmark in sorted(benchmarks, key=lambda name: name != "exchange"):
         groups = [group for group in study.groups if named(group[0], "benchmark") == benchmark]
-        most = max(len(group[0].cell["gpus"]) for group in groups)
-        largest = [group for group in groups if len(group[0].cell["gpus"]) == most]
+        most = max(len(group[0].cell.gpus) for group in groups)
+        largest = [group for group in groups if len(group[0].cell.gpus) == most]
         on = f"{most} {unit_of(study)}" if most > 1 else f"one {unit_of(study).removesuffix('s')}"
         said += TOLD.get(benchmark, _first_number)(largest, on)
     return said[:SENTENCES] or [nothing(study)]
@@ -81,7 +81,7 @@ def _collectives(groups: Sequence[Group], on: str) -> Iterator[str]:
         if busbw:
             also = f" and {small} µs for the smallest" if small else ""
             rows.append((-(middle(group, metric) or 0.0), group, f"{busbw} GB/s{also}"))
-    kinds = {str(asked(group[0], "benchmark").get("collective", "")) for group in groups}
+    kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
     (kind,) = kinds if len(kinds) == 1 else ("",)
     what = f"{plain(kind, 80)} " if kind else ""
     yield from _ordered(f"Busbw of the largest {what}message on {on}", rows)

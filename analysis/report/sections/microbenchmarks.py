@@ -57,7 +57,7 @@ def _host(study: Study) -> Table:
             if rates:
                 what = str(row.get("operation"))
                 rows.append((
-                    gpu_ids(record.cell["gpus"]), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
+                    gpu_ids(record.cell.gpus), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
                     finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(
@@ -90,7 +90,7 @@ def _collectives(study: Study) -> Table:
         if not sizes:
             continue
         rows.append((
-            plain(run_name(record)), plain(str(run.get("collective"))), gpu_ids(record.cell["gpus"]),
+            plain(run_name(record)), plain(str(run.get("collective"))), gpu_ids(record.cell.gpus),
             sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
             record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
             record.metrics.get("collectives/fit_rms_error"),
@@ -174,7 +174,7 @@ def _together(study: Study) -> Table:
             if copies:
                 pattern = str(row.get("pattern"))
                 rows.append((
-                    gpu_ids(record.cell["gpus"]), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
+                    gpu_ids(record.cell.gpus), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(
@@ -193,7 +193,7 @@ def _halo(study: Study) -> Table:
     def row(record: Record) -> tuple[Any, ...]:
         told = record.metrics.get
         return (
-            plain(run_name(record)), gpu_ids(record.cell["gpus"]), told("jacobi/one_gpu_seconds"),
+            plain(run_name(record)), gpu_ids(record.cell.gpus), told("jacobi/one_gpu_seconds"),
             told("jacobi/seconds"), told("jacobi/speedup"), bounded([record], "jacobi/efficiency"),
             told("jacobi/stencil_gb_per_s"), told("jacobi/copy_share"),
         )  # fmt: skip

@@ -200,4 +200,4 @@ def _short(label: str) -> str:
 
 def unit_of(study: Study) -> str:
     """What is counted: GPUs, or the workers of a study without any."""
-    return "GPUs" if any(record.cell.get("device") == "cuda" for record in study.records) else "CPU workers"
+    return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"

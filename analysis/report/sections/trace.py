@@ -14,7 +14,7 @@ from analysis.report.main_point import main_point
 from analysis.report.section import Section
 from analysis.report.style import Picture
 from analysis.report.tables import plain
-from benchmarks.record import FILE_NAME, Record, RecordError, read
+from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 
 NAME = "timeline-1"
 FILE = "profile/timeline.svg"  # in the folder of a cell
@@ -46,9 +46,11 @@ def traces(study: Study, found: Findings) -> Section:
 def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
     """Usable records with a timeline beside them, in order of their start."""
     beside: dict[str, Path] = {}
-    for path in sorted(study.folder.glob(f"*/**/{FILE}")) if study.folder else ():
+    for path in record_paths(study.folder) if study.folder else ():
+        timeline = CellFolder(path.parent).profile.timeline
         try:
-            beside.setdefault(read(path.parent.parent / FILE_NAME).record_id, path)
+            if timeline.exists():
+                beside.setdefault(read(path).record_id, timeline)
         except RecordError:
             continue  # open_study has told of it
     for record in study.usable:

@@ -1,0 +1,191 @@
+"""The paths of a cell's folder. No other module names a file of it.
+
+cell.json       what is asked of the ranks
+attempt.json    who measures it, when, in which environment
+record.json     the record of the newest attempt
+ranks/N.jsonl   every sample of rank N; ranks/N.count is its number of iterations
+logs/           what the agent and each rank printed
+nccl/           NCCL's logs, and the empty nccl.conf that replaces the user's
+gpus.jsonl      clocks, power and load of the GPUs
+topology.txt    the machine's topology
+failures.json   exit statuses of the ranks that failed
+output.txt      what the benchmark prints
+tuning/         the same for an untimed pass in which NCCL names its choices
+profile/        the same for an untimed pass under a profiler
+attempt-1/      an earlier attempt, whole
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """The folder of a cell, of one of its earlier attempts, or of an untimed pass inside it."""
+
+    path: Path
+
+    @property
+    def cell(self) -> Path:
+        """Return the path of what is asked."""
+        return self.path / "cell.json"
+
+    @property
+    def attempt(self) -> Path:
+        """Return the path of the facts of the attempt; it exists as soon as an attempt was begun."""
+        return self.path / "attempt.json"
+
+    @property
+    def record(self) -> Path:
+        """Return the path of the record; it exists once the attempt is closed."""
+        return self.path / "record.json"
+
+    @property
+    def failures(self) -> Path:
+        """Return the path of the exit statuses of failed ranks, {rank: status}."""
+        return self.path / "failures.json"
+
+    @property
+    def output(self) -> Path:
+        """Return the path of what the benchmark prints."""
+        return self.path / "output.txt"
+
+    @property
+    def topology(self) -> Path:
+        """Return the path of the machine's topology."""
+        return self.path / "topology.txt"
+
+    @property
+    def gpu_samples(self) -> Path:
+        """Return the path of the samples of the GPUs."""
+        return self.path / "gpus.jsonl"
+
+    def rank_lines(self, rank: int) -> Path:
+        """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
+        return self.path / "ranks" / f"{rank}.jsonl"
+
+    def all_rank_lines(self) -> list[Path]:
+        """Return the paths of the lines of every rank that wrote some, by name."""
+        return sorted(self.path.glob("ranks/*.jsonl"))
+
+    def rank_count(self, rank: int) -> Path:
+        """Return the path of a rank's number of iterations, which is always up to date."""
+        return self.rank_lines(rank).with_suffix(".count")
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the path of what a rank printed."""
+        return self.path / "logs" / f"rank{rank}.log"
+
+    @property
+    def agent_log(self) -> Path:
+        """Return the path of what the agent printed."""
+        return self.path / "logs" / "agent.log"
+
+    @property
+    def nccl_log_pattern(self) -> str:
+        """Return NCCL_DEBUG_FILE: NCCL puts the host's name and the process id into it."""
+        return str(self.path / "nccl" / "%h.%p.log")
+
+    def nccl_logs(self) -> list[Path]:
+        """Return the paths of NCCL's logs, one for each process that used NCCL."""
+        return sorted((self.path / "nccl").glob("*.log"))
+
+    @property
+    def nccl_conf(self) -> Path:
+        """Return the path of an empty file that stands in for the user's ~/.nccl.conf."""
+        return self.path / "nccl" / "nccl.conf"
+
+    @property
+    def lock(self) -> Path:
+        """Return the path of the file whose lock says who measures the cell."""
+        return self.path / ".lock"
+
+    @property
+    def tuning(self) -> "CellFolder":
+        """Return the folder of the untimed pass in which NCCL names its choices."""
+        return CellFolder(self.path / "tuning")
+
+    @property
+    def profile(self) -> "CellFolder":
+        """Return the folder of the untimed pass under a profiler."""
+        return CellFolder(self.path / "profile")
+
+    @property
+    def profile_in_vain(self) -> "CellFolder":
+        """Return the folder of a first profiled pass that brought no trace."""
+        return CellFolder(self.path / "profile-capture-range")
+
+    @property
+    def timeline(self) -> Path:
+        """Return the path of the drawing of one step, in the folder of a profiled pass."""
+        return self.path / "timeline.svg"
+
+    def artifacts(self) -> list[Path]:
+        """Return the regular files of this folder that go with its record; links are not followed."""
+        found = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
+        real = self.path.resolve()
+        return sorted(path for path in found if path.is_file() and path.resolve() == real / path.relative_to(self.path))
+
+    def make(self) -> "CellFolder":
+        """Make the folders that ranks write to, and the empty nccl.conf. Returns this folder. Raises OSError."""
+        for part in ("ranks", "logs", "nccl"):
+            (self.path / part).mkdir(parents=True)
+        self.nccl_conf.touch()
+        return self
+
+    def earlier_attempts(self) -> Iterator["CellFolder"]:
+        """Yield the folders of earlier attempts."""
+        for path in sorted(self.path.glob("attempt-*/")):
+            yield CellFolder(path)
+
+    def set_aside(self) -> None:
+        """Move what an earlier attempt left into a folder of its own: nothing measured is lost. Raises OSError."""
+        aside = self.path / ASIDE
+        left = [self.path / part for part in PARTS if (self.path / part).exists()]
+        if not left and not aside.exists():
+            return
+        aside.mkdir(exist_ok=True)
+        for path in left:
+            path.rename(aside / path.name)
+        aside.rename(self.path / f"attempt-{1 + sum(1 for _ in self.earlier_attempts())}")
+
+
+# What an attempt leaves in the folder.
+PARTS = (
+    "cell.json",
+    "attempt.json",
+    "failures.json",
+    "topology.txt",
+    "gpus.jsonl",
+    "output.txt",
+    "ranks",
+    "logs",
+    "nccl",
+    "tuning",
+    "profile",
+    "profile-capture-range",
+    "record.json",
+)
+# What goes with the record of an attempt to where others read it.
+ARTIFACTS = (
+    "record.json",
+    "failures.json",
+    "topology.txt",
+    "*.log",
+    "logs/**/*",
+    "ranks/*.jsonl",
+    "nccl/*.log",
+    "gpus.jsonl",
+    # Never the report of nsys itself: it holds the environment of what it traced.
+    "profile/trace.sqlite.gz",
+    "profile/rank*.json.gz",
+    "profile/timeline.svg",
+)
+# Where they are gathered before the folder gets its number: a launcher may die between two moves.
+ASIDE = ".aside"
+
+
+def record_paths(study: Path) -> list[Path]:
+    """Return the paths of every record of a study, earlier attempts too."""
+    return sorted(study.glob("*/**/record.json"))

@@ -1,0 +1,86 @@
+"""Read and write `record.json`. It is written whole or not at all; a damaged one is refused in one sentence."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record.cell_folder import CellFolder, record_paths
+from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.field_types import check_types
+from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
+from conf.cell import Cell
+
+
+def write(folder: CellFolder, record: Record) -> Path:
+    """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns. Raises OSError."""
+    return write_json(folder.record, dataclasses.asdict(record))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write one JSON object atomically: temporary file, fsync, rename, fsync of the folder. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    data = encoded(content, indent=1)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return path
+
+
+def read(path: Path) -> Record:
+    """Read one `record.json`. Every field, the cell's too, holds what its annotation says.
+
+    Raises:
+        RecordError: unreadable, no record, damaged, or written by a newer Ringside.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: no readable record ({error})") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise RecordError(f"{path}: no record (schema_version={version!r})")
+    if version > SCHEMA_VERSION:
+        raise RecordError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here")
+    try:
+        return _record(content)
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
+        raise RecordError(f"{path}: a damaged record ({error})") from None
+
+
+def _record(content: dict[str, Any]) -> Record:
+    """Return the record that a JSON object holds. Raises what a constructor raises, and ValueError for a wrong time."""
+    for name in ("model", "metrics", "series", "checks", "tables"):
+        content[name] = restored(content.get(name, {}) if name == "tables" else content[name])
+    content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
+    content["validity"] = Validity(**content["validity"])
+    content["cell"] = Cell.from_dict(content["cell"])
+    record = Record(**content)
+    check_types(record)
+    if not 0 <= record.started_at < LAST_TIME or not 0 <= record.ended_at < LAST_TIME:
+        raise ValueError("started_at and ended_at are no times")
+    return record
+
+
+def read_study(folder: Path) -> tuple[list[Record], list[RecordError]]:
+    """Read every record of a study, earlier attempts too. Returns them in order of their start, and what could not be read."""
+    records, unreadable = [], []
+    for path in record_paths(folder):
+        try:
+            records.append(read(path))
+        except RecordError as error:
+            unreadable.append(error)
+    return sorted(records, key=lambda record: (record.started_at, record.record_id)), unreadable

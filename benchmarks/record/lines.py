@@ -1,0 +1,95 @@
+"""JSON lines that only grow: what ranks, servers, the GPU sampler and the journal write. A torn line is lost, never half read."""
+
+import json
+import os
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record.encoding import encoded, restored
+
+
+class Kind(str, Enum):
+    """Names of the kinds of lines. A benchmark may write kinds of its own beside these."""
+
+    # ranks/<rank>.jsonl, in the order in which they first appear
+    START = "start"  # where the rank runs, with which versions
+    PHASE = "phase"  # a phase begins
+    BEAT = "beat"  # a sign of life inside a phase
+    BLOCK = "block"  # one timed window of steps, every sample
+    HELD = "held"  # steps whose launches were held back until all were enqueued
+    BARE = "bare"  # a window without our instruments
+    WINDOW = "window"  # one timed window of collectives
+    SOLVES = "solves"  # seconds of Jacobi solves
+    P2P = "p2p"  # one matrix of copies, or one pattern of copies at the same time
+    RESULT = "result"  # facts that only a rank knows; rank 0 alone
+    ERROR = "error"  # the exception that ended the rank
+    DONE = "done"  # the rank came to its end
+    # gpus.jsonl
+    BEFORE = "before"  # the GPUs before the cell
+    SAMPLE = "sample"  # the GPUs while it runs
+    # journal.jsonl of a study
+    BEGIN = "begin"
+    END = "end"
+    SWEEP = "sweep"
+
+
+class Lines:
+    """Append-only JSON lines. `write` is for every line; `sync` puts all of them on disk.
+
+    Each line is one write to the end of the file, so that two processes can share a journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending; the folder exists. Raises OSError."""
+        self._file = path.open("ab", buffering=0)
+        self._torn = _torn(path)
+
+    def write(self, kind: str, time: float, **content: Any) -> None:
+        """Append one line; readers see it at once, it is on disk after `sync`. Raises OSError."""
+        data = encoded({"kind": str(kind.value) if isinstance(kind, Kind) else kind, "time": time, **content})
+        if self._torn:  # by a crash or a full disk: a line of its own for what comes next
+            data = b"\n" + data
+        self._torn = True
+        while data:
+            data = data[self._file.write(data) :]
+        self._torn = False
+
+    def sync(self) -> None:
+        """Force what was written to disk. Raises OSError."""
+        os.fsync(self._file.fileno())
+
+
+def _torn(path: Path) -> bool:
+    """Return whether a file ends within a line."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def read_line(text: str | bytes) -> dict[str, Any] | None:
+    """Read one line that Lines wrote; None where it is torn or foreign."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return None
+    time = line.get("time")
+    if not isinstance(time, int | float) or isinstance(time, bool):
+        return None
+    return {name: restored(value) for name, value in line.items()}
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one writer. A torn or foreign line is skipped; a missing file has no lines."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for text in file:
+            line = read_line(text)
+            if line is not None:
+                yield line
