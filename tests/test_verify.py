@@ -38,9 +38,9 @@ def verified(capsys, study):
 
 def edit(folder, change):
     """Change the record of a cell's folder."""
-    content = json.loads((CellFolder(folder).record).read_text())
+    content = json.loads(CellFolder(folder).record.read_text())
     change(content)
-    (CellFolder(folder).record).write_text(json.dumps(content))
+    CellFolder(folder).record.write_text(json.dumps(content))
 
 
 def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study, capsys):
