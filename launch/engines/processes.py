@@ -55,12 +55,6 @@ def ask_for_stacks(token: str, pids: list[int]) -> None:
             _signal(process, signal.SIGUSR1)
 
 
-def remove_shared_memory(token: str) -> None:
-    """Remove the files that a cell left if it ended between making its shared memory and mapping it (trainers.shared_memory)."""
-    for path in SHARED_MEMORY_FOLDER.glob(f"{shared_memory_prefix(token)}*"):
-        path.unlink(missing_ok=True)
-
-
 def state(pid: int) -> str:
     """What the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' where there is none."""
     try:
