@@ -120,7 +120,7 @@ COLLECTIVE = {
     },
 }
 COLLECTIVE["collectives_idle"] = {
-    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "Torch", "prepare"],
+    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "TorchCalls", "prepare"],
 }  # fmt: skip
 
 # test_verify

@@ -20,7 +20,7 @@ from rank_cases import OTHER_COLLECTIVES, SHORT
 
 from analysis.nccl_tests.reader import parse_nccl_tests
 from benchmarks.collectives import nccl_tests_table
-from benchmarks.collectives.calls import NCCL_TYPES, Nccl, loaded_library
+from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
 from benchmarks.collectives.measure import CollectiveBenchmark, Message
 from benchmarks.collectives.request import sizes
 from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
@@ -225,7 +225,7 @@ class OneRank:
 
 
 def one_rank(library):
-    calls = object.__new__(Nccl)
+    calls = object.__new__(NcclCalls)
     calls._library, calls._communicator, calls._stream = library, 11, 22
     calls._ranks, calls._root, calls._op = Ranks(0, 1, torch.device("cpu")), 0, 2
     return calls
@@ -361,7 +361,7 @@ def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
     (run,) = parse_nccl_tests("\n".join(first) + "\n")
     cell = cell_of("benchmark.max_bytes=4G")
     devices = [{**one, "pid": 2368} for one in run.devices]
-    ours = nccl_tests_table.lines(cell, run.as_json(), devices)
+    ours = nccl_tests_table.table_lines(cell, run.as_json(), devices)
     theirs = [line.rstrip() for line in first]
     ours = [line.rstrip() for line in ours]
     assert ours[1] == theirs[2] and ours[3:-2] == theirs[4:]

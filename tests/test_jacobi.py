@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 from rank_cases import ASKED, KERNELS
 
-from benchmarks.jacobi.derive import output
+from benchmarks.jacobi.derive import derive, output_lines
 from benchmarks.jacobi.grid import EDGE, TILES, Slab, TorchStencil, split, tiles
 from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
@@ -113,9 +113,27 @@ def test_the_lines_are_jacobi_memcpys(forked):
         assert float(text) == pytest.approx(found["metrics"][f"jacobi/{name}"], abs=5.1e-5)
 
 
+def test_clocks_of_long_solves_of_gpus_are_compared(hydra):
+    def solves(purpose, seconds, device_seconds):
+        numbers = {"nx": 9, "ny": 9, "iterations_done": [5], "norms": [0.1]}
+        times = {"seconds": seconds, "device_seconds": device_seconds}
+        return {"kind": "solves", "purpose": purpose, **numbers, **times}
+
+    copies = {"kind": "grid_copies", "bytes": 1000, "seconds": 0.5}
+    lines = {
+        0: [solves("one rank", [0.4], [0.4]), copies, solves("all ranks", [0.2], [0.21])],
+        1: [solves("all ranks", [0.25], [0.2])],
+    }
+    found = derive(lines, cell_of(gpus=(0, 1)))
+    assert found.checks == {"clock_disagreement": pytest.approx(0.2)}
+    assert found.metrics["jacobi/seconds"] == 0.25 and found.metrics["jacobi/copy_gb_per_s"] == 2e-6
+    lines[0][2], lines[1][0] = (solves("all ranks", [0.05], [0.09]) for _ in range(2))  # too short
+    assert derive(lines, cell_of(gpus=(0, 1))).checks == {}
+
+
 def test_the_document_s_line_is_printed_as_it_stands(hydra):
     cell = cell_of(gpus=(0, 3))
-    assert output(cell, 16384, 16384, 3.9853, 2.0641) == [
+    assert output_lines(cell, 16384, 16384, 3.9853, 2.0641) == [
         "Num GPUs: 2. Using GPU ID: 0, 3, ",
         "16384x16384: 1 GPU:   3.9853 s, 2 GPUs:   2.0641 s, speedup:     1.93, efficiency:    96.54 ",
     ]

@@ -9,7 +9,7 @@ import pytest
 from cells import DDP, target_of
 
 from benchmarks.record import read_lines
-from benchmarks.training import correctness
+from benchmarks.training import correctness, derive
 from trainers.strategy import load
 
 PARAMETERS = 1_199_882
@@ -152,3 +152,17 @@ def test_the_slowest_rank_sets_the_rate(measured):
     assert metrics["throughput/images_per_second"] < 2 * 8 / 0.03
     assert metrics["step/ms_median"] >= 30
     assert metrics["ranks/spread"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("held", "metrics"),
+    [
+        ([[8.0, 7.0, 9.0], [6.0, 8.5, 7.0]], {"gpu/busy_ms": 8.5, "gpu/idle_share": pytest.approx(0.15)}),
+        ([[10.5, 10.5, 10.5], [9.0, 9.0, 9.0]], {"gpu/busy_ms": 10.5, "gpu/idle_share": 0.0}),
+        ([[12.0, 12.0, 12.0], [9.0, 9.0, 9.0]], {"gpu/busy_ms": 12.0}),  # the hold overfilled the launch queue
+    ],
+)
+def test_a_gpu_is_idle_for_the_part_of_a_step_in_which_it_computes_nothing(held, metrics):
+    lines = {rank: [{"kind": "held", "time": 0.0, "ms": ms}] for rank, ms in enumerate(held)}
+    assert derive.busy(lines, {"step/ms_median": 10.0}) == metrics
+    assert derive.busy({0: [], 1: []}, {"step/ms_median": 10.0}) == {}

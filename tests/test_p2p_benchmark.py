@@ -28,7 +28,7 @@ from analysis.p2p.matrices import parse_p2p
 from analysis.p2p.source import read_p2p
 from benchmarks.p2p import derive, measure, tool_output
 from benchmarks.p2p.concurrent import matchings
-from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from benchmarks.record import CellFolder, read_lines
@@ -120,7 +120,7 @@ class Known:
     def time(self, copies, how):
         self.asked.append((copies, how))
         ms = [(1 if copy.source == copy.target else 2) + len(copies) - 1 for copy in copies]
-        return Timed([one * how.iterations for one in ms], max(ms) * how.iterations)
+        return CopyTimes([one * how.iterations for one in ms], max(ms) * how.iterations)
 
     def latency(self, copy, how):
         return Latency(1.0 + copy.source, 5.0 + copy.target)
@@ -190,7 +190,9 @@ def test_one_member_alone_has_a_diagonal(tmp_path):
     result, _ = known((4,), Known(1), tmp_path, concurrent=True)
     assert result.metrics["p2p/local_unidirectional_enabled_gb_per_s"] == 2.0
     assert "p2p_concurrent" not in result.tables
-    assert tool_output.lines(result.tables, result.checks["measured_late"], "none")[-1].startswith("One member alone")
+    assert tool_output.output_lines(result.tables, result.checks["measured_late"], "none")[-1].startswith(
+        "One member alone"
+    )
 
 
 def test_a_required_pair_without_access_ends_the_cell_with_a_sentence(tmp_path):
@@ -246,7 +248,7 @@ def test_patterns_of_four(tmp_path):
     # All that write to one member at once have places of their own in its buffer.
     together = next(copies for copies, _ in wires.asked if len({copy.source for copy in copies}) == 3 == len(copies))
     assert [copy.target_offset for copy in together] == [0, 1600, 3200]
-    text = "\n".join(tool_output.lines(result.tables, result.checks["measured_late"], "none"))
+    text = "\n".join(tool_output.output_lines(result.tables, result.checks["measured_late"], "none"))
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in text and "disjoint pairs at once" in text
 
 
@@ -315,9 +317,9 @@ def test_a_capture_laid_out_again_is_the_capture():
 @pytest.mark.parametrize("without", [(), [(0, 2), (2, 0)]])
 def test_gpus_read_back(tmp_path, without):
     result, _ = known((6, 1, 3), Known(3, without), tmp_path, direction="read")
-    told = parse_p2p("\n".join(tool_output.lines(result.tables, result.checks["measured_late"], "cuda-samples")))[
-        0
-    ].as_json()
+    told = parse_p2p(
+        "\n".join(tool_output.output_lines(result.tables, result.checks["measured_late"], "cuda-samples"))
+    )[0].as_json()
     table = result.tables["p2p"]
     assert told["access"] == {"1-6": True, "3-6": not without, "1-3": True}
     assert sorted(told["devices"], key=str) == sorted(table["devices"], key=str)
@@ -506,10 +508,10 @@ def test_a_hold_that_ends_early_is_made_longer_but_not_for_ever(gpus, monkeypatc
 
     def held(copies, how, cycles):
         holds.append(cycles)
-        return Timed([1.0], 1.0), cycles / 1e9, cycles >= lasting[0]
+        return CopyTimes([1.0], 1.0), cycles / 1e9, cycles >= lasting[0]
 
     monkeypatch.setattr(found, "_held", held)
-    small, large = How(True, 16, 100), How(False, 1 << 20, 5)
+    small, large = CopyMethod(True, 16, 100), CopyMethod(False, 1 << 20, 5)
     found._timed([Copy(0, 1)], small)
     assert holds == [10_000_000, 40_000_000] and found.late == 0
     del lasting[0]
@@ -530,7 +532,7 @@ def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
     found._copy, found._kernels = ctypes.cast(function, ctypes.c_void_p).value, []
     found._buffers = [tuple(SimpleNamespace(address=100 * gpu + side) for side in (10, 50)) for gpu in range(3)]
     lane = SimpleNamespace(handle=7)
-    seconds = found._enqueuer(lane, Copy(0, 2, target_offset=4), How(False, 16, 3))()
+    seconds = found._enqueuer(lane, Copy(0, 2, target_offset=4), CopyMethod(False, 16, 3))()
     assert made == [(254, 2, 10, 0, 16, 7)] * 3 and 0 < seconds < 1
 
 
@@ -550,7 +552,7 @@ def test_real_copies_arrive_and_peer_access_stays_as_it_was(copy, enabled):
         if wires.can_access(0, 1):
             assert runtime.cudaDeviceEnablePeerAccess(1, 0)[0] in (runtime.cudaError_t.cudaSuccess, already)
         for read in (False, True):
-            how = How(enabled, 16 << 20, 5, read)
+            how = CopyMethod(enabled, 16 << 20, 5, read)
             for one in (Copy(0, 1), Copy(1, 0), Copy(1, 1)):
                 assert wires.wrong_elements(one, how) == 0
                 assert wires.time([one], how).all_ms > 0

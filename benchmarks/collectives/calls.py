@@ -1,6 +1,6 @@
 """Collectives as prepared calls: everything is made beforehand, so that a call enqueues and nothing else.
 
-`Torch` goes through torch.distributed, as training does. `Nccl` calls libnccl's functions on the communicator that torch
+`TorchCalls` go through torch.distributed, as training does. `NcclCalls` call libnccl's functions on the communicator that torch
 made, as nccl-tests calls them: without torch's bookkeeping for every call, which small messages would be told by.
 """
 
@@ -34,7 +34,7 @@ class Calls(Protocol):
         """Prepared calls as one group."""
 
 
-class Torch:
+class TorchCalls:
     """torch.distributed over whatever backend the tensors' device has."""
 
     def __init__(self, ranks: Ranks, op: str, root: int) -> None:
@@ -107,7 +107,7 @@ def loaded_library() -> Any:
     return ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
 
 
-class Nccl:
+class NcclCalls:
     """libnccl's functions, on one stream."""
 
     def __init__(self, ranks: Ranks, op: str, root: int, stream: torch.cuda.Stream) -> None:

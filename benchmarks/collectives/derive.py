@@ -45,7 +45,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     output = ""
     if asked["format"] == "nccl-tests":
         devices = [dict(line) for (line,) in (of_kind(lines[rank], "device") for rank in sorted(lines))]
-        output = "\n".join(nccl_tests_table.lines(cell, run, devices))
+        output = "\n".join(nccl_tests_table.table_lines(cell, run, devices))
     return Derived(metrics, series, tables, _wrong(found) if asked["verify"] else {}, output)
 
 

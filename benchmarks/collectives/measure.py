@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.collectives.calls import Call, Calls, Nccl, Torch
+from benchmarks.collectives.calls import Call, Calls, NcclCalls, TorchCalls
 from benchmarks.collectives.request import largest_bytes, placements, sizes
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
 from benchmarks.rank.group import Ranks
@@ -69,9 +69,9 @@ class CollectiveBenchmark:
         self._stream = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
         self.calls = cell.benchmark["calls"]
         self._calls: Calls = (
-            Nccl(ranks, asked["op"], asked["root"], self._stream)
+            NcclCalls(ranks, asked["op"], asked["root"], self._stream)
             if self.calls == "nccl" and self._stream is not None
-            else Torch(ranks, asked["op"], asked["root"])
+            else TorchCalls(ranks, asked["op"], asked["root"])
         )
         elements = self._largest // ELEMENT_BYTES[asked["dtype"]]
         self._into = torch.empty(elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device)

@@ -16,7 +16,7 @@ FIGURES = "  {:>7}  {:>6}  {:>6}  {:>6}"
 NAMES, UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
 
 
-def lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
+def table_lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
     """The whole output of one run (a run of tables["nccl-tests"]); `devices` are pid, host, device, bus_id and name by rank."""
     asked, collective = cell.benchmark, COLLECTIVES[run["collective"]]
     step, by = (asked["step"], "bytes") if asked["step"] else (cell.benchmark["factor"], "factor")

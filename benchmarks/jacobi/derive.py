@@ -39,7 +39,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     checks: dict[str, Any] = {}
     if cell.device == "cuda" and seconds * 1e3 >= statistics.COMPARABLE_MS:
         checks["clock_disagreement"] = _disagreement(lines)
-    return Derived(metrics, series, checks=checks, output="\n".join(output(cell, nx, ny, one_second, seconds)))
+    return Derived(metrics, series, checks=checks, output="\n".join(output_lines(cell, nx, ny, one_second, seconds)))
 
 
 def _disagreement(lines: RankLines) -> float:
@@ -54,7 +54,7 @@ def _disagreement(lines: RankLines) -> float:
     return max((statistics.clock_disagreement(*of_solve) for of_solve in times), default=0.0)
 
 
-def output(cell: Cell, nx: int, ny: int, one_second: float, seconds: float) -> list[str]:
+def output_lines(cell: Cell, nx: int, ny: int, one_second: float, seconds: float) -> list[str]:
     """Return the lines of jacobi_memcpy, for scripts that read them."""
     count, unit = cell.world_size, "GPU" if cell.device == "cuda" else "CPU worker"
     speedup = one_second / seconds

@@ -46,7 +46,7 @@ def addresses(rows: tuple[Tensor, Tensor]) -> tuple[int, int]:
     return rows[0].data_ptr(), rows[1].data_ptr()
 
 
-class Alone:
+class OwnNeighbour:
     """One rank is its own neighbour."""
 
     def __init__(self, slab: Slab) -> None:
@@ -62,7 +62,7 @@ class Alone:
         """Nothing is under way."""
 
 
-class Gloo:
+class GlooHalo:
     """Send and receive over sockets. A tag keeps the two rows apart where both neighbours are one rank."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
@@ -87,7 +87,7 @@ class Gloo:
             work.wait()
 
 
-class Shared:
+class SharedRows:
     """Rows and flags in host memory that all ranks map: [rank][to the one before, to the one after]."""
 
     def __init__(self, ranks: Ranks, row_bytes: int) -> None:
@@ -111,7 +111,7 @@ class HostOnCpu:
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
         self._slab, self._rank = slab, ranks.rank
         self._before, self._after = neighbours(ranks)
-        self._shared = Shared(ranks, 4 * slab.pitch)
+        self._shared = SharedRows(ranks, 4 * slab.pitch)
 
     def send(self, number: int) -> None:
         """Write rows, then flags: x86 keeps the order of stores."""
@@ -128,7 +128,7 @@ class HostOnCpu:
             halo.copy_(self._shared.rows[number % 2, neighbour, side])
 
 
-class OnGpu:
+class GpuHalo:
     """What the exchanges of GPUs have in common: a stream of its own, which goes first where both want the same GPU."""
 
     def __init__(self, slab: Slab) -> None:
@@ -143,7 +143,7 @@ class OnGpu:
         self._stream.wait_event(self._ready)
 
 
-class HostOnGpu(OnGpu):
+class HostOnGpu(GpuHalo):
     """Through page-locked shared memory; streams write and await the flags."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
@@ -151,7 +151,7 @@ class HostOnGpu(OnGpu):
 
         super().__init__(slab)
         before, after = neighbours(ranks)
-        self._shared = shared = Shared(ranks, self._row_bytes)
+        self._shared = shared = SharedRows(ranks, self._row_bytes)
         cuda_copies.page_lock(shared.address, shared.size_bytes)
         flags = cuda_copies.device_address(shared.address)
         mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
@@ -181,7 +181,7 @@ class HostOnGpu(OnGpu):
         torch.cuda.current_stream().wait_stream(self._in.stream)
 
 
-class Peer(OnGpu):
+class Peer(GpuHalo):
     """Copies straight into the neighbours' memory (CUDA IPC); flags in host memory, written and awaited by streams."""
 
     def __init__(self, slab: Slab, ranks: Ranks, handle: bytes) -> None:
@@ -208,7 +208,7 @@ class Peer(OnGpu):
         for turn in range(2):
             first = {rank: base + turn * everyone[rank][1] * self._row_bytes for rank, base in bases.items()}
             self._targets.append((first[before] + (everyone[before][1] - 1) * self._row_bytes, first[after]))
-        self._shared = shared = Shared(ranks, 0)
+        self._shared = shared = SharedRows(ranks, 0)
         cuda_copies.page_lock(shared.address, shared.size_bytes)
         flags = cuda_copies.device_address(shared.address)
         self._mine = [flags + shared.flag(ranks.rank, side) for side in (BEFORE, AFTER)]
@@ -231,15 +231,15 @@ class Peer(OnGpu):
             self._reader.wait_flag(flag, number)
 
 
-class NcclRows(OnGpu):
+class NcclRows(GpuHalo):
     """One group of two sends and two receives."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
-        from benchmarks.collectives.calls import Nccl
+        from benchmarks.collectives.calls import NcclCalls
 
         super().__init__(slab)
         before, after = neighbours(ranks)
-        calls = Nccl(ranks, "sum", 0, self._stream)
+        calls = NcclCalls(ranks, "sum", 0, self._stream)
         self._exchanges = []
         for buffer in slab.buffers:
             (first, last), (above, below) = outer_rows(buffer), halo_rows(buffer)

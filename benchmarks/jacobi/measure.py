@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.jacobi.grid import Slab, TorchStencil, TritonStencil, split
-from benchmarks.jacobi.halo import Alone, Gloo, Halo, HostOnCpu, HostOnGpu, NcclRows, Peer
+from benchmarks.jacobi.halo import GlooHalo, Halo, HostOnCpu, HostOnGpu, NcclRows, OwnNeighbour, Peer
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
@@ -91,12 +91,12 @@ class Solver:
 def _halo(name: str, slab: Slab, ranks: Ranks, handle: bytes) -> Halo:
     """The exchange that was asked for. Collective."""
     if ranks.world_size == 1:
-        return Alone(slab)
+        return OwnNeighbour(slab)
     if name == "peer":
         return Peer(slab, ranks, handle)
     if name == "host":
         return HostOnGpu(slab, ranks) if slab.device.type == "cuda" else HostOnCpu(slab, ranks)
-    return NcclRows(slab, ranks) if name == "nccl" else Gloo(slab, ranks)
+    return NcclRows(slab, ranks) if name == "nccl" else GlooHalo(slab, ranks)
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -142,7 +142,7 @@ def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor
     """Solve the whole grid on this rank, and time copies of it. Return the solution."""
     nx, ny = cell.benchmark["nx"], cell.benchmark["ny"]
     slab = Slab(nx, ny, split(ny, 1)[0], device)
-    solver = Solver(cell, slab, Alone(slab), reporter.beat)
+    solver = Solver(cell, slab, OwnNeighbour(slab), reporter.beat)
 
     def solve(most: int | None = None) -> Solved:
         return solver.solve(lambda: _idle(device), lambda change: change, most)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.p2p.copies import Copy, How, Links
+from benchmarks.p2p.copies import Copy, CopyMethod, Links
 from benchmarks.p2p.derive import gb_per_s
 from benchmarks.rank.reporter import Reporter
 
@@ -45,7 +45,7 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
     for pattern in patterns(len(ids), int(asked["bytes"])):
         if pattern.size_bytes < GRAIN_BYTES:
             continue
-        how = How(enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read")
+        how = CopyMethod(enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read")
         width = 2 if pattern.name == "matching" else 1
         counted_bytes = pattern.size_bytes * how.iterations  # of one copy
         facts: dict[str, Any] = {

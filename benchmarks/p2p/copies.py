@@ -24,7 +24,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class How:
+class CopyMethod:
     """How copies are made."""
 
     enabled: bool  # over peer access; CPU workers: over shared memory
@@ -38,7 +38,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Timed:
+class CopyTimes:
     """The time of copies that started together, all iterations of each."""
 
     each_ms: list[float]
@@ -64,13 +64,13 @@ class Links(Protocol):
     def can_access(self, a: int, b: int) -> bool:
         """Whether a member can address another's memory."""
 
-    def time(self, copies: Sequence[Copy], how: How) -> Timed:
+    def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
         """Time copies that start together."""
 
-    def latency(self, copy: Copy, how: How) -> Latency:
+    def latency(self, copy: Copy, how: CopyMethod) -> Latency:
         """Time one small copy after the other."""
 
-    def wrong_elements(self, copy: Copy, how: How) -> int:
+    def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
         """Copy a pattern that no other pair has, and count the int32 elements that did not arrive."""
 
     def close(self) -> None:

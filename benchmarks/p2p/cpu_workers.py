@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
 from benchmarks.rank.group import Ranks
 
 FLAG_BYTES = 64  # after each worker's buffer: a cache line of its own
@@ -45,7 +45,7 @@ class Workers:
         """Workers of one machine always share memory."""
         return True
 
-    def time(self, copies: Sequence[Copy], how: How) -> Timed:
+    def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
         """Time copies that start together; one rank's own copies take turns."""
         outside = [copy for copy in copies if copy.source != copy.target]
         within = [copy for copy in copies if copy.source == copy.target == self._ranks.rank]
@@ -61,9 +61,9 @@ class Workers:
         # A message's time is its sender's, who waits for the answer.
         by_rank = [ms for (ms,) in self._ranks.gather([ms])]
         each_ms = [by_rank[how.runner(copy) if how.enabled else copy.source] for copy in copies]
-        return Timed(each_ms, max(each_ms))
+        return CopyTimes(each_ms, max(each_ms))
 
-    def latency(self, copy: Copy, how: How) -> Latency:
+    def latency(self, copy: Copy, how: CopyMethod) -> Latency:
         """Half of a round trip; within one worker: one copy."""
         if copy.source == copy.target:
             return Latency(None, self.time([copy], how).all_ms * 1e3 / how.iterations)
@@ -79,7 +79,7 @@ class Workers:
         seconds = self._ranks.gather([seconds])[copy.source][0]
         return Latency(None, seconds * 1e6 / how.iterations / 2)
 
-    def wrong_elements(self, copy: Copy, how: How) -> int:
+    def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
         """Fill, copy once, compare on the target."""
         number = 1 + copy.source * self._ranks.world_size + copy.target
         fetched = how.enabled and how.read and copy.source != copy.target
@@ -89,7 +89,7 @@ class Workers:
             write_pattern(source, number)
         if self._ranks.rank == copy.target:
             write_opposite(target, number)
-        self.time([copy], How(how.enabled, how.size_bytes, 1, how.read))
+        self.time([copy], CopyMethod(how.enabled, how.size_bytes, 1, how.read))
         wrong = differing(target, number) if self._ranks.rank == copy.target else 0
         return int(self._ranks.gather([wrong])[copy.target][0])
 
@@ -97,7 +97,7 @@ class Workers:
         """Every rank is done with the shared memory, which ends with the last mapping."""
         self._ranks.barrier()
 
-    def _copy(self, copy: Copy, how: How) -> None:
+    def _copy(self, copy: Copy, how: CopyMethod) -> None:
         """Into, or out of, a peer's shared memory; within one worker between its two buffers."""
         here, there = self._first[: how.size_bytes], self._second[copy.target][copy.target_offset :][: how.size_bytes]
         if copy.source == copy.target:
@@ -108,7 +108,7 @@ class Workers:
             source, target = here, there
         target.copy_(source)
 
-    def _send(self, copies: Sequence[Copy], how: How) -> None:
+    def _send(self, copies: Sequence[Copy], how: CopyMethod) -> None:
         """Every message of every copy at once; a copy ends with an answer of one byte."""
         rank, size = self._ranks.rank, how.size_bytes
         outgoing = [copy for copy in copies if copy.source == rank]
@@ -129,7 +129,7 @@ class Workers:
         answers += [dist.irecv(torch.empty_like(answer), copy.target, tag=WAITED_FOR) for copy in outgoing]
         _finish(answers)
 
-    def _shared_trip(self, copy: Copy, how: How, number: int) -> None:
+    def _shared_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:
         """There and back: data, then the flag behind it (x86 keeps the order of stores); or the flag, and the data is fetched."""
         rank, size = self._ranks.rank, how.size_bytes
         peer = copy.target if rank == copy.source else copy.source
@@ -145,7 +145,7 @@ class Workers:
                 if how.read:
                     self._first[:size].copy_(self._second[peer][:size])
 
-    def _message_trip(self, copy: Copy, how: How, number: int) -> None:
+    def _message_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:
         rank, size = self._ranks.rank, how.size_bytes
         peer = copy.target if rank == copy.source else copy.source
         for sender in (copy.source, copy.target):

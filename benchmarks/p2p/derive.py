@@ -38,7 +38,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         tables["p2p_concurrent"] = {"p2p": state, "rows": rows}
         found |= contention(rows)
     late = of_kind(lines[0], "result")[0]["checks"]["measured_late"]
-    return Derived(found, tables=tables, output="\n".join(tool_output.lines(tables, late, asked["format"])))
+    return Derived(found, tables=tables, output="\n".join(tool_output.output_lines(tables, late, asked["format"])))
 
 
 def matrix(line: Line) -> Matrix:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver, runtime
 
-from benchmarks.p2p.copies import Copy, How, Latency, Timed, differing, write_opposite, write_pattern
+from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
 from benchmarks.p2p.kernel import loaded
 from benchmarks.timing.c_calls import CCall, InOrder, address, made_by
 from trainers.cuda_memory import GpuMemory, checked
@@ -53,7 +53,7 @@ def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[An
             checked(name, answer)
 
 
-class Lane:
+class CopyStream:
     """A stream of a GPU with its events."""
 
     def __init__(self, device: int) -> None:
@@ -76,10 +76,12 @@ class Gpus:
         """
         self._names = [f"GPU {one}" for one in ids]
         self._own = torch.cuda.current_device()
-        self._waits: set[How] = set()  # where the driver waits for room while it enqueues: no hold is long enough
+        self._waits: set[CopyMethod] = (
+            set()
+        )  # where the driver waits for room while it enqueues: no hold is long enough
         self.late = 0
         self._buffers: list[tuple[GpuMemory, GpuMemory]] = []
-        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._lanes: dict[tuple[int, int], CopyStream] = {}
         self._kernels: list[Any] = []
         self._copy = copy_function()
         self.enqueued_by: str | None = "Python" if copy == "sm" or self._copy is None else made_by()
@@ -109,18 +111,18 @@ class Gpus:
         """Whether CUDA says that one GPU can address another's memory."""
         return self._access[a, b]
 
-    def time(self, copies: Sequence[Copy], how: How) -> Timed:
+    def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
         """Time copies that start together, each on a stream of the GPU that makes it."""
         with self._peers(copies, how.enabled):
             return self._timed(copies, how)[0]
 
-    def latency(self, copy: Copy, how: How) -> Latency:
+    def latency(self, copy: Copy, how: CopyMethod) -> Latency:
         """GPU: events around all ÷ iterations. CPU: host time of the loop that enqueues them ÷ iterations."""
         with self._peers([copy], how.enabled):
             timed, enqueue_seconds = self._timed([copy], how)
         return Latency(timed.all_ms * 1e3 / how.iterations, enqueue_seconds * 1e6 / how.iterations)
 
-    def wrong_elements(self, copy: Copy, how: How) -> int:
+    def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
         """Fill, copy once, compare on the target."""
         number = 1 + copy.source * len(self._names) + copy.target
         source, target = (
@@ -152,7 +154,7 @@ class Gpus:
         self._buffers = []
         self._select(self._own)
 
-    def _timed(self, copies: Sequence[Copy], how: How) -> tuple[Timed, float]:
+    def _timed(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[CopyTimes, float]:
         """The times, and the host's seconds to enqueue the first copy's iterations.
 
         Measured again behind a longer hold where the hold ended before everything was enqueued. Where none is long enough
@@ -168,7 +170,7 @@ class Gpus:
         self.late += 1
         return tries[0]
 
-    def _held(self, copies: Sequence[Copy], how: How, hold_cycles: int) -> tuple[Timed, float, bool]:
+    def _held(self, copies: Sequence[Copy], how: CopyMethod, hold_cycles: int) -> tuple[CopyTimes, float, bool]:
         used: dict[int, int] = {}
         lanes = []
         for copy in copies:
@@ -205,9 +207,9 @@ class Gpus:
         self._select(self._own)
         each_ms = [float(lane.start.elapsed_time(lane.stop)) for lane in lanes]
         all_ms = float(first.start.elapsed_time(first.all_done)) if others else each_ms[0]
-        return Timed(each_ms, all_ms), seconds, held
+        return CopyTimes(each_ms, all_ms), seconds, held
 
-    def _enqueuer(self, lane: Lane, copy: Copy, how: How) -> Callable[[], float]:
+    def _enqueuer(self, lane: CopyStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
         """Enqueues a copy `how.iterations` times on the selected GPU's lane; returns the seconds that the host took."""
         what = f"of {self._names[copy.source]} to {self._names[copy.target]}"
         source, target = (self._buffers[copy.source][0].address, self._buffers[copy.target][1].address)
@@ -236,7 +238,7 @@ class Gpus:
 
         return timed
 
-    def _launch(self, lane: Lane, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
+    def _launch(self, lane: CopyStream, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
         """Arguments of cuLaunchKernel: as many threads as the GPU holds at once."""
         found: Any = torch.cuda.get_device_properties(lane.device)
         blocks = found.multi_processor_count * (found.max_threads_per_multi_processor // THREADS)
@@ -274,9 +276,9 @@ class Gpus:
         checked(f"{call} of {self._names[a]} to {self._names[b]}", answer)
         return True
 
-    def _lane(self, device: int, number: int) -> Lane:
+    def _lane(self, device: int, number: int) -> CopyStream:
         if (device, number) not in self._lanes:
-            self._lanes[device, number] = Lane(device)
+            self._lanes[device, number] = CopyStream(device)
         return self._lanes[device, number]
 
     def _select(self, number: int) -> None:

@@ -10,22 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.p2p import concurrent
-from benchmarks.p2p.copies import Copy, How, Links
-from benchmarks.p2p.derive import rates
+from benchmarks.p2p.copies import Copy, CopyMethod, Links
+from benchmarks.p2p.derive import Matrix, rates
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from conf.cell import Cell
 
-Square = list[list[float]]
-
 
 @dataclass(frozen=True)
-class Matrix:
+class MatrixKind:
     """What is measured of every ordered pair, the diagonal too; a matrix of latencies may give one for GPU and one for CPU."""
 
     kind: str  # unidirectional, bidirectional, latency
-    how: How
+    how: CopyMethod
 
     @property
     def access(self) -> str:
@@ -91,7 +89,7 @@ def _both_ways(links: Links, a: int, b: int) -> bool:
     return links.can_access(a, b) and links.can_access(b, a)
 
 
-def _matrices(asked: dict[str, Any]) -> Iterator[Matrix]:
+def _matrices(asked: dict[str, Any]) -> Iterator[MatrixKind]:
     """In the tool's order; `--p2p_read` adds reads to what writes with peer access measured, but not both ways."""
     states = {"enabled": (True,), "disabled": (False,)}.get(asked["p2p"], (False, True))
     for kind in ("unidirectional", "bidirectional", "latency"):
@@ -99,12 +97,12 @@ def _matrices(asked: dict[str, Any]) -> Iterator[Matrix]:
         size = int(asked["latency_bytes" if small else "bytes"])
         iterations = int(asked["latency_iterations" if small else "iterations"])
         for enabled in states:
-            yield Matrix(kind, How(enabled, size, iterations))
+            yield MatrixKind(kind, CopyMethod(enabled, size, iterations))
             if enabled and asked["direction"] == "read" and kind != "bidirectional":
-                yield Matrix(kind, How(enabled, size, iterations, read=True))
+                yield MatrixKind(kind, CopyMethod(enabled, size, iterations, read=True))
 
 
-def _verified(ids: Sequence[int], links: Links, matrices: Sequence[Matrix], reporter: Reporter) -> dict[str, Any]:
+def _verified(ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], reporter: Reporter) -> dict[str, Any]:
     """Whether data arrives, once for every ordered pair and kind of copy: also their warm-up."""
     wrong, count = {}, 0
     for matrix in matrices:
@@ -120,13 +118,13 @@ def _verified(ids: Sequence[int], links: Links, matrices: Sequence[Matrix], repo
     return {"copies_compared": count, "copies_wrong": wrong}
 
 
-def _measured(matrix: Matrix, count: int, links: Links, reporter: Reporter) -> dict[str, dict[str, Square]]:
+def _measured(matrix: MatrixKind, count: int, links: Links, reporter: Reporter) -> dict[str, dict[str, Matrix]]:
     """Measure every entry once. The row makes the copy.
 
     Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs where latency_…; of a bandwidth also the `ms` of all
     iterations and the `counted_bytes`.
     """
-    times: dict[str, Square] = {}
+    times: dict[str, Matrix] = {}
     counted = [[_counted_bytes(matrix, a, b) for b in range(count)] for a in range(count)]
     for a in range(count):
         for b in range(count):
@@ -139,7 +137,7 @@ def _measured(matrix: Matrix, count: int, links: Links, reporter: Reporter) -> d
     return {name: {"values": rates(counted, ms), "ms": ms, "counted_bytes": counted} for name, ms in times.items()}
 
 
-def _entry(matrix: Matrix, a: int, b: int, links: Links) -> Iterator[tuple[str, float]]:
+def _entry(matrix: MatrixKind, a: int, b: int, links: Links) -> Iterator[tuple[str, float]]:
     """Measure one entry: (name, µs of one copy) of a latency, (name, ms of all iterations) of a bandwidth."""
     how = matrix.how
     if matrix.kind == "latency":
@@ -151,13 +149,13 @@ def _entry(matrix: Matrix, a: int, b: int, links: Links) -> Iterator[tuple[str, 
     yield matrix.kind, links.time(_copies(matrix, a, b), how).all_ms
 
 
-def _copies(matrix: Matrix, a: int, b: int) -> list[Copy]:
+def _copies(matrix: MatrixKind, a: int, b: int) -> list[Copy]:
     """Return the copies that one entry times together."""
     one = Copy(b, a) if matrix.how.read else Copy(a, b)
     return [one, Copy(b, a, backwards=a == b)] if matrix.kind == "bidirectional" else [one]
 
 
-def _counted_bytes(matrix: Matrix, a: int, b: int) -> float:
+def _counted_bytes(matrix: MatrixKind, a: int, b: int) -> float:
     """Return the bytes that an entry counts; within one member each is read and written."""
     counted = len(_copies(matrix, a, b)) * matrix.how.size_bytes * matrix.how.iterations
     return counted * 2 if a == b else counted

@@ -13,7 +13,7 @@ PATTERNS = {
 }
 
 
-def lines(tables: Mapping[str, Any], late: int, form: str) -> list[str]:
+def output_lines(tables: Mapping[str, Any], late: int, form: str) -> list[str]:
     """Return what a cell prints; `form` is none or cuda-samples, `late` counts measurements that began too early."""
     table = tables["p2p"]
     found = cuda_samples(table) if form == "cuda-samples" else _plain(table)
