@@ -1,5 +1,5 @@
-"""The one error that readers of foreign text raise."""
+"""The error that every reader of foreign text raises."""
 
 
 class UnreadableInput(ValueError):
-    """The text is not what its reader expects; the message says what was expected and where (file line, field)."""
+    """Raised for text that its reader cannot use; the message says what was expected and where (line, field)."""

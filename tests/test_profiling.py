@@ -182,7 +182,7 @@ def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
         ),
         (
             ['if [ "$1" = export ]; then echo "SQLite format 3" > $made; exit; fi', "ranks; echo x > $report.nsys-rep"],
-            "no SQLite file, so no export of nsys",
+            "not an SQLite file, so not an export of nsys",
             ("trace.nsys-rep",),
         ),
     ],

@@ -1,4 +1,4 @@
-"""Two traces side by side: per rank and per collective, what changed, and by which ratio (the second over the first)."""
+"""Compare two traces: what changed per rank and per collective, with the ratio of the second to the first."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from analysis.trace.summary import CollectiveCalls, MatchedCollective, RankSumma
 
 ChangeKey = tuple[int | None, str | None, str | None]  # rank, collective, communicator
 
-# What is compared of a rank: its name in JSON, and where it is found.
+# The quantities of a rank that are compared: name in JSON, and how to read it.
 _OF_RANK: dict[str, Callable[[RankSummary], float | None]] = {
     "comm_ms": lambda one: one.comm_ms,
     "exposed_ms": lambda one: one.exposed_ms,
@@ -28,8 +28,11 @@ _OF_RANK: dict[str, Callable[[RankSummary], float | None]] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity in both traces; `ratio` is b / a, None where either is unknown or a is 0. `rank` is None for what
-    is of all ranks, `collective` None for what is of all collectives, `communicator` where the traces say it."""
+    """One quantity in both traces; `ratio` is b / a, None if either is unknown or a is 0.
+
+    `rank` is None for all ranks together, `collective` None for all collectives together. `communicator` is None if
+    the traces do not name it.
+    """
 
     rank: int | None
     collective: str | None
@@ -42,29 +45,29 @@ class Change:
 
 @dataclass(frozen=True)
 class TraceDifference:
-    """Every change that both traces can tell, and what cannot be compared."""
+    """Every quantity that either trace has, and notes on what cannot be compared."""
 
     changes: list[Change]
     notes: list[str]
 
     def of(self, rank: int | None, collective: str | None = None, communicator: str | None = None) -> list[Change]:
-        """The changes of one rank or of all ranks together, of one collective or of all together."""
+        """Return the changes of one rank or of all ranks together, of one collective or of all together."""
         wanted = (rank, collective, communicator)
         return [one for one in self.changes if (one.rank, one.collective, one.communicator) == wanted]
 
     def as_json(self) -> dict[str, Any]:
-        """As it is."""
+        """Return the object of `--json`."""
         return asdict(self)
 
 
 def compare_traces(a: TraceSummary, b: TraceSummary) -> TraceDifference:
-    """What changed from `a` to `b`. Raises UnreadableInput for two traces that share no rank."""
+    """Return what changed from `a` to `b`. Raises UnreadableInput for two traces without a common rank."""
     first, second = ({rank.rank: rank for rank in one.ranks} for one in (a, b))
     common = sorted(set(first) & set(second))
     if not common:
         raise UnreadableInput(
-            f"the traces share no rank (ranks {_words(first)} against {_words(second)}): the files of one run's ranks "
-            "are one trace, given as a folder or joined by commas"
+            f"the traces share no rank (ranks {_words(first)} against {_words(second)}): give the files of all ranks of "
+            "a run as one trace, as a folder or joined by commas"
         )
     notes = []
     if set(first) != set(second):

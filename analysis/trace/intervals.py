@@ -1,7 +1,7 @@
 """Arithmetic of sets of half-open intervals [start, end), as arrays of shape (n, 2) of integers (ns).
 
-`union` makes a set (sorted, disjoint, no interval empty or touching the next); the other functions take and give sets.
-All of it is array work: a million intervals cost tenths of a second.
+`union` makes a set: sorted, disjoint, no interval empty or touching the next. The other functions take and return sets.
+Everything works on arrays: a million intervals take tenths of a second.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ NOTHING: Spans = np.empty((0, 2), dtype=np.int64)
 
 
 def union(*many: Spans) -> Spans:
-    """The set of all times covered by any interval; empty and reversed ones cover nothing."""
+    """Return the set of all times that any interval covers; empty and reversed ones cover nothing."""
     spans = np.concatenate(many) if many else NOTHING
     spans = spans[spans[:, 1] > spans[:, 0]]
     if not len(spans):
@@ -30,22 +30,22 @@ def union(*many: Spans) -> Spans:
 
 
 def total(spans: Spans) -> int:
-    """Length of a set, ns."""
+    """Return the length of a set, ns."""
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
-    """The times in both sets."""
+    """Return the times in both sets."""
     return _sweep(a, b, np.logical_and)
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
-    """The times in `a` and not in `b`."""
+    """Return the times in `a` and not in `b`."""
     return _sweep(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
 def covers(spans: Spans, times: Times) -> Flags:
-    """For each time, whether it lies in the set."""
+    """Tell for each time whether it lies in the set."""
     at = np.searchsorted(spans[:, 0], times, side="right") - 1
     inside: Flags = at >= 0
     inside[inside] = times[inside] < spans[at[inside], 1]
@@ -53,7 +53,7 @@ def covers(spans: Spans, times: Times) -> Flags:
 
 
 def _sweep(a: Spans, b: Spans, keep: Callable[[Flags, Flags], Flags]) -> Spans:
-    """Between every two neighbouring ends of intervals nothing changes: ask `keep` there, and join what touches."""
+    """Ask `keep` between every two neighbouring ends of intervals, where nothing changes; join what touches."""
     points = np.concatenate((a[:, 0], a[:, 1], b[:, 0], b[:, 1]))
     step_a = np.repeat([1, -1, 0, 0], [len(a), len(a), len(b), len(b)])
     step_b = np.repeat([0, 0, 1, -1], [len(a), len(a), len(b), len(b)])

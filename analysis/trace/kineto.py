@@ -1,8 +1,8 @@
-"""Ranks from the Chrome trace JSON that torch.profiler (Kineto) exports, one file per rank.
+"""Read ranks from the Chrome trace JSON that torch.profiler (Kineto) exports, one file per rank.
 
-Times are microseconds with a fraction, after `baseTimeNanoseconds` where the file has it, else since the epoch: on one
-host they are one clock. GPU events carry device, stream and correlation in `args`; NCCL's kernels also their process
-group. Without GPU events the rank is one on the host: gloo's calls (`gloo:all_reduce`, made on gloo's own threads)
+Times are microseconds with a fraction, counted from `baseTimeNanoseconds` if the file has it, else from the epoch. On
+one host they share a clock. GPU events carry device, stream and correlation in `args`; NCCL's kernels also their process
+group. Without GPU events the rank runs on the host: gloo's calls (`gloo:all_reduce`, made on gloo's own threads)
 communicate, operators compute. Sources: Kineto's output_json.cpp, traces of torch 2.0 to 2.15.
 """
 
@@ -34,7 +34,7 @@ _CATEGORIES = {  # category, by its newer name and the names of torch 1.8 to 1.1
     "operator": "operator",
     "user_annotation": "range",
 }
-# Operators that only start, await or wrap others: c10d's calls return at once, engine and region frames include waiting.
+# Operators that only start, await or wrap others: c10d's calls return at once, engine and region frames include waits.
 _NOT_WORK: tuple[str, ...] = (
     "c10d::",
     "_c10d_functional",
@@ -52,14 +52,14 @@ JsonEvent = dict[str, Any]
 
 
 def is_kineto(text: str) -> bool:
-    """Whether JSON text looks like a Chrome trace."""
+    """Tell whether JSON text looks like a Chrome trace."""
     return '"traceEvents"' in text
 
 
 def read_kineto(file: str, text: str, names: Names) -> TraceFile:
-    """The rank of one file; or several, where one process drives several GPUs.
+    """Read the rank of one file; several, if one process drives several GPUs.
 
-    Raises UnreadableInput for text that is cut, or no trace, or has neither GPU kernels nor operators.
+    Raises UnreadableInput for text that is cut, is not a trace, or has neither GPU kernels nor operators.
     """
     with gc_paused():
         return _read(file, _parse(text), names)
@@ -77,7 +77,7 @@ def _read(file: str, whole: JsonEvent, names: Names) -> TraceFile:
     elif found["operator"] or len(gloo):
         ranks = [_host_rank(found["operator"], base, names, ranges, gloo)]
     else:
-        raise UnreadableInput("a Chrome trace without GPU kernels and operators: empty, or not one of torch.profiler")
+        raise UnreadableInput("a Chrome trace without GPU kernels and operators: empty, or not from torch.profiler")
     info = whole.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     in_name = _RANK_IN_NAME.search(file)
@@ -110,7 +110,7 @@ def _parse(text: str) -> JsonEvent:
 
 
 def _sort(events: Iterable[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
-    """Complete events by what they are; and how many of them have no usable time."""
+    """Sort complete events by kind; count those without a usable time."""
     found: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
     lost = 0
     for event in events:
@@ -138,7 +138,7 @@ def _gpu_ranks(
     gloo: Collectives,
     notes: list[str],
 ) -> list[RankTrace]:
-    """One per device with NCCL kernels; where there is none, per device with kernels."""
+    """Make one rank per device with NCCL kernels; without NCCL, one per device with kernels."""
     launches = _launches(found["launch"], base)
     kernels, copied, sets = (
         replace(_events(found[kind], base, names, _stream), launch=_launched(found[kind], launches)) for kind in _ON_GPU
@@ -158,7 +158,7 @@ def _gpu_ranks(
     if stray:
         notes.append(f"{file}: {stray} kernels on another device than the rank's, without NCCL: not counted")
     if len(gloo):
-        both = "not counted beside NCCL's kernels" if nccl.any() else "taken for the communication: no NCCL kernel"
+        both = "not counted: NCCL's kernels are" if nccl.any() else "counted as communication: no NCCL kernel"
         notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {both}")
     ranks = []
     for device in chosen:
@@ -182,7 +182,7 @@ def _gpu_ranks(
 
 
 def _host_rank(operators: list[JsonEvent], base: int, names: Names, ranges: Events, gloo: Collectives) -> RankTrace:
-    """Operators compute, but for those inside a call of gloo on its own thread."""
+    """Make a rank whose operators compute, except those inside a call of gloo on its own thread."""
     work = _events([one for one in operators if not one["name"].startswith(_NOT_WORK)], base, names, _thread)
     inside = np.zeros(len(work), dtype=np.bool_)
     for thread in np.unique(gloo.lane):
@@ -206,14 +206,14 @@ def _events(events: list[JsonEvent], base: int, names: Names, lane: Callable[[Js
 
 
 def _ns(microseconds: NDArray[np.float64]) -> Times:
-    """Whole microseconds are exact in a float; a product by 1000 would not be."""
+    """Convert to ns. Whole microseconds are exact in a float; multiplied by 1000 they would not be."""
     whole = np.floor(microseconds)
     fraction: Times = np.rint((microseconds - whole) * 1000).astype(np.int64)
     return whole.astype(np.int64) * 1000 + fraction
 
 
 def _launches(events: list[JsonEvent], base: int) -> dict[int, int]:
-    """Correlation to the host time of the call, ns; of several calls (runtime and driver) the first."""
+    """Map correlations to the host time of the call, ns; of several calls (runtime and driver) the first."""
     begin = base + _ns(np.array([event["ts"] for event in events], dtype=np.float64))
     found: dict[int, int] = {}
     for event, start in _both(events, begin):
@@ -236,7 +236,7 @@ def _number(name: str | None, names: Names) -> int:
 
 
 def _group(event: JsonEvent) -> str | None:
-    """The process group of an NCCL kernel (torch 2.3 and later), with its ranks where they are said (2.4)."""
+    """Return the process group of an NCCL kernel (from torch 2.3), with its ranks if the trace has them (2.4)."""
     args = event.get("args")
     if not isinstance(args, dict) or args.get("Process Group Name") in (None, ""):
         return None

@@ -1,10 +1,10 @@
-"""The same collective on several ranks: who came last, how long the others waited, how long the transfer took.
+"""Match the same collective on several ranks: who came last, how long the others waited, how long the transfer took.
 
 A collective's n-th call on one rank is the n-th on every other (NCCL demands the same order of all ranks), per
-communicator where the trace says it, else per name. Its time on a rank splits into
-- **wait**: from its own start until the last rank has started, and
-- **transfer**: the time of the rank that took least, which as a rule is the one that came last and waited for nobody.
-What is left is the difference in when the ranks leave.
+communicator if the trace names it, else per name. Its time on a rank splits into
+- **wait**: from its own start until the last rank has started;
+- **transfer**: the shortest time of any rank, usually of the rank that came last and waited for nobody;
+- the rest: the ranks do not leave at the same time.
 """
 
 from collections import defaultdict
@@ -18,10 +18,10 @@ from analysis.trace.model import Collectives, RankTrace, Trace
 
 # Clocks of GPUs of one host, as CUPTI converts them, agree to some µs: a gap below this is no contradiction.
 _CLOCK_TOLERANCE_NS = 20_000
-# Here no rank can leave before the last has come; the root of the others may have handed its data to a buffer and gone.
+# No rank can leave these before the last has come. In the others the root may hand its data to a buffer and leave.
 _MUTUAL = {"AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Barrier"}
-_PAIRED = {"SendRecv", "Send", "Recv", "Generic", "other"}  # who meets whom is not in the trace
-_SHIFTS = 1000  # tried where one rank has more calls
+_PAIRED = {"SendRecv", "Send", "Recv", "Generic", "other"}  # the trace does not say which ranks take part
+_SHIFTS = 1000  # tried if one rank has more calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +42,13 @@ class Meeting:
 
     @property
     def calls(self) -> int:
-        """How many calls were matched."""
+        """Return the number of matched calls."""
         return len(self.transfer)
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that came last in `last` of `of` matched calls; the mean rank of the others waited so long for it."""
+    """A rank that came last in `last` of `of` matched calls; the others waited `others_waited_ms` on average."""
 
     rank: int
     last: int
@@ -58,13 +58,13 @@ class Straggler:
 
 @dataclass(frozen=True, eq=False)
 class Meetings:
-    """Everything that could be matched, and why the rest could not."""
+    """All matched collectives, and notes on the rest."""
 
     matched: tuple[Meeting, ...]
     notes: tuple[str, ...]
 
     def waits(self, rank: RankTrace) -> NDArray[np.float64] | None:
-        """The wait in each of the rank's collectives, ns, NaN where not matched; None where none is."""
+        """Return the wait in each of the rank's collectives, ns, shape (calls,), NaN if not matched; None if none is."""
         found = np.full(len(rank.collectives), np.nan)
         for one in self.matched:
             if rank.rank in one.ranks:
@@ -73,7 +73,7 @@ class Meetings:
         return None if np.isnan(found).all() else found
 
     def stragglers(self) -> list[Straggler]:
-        """Who was waited for, longest first; ranks that nobody waited for are not in it."""
+        """Return the ranks that others waited for, longest wait first."""
         waited: dict[int, float] = defaultdict(float)
         last: dict[int, int] = defaultdict(int)
         of: dict[int, int] = defaultdict(int)
@@ -88,16 +88,16 @@ class Meetings:
 
 
 def match(trace: Trace) -> Meetings:
-    """Match the collectives of all ranks; what cannot be matched is left out and noted."""
+    """Match the collectives of all ranks; leave out and note what cannot be matched."""
     notes: list[str] = []
     if len(trace.ranks) < 2:
-        return Meetings((), ("one rank only: waiting and transfer cannot be told apart",))
+        return Meetings((), ("only one rank: waiting and transfer cannot be separated",))
     if not trace.one_clock:
         return Meetings((), ())
     groups: dict[tuple[int, int], dict[int, Times]] = defaultdict(dict)
     for rank in trace.ranks:
         calls = rank.collectives
-        # A communicator that some calls do not say cannot separate any: all go by name and order.
+        # If some calls do not name their communicator, all are matched by name and order.
         known = bool((calls.communicator >= 0).all()) and len(calls) > 0
         for label in np.unique(calls.label).tolist():
             for communicator in np.unique(calls.communicator[calls.label == label]).tolist() if known else [-1]:
@@ -124,7 +124,9 @@ def _can_match(
 ) -> bool:
     two = len(trace.ranks) == 2 == len(members) and trace.world_size in (None, 2)
     if name in _PAIRED and not (name == "SendRecv" and two):
-        notes.append(f"{title}: who meets whom is not in the trace, so its calls are not matched across ranks")
+        notes.append(
+            f"{title}: the trace does not say which ranks take part, so its calls are not matched across ranks"
+        )
         return False
     if all_meet and len(members) < len(trace.ranks):
         notes.append(f"{title}: only on rank {', '.join(map(str, sorted(members)))}")
@@ -134,13 +136,13 @@ def _can_match(
 def _meet(
     title: str, calls: dict[int, Collectives], members: dict[int, Times], mutual: bool, notes: list[str]
 ) -> tuple[Times, Times, NDArray[np.intp], Times] | None:
-    """wait, transfer, last and index of a `Meeting`."""
+    """Return wait, transfer, last and index of a `Meeting`; None without a matched call."""
     ranks = sorted(members)
     fewest = min(ranks, key=lambda rank: len(members[rank]))
     count = len(members[fewest])
     if any(len(members[rank]) != count for rank in ranks):
         told = ", ".join(f"{len(members[rank])} on rank {rank}" for rank in ranks)
-        notes.append(f"{title}: {told}; the {count} that fit best in time are matched, the rest is left out")
+        notes.append(f"{title}: {told}; the {count} calls that fit best in time are matched, the others left out")
         reference = calls[fewest].where(members[fewest])
         members = {rank: _best_run(members[rank], calls[rank], reference) for rank in ranks}
     index = np.stack([members[rank] for rank in ranks])
@@ -160,8 +162,10 @@ def _meet(
 
 
 def _best_run(index: Times, calls: Collectives, reference: Collectives) -> Times:
-    """Of a rank's calls, the run of as many as the reference has that overlaps most of them in time: a capture that
-    began late lacks the first calls, one that ended early the last."""
+    """Return the run of a rank's calls, as long as the reference, that overlaps most of its calls in time.
+
+    A capture that began late lacks the first calls; one that ended early lacks the last.
+    """
     spare, count = len(index) - len(reference), len(reference)
     shifts = [*range(min(spare, _SHIFTS) + 1), spare]
 

@@ -1,6 +1,6 @@
-"""What a record keeps of a trace, as metrics: times per step, of the mean rank. METHOD.md, "Traces", defines each.
+"""The metrics of a trace that a record keeps: times per step, averaged over ranks. METHOD.md, "Traces", defines each.
 
-A metric is there only where every rank of the trace knows it: what is not known is absent, never 0.
+A metric is present only if every rank of the trace knows it: what is not known is absent, never 0.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ DISAGREEMENT = "trace/exposed_disagreement_ms"
 
 
 def trace_metrics(summary: TraceSummary) -> dict[str, float]:
-    """The metrics of a summary of whole steps (analysis.trace.steps.within_steps)."""
+    """Return the metrics of a summary of whole steps (analysis.trace.steps.within_steps)."""
     steps = [rank.steps for rank in summary.ranks if rank.steps is not None]
     every = len(steps) == len(summary.ranks)
     found = {
@@ -33,7 +33,7 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
 
 
 def disagreement(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Exposed communication by the trace less that by the difference ABBA, in ms per step; empty where one is missing."""
+    """Return exposed communication by the trace minus that of the ABBA difference, ms per step; empty if one is missing."""
     traced, measured = metrics.get(TRACE_EXPOSED), metrics.get("comm/exposed_ms")
     return {} if traced is None or measured is None else {DISAGREEMENT: traced - measured}
 
@@ -46,7 +46,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _average_us(ranks: list[RankSummary]) -> float | None:
-    """µs of a collective's call, over all calls of all ranks."""
+    """Return the average µs of a collective's call, over all calls of all ranks."""
     calls = [one for rank in ranks for one in rank.nccl]
     count = sum(one.calls for one in calls)
     return sum(one.total_ms for one in calls) * 1e3 / count if count else None

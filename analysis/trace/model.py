@@ -1,7 +1,7 @@
-"""The model of a trace, whoever recorded it: per rank what computed, communicated and copied, on one clock, in ns.
+"""The model of a trace from any profiler: what computed, communicated and copied on each rank, on one clock, in ns.
 
 An event has a start and an end in ns, a lane (CUDA stream, or thread on the host), a name, and the host time of the
-call that launched it (-1: not known). Names are numbers into `Trace.names`.
+call that launched it (-1: not known). A name is an index into `Trace.names`.
 """
 
 from collections.abc import Sequence
@@ -34,22 +34,22 @@ class Events:
 
     @property
     def spans(self) -> Spans:
-        """Shape (n, 2), in the events' order."""
+        """Return starts and ends, shape (n, 2), in the events' order."""
         return np.column_stack((self.start, self.end))
 
     @property
     def duration(self) -> Times:
-        """In ns."""
+        """Return durations in ns, shape (n,)."""
         return self.end - self.start
 
     def where(self: Kind, chosen: Flags | Times) -> Kind:
-        """The rows chosen by a mask or by indices."""
+        """Return the rows chosen by a mask or by indices."""
         return type(self)(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
 
 
 @dataclass(frozen=True, eq=False)
 class Collectives(Events):
-    """NCCL's kernels, or gloo's calls. `label` is the collective ("AllReduce"), `communicator` -1 where not known."""
+    """NCCL's kernels, or gloo's calls. `label` is the collective ("AllReduce"), `communicator` is -1 if not known."""
 
     label: Times
     communicator: Times
@@ -57,7 +57,7 @@ class Collectives(Events):
 
 @dataclass(frozen=True, eq=False)
 class Copies(Events):
-    """Copies; `name` is the kind ("HtoD"), `bytes` -1 where not known, `peer`: between two GPUs."""
+    """Copies; `name` is the kind ("HtoD"), `bytes` is -1 if not known, `peer`: between two GPUs."""
 
     bytes: Times
     peer: NDArray[np.bool_]
@@ -67,9 +67,10 @@ class Copies(Events):
 class RankTrace:
     """One rank: a process on its GPU.
 
-    `compute` are the GPU kernels that are not NCCL's; on a rank without GPU activity (`on_host`) the operators that
-    ran on the host. `ranges` are NVTX ranges, or record_function's. `device` is the GPU's number in the trace with
-    CUDA_VISIBLE_DEVICES undone where the trace tells, else the CUDA device; None on a host rank.
+    - `compute`: GPU kernels other than NCCL's; without GPU activity (`on_host`), the operators that ran on the host.
+    - `ranges`: NVTX ranges, or those of record_function.
+    - `device`: the GPU's number with CUDA_VISIBLE_DEVICES undone if the trace allows it, else the CUDA device; None on
+      a host rank.
     """
 
     rank: int
@@ -86,29 +87,29 @@ class RankTrace:
 
     @cached_property
     def work(self) -> Spans:
-        """The set of times at which compute ran."""
+        """Return the set of times at which compute ran."""
         return union(self.compute.spans)
 
     @cached_property
     def gaps(self) -> Spans:
-        """The pauses of at most 10 µs between two kernels that compute."""
+        """Return the pauses of at most 10 µs between two compute kernels."""
         between = np.column_stack((self.work[:-1, 1], self.work[1:, 0]))
         return between[between[:, 1] - between[:, 0] <= GAP_NS]
 
     @cached_property
     def communication(self) -> Spans:
-        """The set of times at which a collective or a copy between two GPUs ran."""
+        """Return the set of times at which a collective or a copy between two GPUs ran."""
         return union(self.collectives.spans, self.copies.spans[self.copies.peer])
 
     @cached_property
     def activity(self) -> Spans:
-        """The set of times at which anything ran."""
+        """Return the set of times at which anything ran."""
         return union(*(events.spans for events in (self.compute, self.collectives, self.copies, self.memsets)))
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A trace of all ranks that were given; `one_clock`: times of different ranks can be compared."""
+    """A trace of all given ranks; `one_clock`: times of different ranks can be compared."""
 
     source: str
     names: Sequence[str]
@@ -120,9 +121,9 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TraceFile:
-    """What one file holds. Parts with the same `clock` can be compared in time; None: nothing says so.
+    """The ranks of one file. Files with the same `clock` can be compared in time; None: the clock is not known.
 
-    `numbered`: the file itself says the ranks' numbers.
+    `numbered`: the file itself numbers its ranks.
     """
 
     file: str
@@ -142,32 +143,32 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """The name's number, a new one for a new name."""
+        """Return the name's number, a new one for a new name."""
         known = self._numbers.setdefault(name, len(self.table))
         if known == len(self.table):
             self.table.append(name)
         return known
 
     def mapped(self, names: Sequence[str]) -> Times:
-        """The numbers of many names."""
+        """Return the numbers of many names."""
         return np.array([self.number(name) for name in names], dtype=np.int64)
 
 
 def column(values: Sequence[int] | Times) -> Times:
-    """A column of numbers."""
+    """Return a column of numbers."""
     return np.asarray(values, dtype=np.int64)
 
 
 def no_events() -> Events:
-    """A table without rows."""
+    """Return a table without rows."""
     return Events(*(column([]) for _ in range(5)))
 
 
 def no_collectives() -> Collectives:
-    """A table without rows."""
+    """Return a table without rows."""
     return Collectives(**vars(no_events()), label=column([]), communicator=column([]))
 
 
 def no_copies() -> Copies:
-    """A table without rows."""
+    """Return a table without rows."""
     return Copies(**vars(no_events()), bytes=column([]), peer=np.array([], dtype=np.bool_))

@@ -1,8 +1,8 @@
-"""What names in a trace mean: NCCL's kernels, gloo's calls, copies, step ranges, marks that say the rank.
+"""The meaning of names in a trace: NCCL's kernels, gloo's calls, copies, step ranges, marks that name the rank.
 
-A kernel is NCCL's when its name begins with `nccl`: the rule of NVIDIA's own report nccl_gpu_overlap_trace. The name
-tells the collective, not the algorithm or protocol (its suffix is that of the inlined body, not of what ran), and a
-group of calls in one kernel carries the name of one of them.
+A kernel is NCCL's if its name begins with `nccl`: the rule of NVIDIA's own report nccl_gpu_overlap_trace. The name
+says the collective, but not the algorithm or protocol: its suffix is that of the inlined body, not of what ran. A group
+of calls in one kernel carries the name of one of them.
 """
 
 import re
@@ -37,7 +37,7 @@ COPY_LABELS = dict(COPY_KINDS.values())
 
 
 def nccl_collective(kernel: str) -> str | None:
-    """The collective of an NCCL kernel, as "AllReduce"; "other" where its name says none; None: not NCCL's."""
+    """Return the collective of an NCCL kernel, such as "AllReduce"; "other" if its name says none; None: not NCCL's."""
     head = _NCCL.match(kernel)
     if head is None:
         return None
@@ -46,28 +46,28 @@ def nccl_collective(kernel: str) -> str | None:
 
 
 def gloo_collective(call: str) -> str | None:
-    """`gloo:all_reduce` is "AllReduce"; None for names of others."""
+    """Return "AllReduce" for `gloo:all_reduce`; None for names that are not gloo's."""
     prefix, colon, rest = call.partition(":")
     return "".join(word.capitalize() for word in rest.split("_")) if colon and prefix == "gloo" else None
 
 
 def copy_kind(activity: str) -> str:
-    """`Memcpy HtoD (Pinned -> Device)`, as Kineto names it, is "HtoD"; an unknown name is its own kind."""
+    """Return "HtoD" for Kineto's `Memcpy HtoD (Pinned -> Device)`; an unknown name is its own kind."""
     found = _COPY.match(activity)
     return found[1] if found else activity
 
 
 def is_step(name: str) -> bool:
-    """A range around one training step: `step`, `step 7`, `step#7`."""
+    """Tell whether a range is one training step: `step`, `step 7`, `step#7`."""
     return _STEP.fullmatch(name) is not None
 
 
 def is_profiler_step(name: str) -> bool:
-    """A range that torch.profiler's `step()` makes: the second best, where no range is named step."""
+    """Tell whether torch.profiler's `step()` made a range: used if no range is named step."""
     return _PROFILER_STEP.fullmatch(name) is not None
 
 
 def rank_mark(name: str) -> int | None:
-    """The rank that a mark or range like `rank 3` announces for its process."""
+    """Return the rank that a mark or range like `rank 3` announces for its process; None for other names."""
     found = _RANK.fullmatch(name)
     return int(found[1]) if found else None

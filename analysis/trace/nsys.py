@@ -1,8 +1,8 @@
-"""Ranks from an SQLite export of Nsight Systems (`nsys export --type=sqlite`).
+"""Read ranks from an SQLite export of Nsight Systems (`nsys export --type=sqlite`).
 
 One report holds every process of a node on one clock. A rank is a process on a device. The report does not number the
-ranks: a mark or range named `rank N` of the process says it; else they are numbered in the order of their CUDA devices
-where every process has its own, else in the order of their process ids (the order in which torchrun starts them).
+ranks: a mark or range named `rank N` of the process does. Without marks, the order is that of the CUDA devices if every
+process has its own, else that of the process ids (the order in which torchrun starts them).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,10 @@ _NO_PROCESS = -1
 
 
 def read_nsys(path: Path, names: Names) -> TraceFile:
-    """Raises UnreadableInput for a foreign or damaged file, and for a trace with CUDA calls and without kernels.
+    """Read the ranks of one export. NVTX ranges without any CUDA activity (ranks on CPUs) give step times only.
 
-    Such a trace does not say how long anything took: nothing took 0 ms. NVTX ranges without any CUDA activity (ranks
-    on CPUs) are a trace of step times only.
+    Raises UnreadableInput for a foreign or damaged file, and for a trace with CUDA calls but no kernels: it does not
+    say how long anything took, and that is not 0 ms.
     """
     with open_export(path) as export:
         version = export.version()
@@ -50,9 +50,9 @@ def read_nsys(path: Path, names: Names) -> TraceFile:
         else:
             _explain_no_kernels(export, version)
             ranks, numbered = _host_ranks(ranges, names)
-            notes.append("no CUDA activity was traced: only step times can be known")
+            notes.append("no CUDA activity was traced: only step times are known")
         if not numbered and len(ranks) > 1:
-            notes.append("the report does not number the ranks: taken in the order of devices, else of process ids")
+            notes.append("the report does not number the ranks: they are ordered by device, else by process id")
         return TraceFile(path.name, version, ranks, f"nsys session of {path}", numbered, notes=tuple(notes))
 
 
@@ -60,7 +60,7 @@ def _explain_no_kernels(export: Export, version: str) -> None:
     calls, graphs = export.count(RUNTIME), export.count(GRAPHS)
     if graphs:
         raise UnreadableInput(
-            f"{graphs} CUDA graph launches were traced as a whole and no kernel: communication cannot be told from "
+            f"{graphs} CUDA graph launches were traced as a whole and no kernel: communication cannot be separated from "
             "compute; record with --cuda-graph-trace=node"
         )
     if calls or KERNEL in export.columns:
@@ -85,7 +85,7 @@ class _Range:
 
 
 def _read_ranges(export: Export) -> list[_Range]:
-    """NVTX ranges and marks (which end where they start); the text is in `text`, or in StringIds through `textId`."""
+    """Read NVTX ranges and marks (which end where they start). Their text is `text`, or in StringIds by `textId`."""
     have = export.columns.get(NVTX, [])
     if not {"start", "end", "eventType"} <= set(have) or not {"text", "textId"} & set(have):
         return []
@@ -106,7 +106,7 @@ def _read_ranges(export: Export) -> list[_Range]:
 def _gpu_ranks(
     export: Export, kernels: Columns, ranges: list[_Range], names: Names, notes: list[str]
 ) -> tuple[tuple[RankTrace, ...], bool]:
-    """One rank per process and device, in the order of their numbers; and whether marks number them."""
+    """Return one rank per process and device, in order, and whether marks number them."""
     if export.count(GRAPHS):
         notes.append(
             f"{export.count(GRAPHS)} CUDA graph launches were traced as a whole: the kernels inside are missing here; "
@@ -156,7 +156,7 @@ def _gpu_ranks(
 
 
 def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[RankTrace, ...], bool]:
-    """Processes with step ranges; where there are none, processes with any range."""
+    """Make ranks of the processes with step ranges, else of those with any range."""
     chosen = [one for one in ranges if is_step(one.name)] or ranges
     units, numbered = _order(sorted({(one.process, 0) for one in chosen}), ranges)
     empty = (no_events(), no_collectives(), no_copies(), no_events())
@@ -168,19 +168,22 @@ def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[RankTrace, ..
 
 
 def _order(units: Sequence[tuple[int, int]], ranges: list[_Range]) -> tuple[list[tuple[int, int, int]], bool]:
-    """(rank, process, CUDA device), in rank order; and whether marks say the ranks."""
+    """Return (rank, process, CUDA device) in rank order, and whether marks number the ranks."""
     said = {one.process: mark for one in ranges if (mark := rank_mark(one.name)) is not None}
     marked = sorted((said[process], process, device) for process, device in units if process in said)
     if marked and len({mark for mark, _, _ in marked}) == len(marked):
-        return marked, True  # a process without a mark beside them is no rank: a parameter server
+        return marked, True  # another process without a mark is not a rank but a parameter server
     own_device = len({device for _, device in units}) == len(units)
     ordered = sorted(units, key=lambda unit: unit[1] if own_device else unit[0])
     return [(number, process, device) for number, (process, device) in enumerate(ordered)], False
 
 
 def _units(kernels: Columns, notes: list[str]) -> list[tuple[int, int]]:
-    """(process, CUDA device) of every rank. A process that uses NCCL on one device and touches another (a context
-    made by accident, on GPU 0 as a rule) is one rank: what it ran elsewhere is noted and not counted."""
+    """Return (process, CUDA device) of every rank.
+
+    A process that uses NCCL on one device and touches another (a context made by accident, usually on GPU 0) is one
+    rank. What it ran elsewhere is noted and not counted.
+    """
     pairs, counts = np.unique(np.column_stack((kernels["process"], kernels["deviceId"])), axis=0, return_counts=True)
     nccl = kernels["label"] >= 0
     with_nccl = set(zip(kernels["process"][nccl].tolist(), kernels["deviceId"][nccl].tolist(), strict=True))
@@ -196,13 +199,13 @@ def _units(kernels: Columns, notes: list[str]) -> list[tuple[int, int]]:
 
 
 def _label(names: Names, number: int) -> int:
-    """The number of an NCCL kernel's collective; -1 for other kernels."""
+    """Return the number of an NCCL kernel's collective; -1 for other kernels."""
     label = nccl_collective(names.table[number])
     return -1 if label is None else names.number(label)
 
 
 def _mapped(values: Times, translate: Callable[[int], int]) -> Times:
-    """`translate` called once per distinct value."""
+    """Translate every value; `translate` is called once per distinct value."""
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([translate(int(value)) for value in distinct], dtype=np.int64)[inverse]
 
@@ -224,7 +227,7 @@ def _range_events(ranges: list[_Range], process: int, names: Names) -> Events:
 
 
 def _launches(export: Export, text: dict[int, str]) -> Callable[[Columns], Times] | None:
-    """A function that gives the host time (ns) of the call that launched each row of a table, -1 where unknown."""
+    """Return a function: the host time (ns) of the call that launched each row of a table, -1 if unknown."""
     calls = [str(number) for number, name in text.items() if name.startswith(_LAUNCHERS)]
     if not calls or not export.has(RUNTIME, "start", "correlationId", "globalTid", "nameId"):
         return None
@@ -254,7 +257,7 @@ def _launches(export: Export, text: dict[int, str]) -> Callable[[Columns], Times
 
 
 def _devices(export: Export) -> tuple[dict[tuple[int, int], int], dict[int, tuple[str, str]]]:
-    """(pid, CUDA device) -> GPU, which undoes CUDA_VISIBLE_DEVICES; GPU -> (product name, bus id)."""
+    """Map (pid, CUDA device) to GPU, which undoes CUDA_VISIBLE_DEVICES; map GPU to (product name, bus id)."""
     gpu_of: dict[tuple[int, int], int] = {}
     described: dict[int, tuple[str, str]] = {}
     if export.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):

@@ -1,9 +1,9 @@
 """The tables of `nsys stats`: cuda_gpu_kern_sum and cuda_gpu_mem_time_sum, over all ranks of a trace.
 
-As those reports define them: kernels by their full (demangled) name, copies by direction, memsets as one; times in ns;
-the share is of the table's own total; the median of an even number is the mean of the middle two; the standard
-deviation is that of a sample (n - 1), 0 for one call; averages, medians and deviations are rounded by SQLite to one
-decimal, as nsys prints them. Largest total first.
+They follow those reports: kernels by their full (demangled) name, copies by direction, memsets as one. Times are ns. The
+share is that of the table's own total. The median of an even number is the mean of the middle two. The standard
+deviation is that of a sample (n - 1), 0 for one call. SQLite rounds averages, medians and deviations to one decimal, as
+in nsys. Largest total first.
 """
 
 import sqlite3
@@ -34,7 +34,7 @@ class StatsRow:
 
 
 def kernel_rows(trace: Trace) -> list[StatsRow]:
-    """cuda_gpu_kern_sum: every GPU kernel, NCCL's too. No rows for ranks on the host."""
+    """Return cuda_gpu_kern_sum: every GPU kernel, NCCL's too. Ranks on the host have no rows."""
     events = [table for rank in trace.ranks if not rank.on_host for table in (rank.compute, rank.collectives)]
     gloo = [number for number, name in enumerate(trace.names) if name.startswith("gloo:")]
     events = [table.where(~np.isin(table.name, gloo)) for table in events]
@@ -42,7 +42,7 @@ def kernel_rows(trace: Trace) -> list[StatsRow]:
 
 
 def memory_rows(trace: Trace) -> list[StatsRow]:
-    """cuda_gpu_mem_time_sum: copies and memsets on GPUs."""
+    """Return cuda_gpu_mem_time_sum: copies and memsets on GPUs."""
     events = [table for rank in trace.ranks for table in (rank.copies, rank.memsets)]
     names = [_operation(name) for name in trace.names]
     return _rows(names, [table.name for table in events], [table.duration for table in events])

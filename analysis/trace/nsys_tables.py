@@ -1,7 +1,7 @@
-"""An SQLite export of Nsight Systems as tables of columns, read by what is there.
+"""Read an SQLite export of Nsight Systems as tables of columns.
 
 nsys makes a table only when it has rows, and adds columns from version to version (schema 2.x and 3.x), so every
-reader asks for columns and says which it can do without. Source: NVIDIA's "SQLite Export Schema Reference", exports of
+reader asks for columns and says which are optional. Source: NVIDIA's "SQLite Export Schema Reference", exports of
 2025.3 (schema 3.20). Nothing loops over events in Python: a million kernels with their launches take about
 four seconds.
 """
@@ -40,17 +40,17 @@ class Export:
         }
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether the table is there with all these columns."""
+        """Tell whether the table exists with all these columns."""
         return table in self.columns and set(columns) <= set(self.columns[table])
 
     def count(self, table: str) -> int:
-        """Rows of a table; 0 for one that is not there."""
+        """Count the rows of a table; 0 if it does not exist."""
         if table not in self.columns:
             return 0
         return int(self.connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()[0])
 
     def version(self) -> str:
-        """Product, version and schema, as far as the export says them."""
+        """Return product, version and schema, as far as the export names them."""
         known: dict[str, str] = {}
         for table in VERSIONS:
             if self.has(table, "name", "value"):
@@ -60,17 +60,17 @@ class Export:
         return f"{product} (schema {schema})" if schema else product
 
     def strings(self) -> dict[int, str]:
-        """StringIds: number to text."""
+        """Return StringIds: number to text."""
         if not self.has("StringIds", "id", "value"):
             return {}
         rows = self.connection.execute("SELECT id, value FROM StringIds").fetchall()
         return {number: str(value) for number, value in rows}
 
     def read(self, table: str, needed: Sequence[str], optional: Sequence[str] = (), where: str = "1") -> Columns:
-        """Columns of a table as arrays; -1 stands for no value. A table that is not there has no rows.
+        """Return columns of a table as arrays; -1 stands for no value. A missing table has no rows.
 
-        Raises UnreadableInput where a needed column is missing or holds text. Rows that end before they start are
-        left out: nsys writes such for events that were cut.
+        Rows that end before they start are left out: nsys writes them for events that were cut. Raises
+        UnreadableInput if a needed column is missing or holds text.
         """
         wanted = [*needed, *optional]
         if table not in self.columns:
@@ -78,7 +78,7 @@ class Export:
         have = self.columns[table]
         missing = [one for one in needed if one not in have]
         if missing:
-            raise UnreadableInput(f"table {table} has no column {', '.join(missing)}: a schema that is not known here")
+            raise UnreadableInput(f"table {table} has no column {', '.join(missing)}: a schema not known here")
         chosen = ", ".join(f"coalesce({quoted(one)}, -1)" if one in have else "-1" for one in wanted)
         present = " AND ".join(f"{quoted(one)} IS NOT NULL" for one in needed)
         rows = self.connection.execute(f"SELECT {chosen} FROM {quoted(table)} WHERE {present} AND {where}")
@@ -93,21 +93,24 @@ class Export:
 
 @contextmanager
 def open_export(path: Path) -> Iterator[Export]:
-    """Open an export for reading. Raises UnreadableInput for what is no export, or a damaged one, also while reading."""
+    """Open an export for reading. Raises UnreadableInput for a foreign or damaged file, also while it is read."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         export = Export(connection)
         if not any(table in export.columns for table in _OF_NSYS):
             tables = ", ".join(sorted(export.columns)[:5]) or "none"
-            raise UnreadableInput(f"an SQLite file, but no export of Nsight Systems (its tables: {tables})")
+            raise UnreadableInput(f"an SQLite file, but not an export of Nsight Systems (its tables: {tables})")
         yield export
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where SQLite quotes damaged bytes in its message
-        said = " ".join(str(error).split()) if isinstance(error, sqlite3.Error) else "its schema is no text"
+    except (
+        sqlite3.Error,
+        UnicodeDecodeError,
+    ) as error:  # UnicodeDecodeError: SQLite quotes damaged bytes in its message
+        said = " ".join(str(error).split()) if isinstance(error, sqlite3.Error) else "its schema is not text"
         raise UnreadableInput(f"a damaged or cut SQLite file ({said}): export the report again") from None
     finally:
         connection.close()
 
 
 def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
+    """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,9 +1,9 @@
-"""A copy of an nsys export without the environment and the command line, fit to be kept and published.
+"""Copy an nsys export without the environment and the command line, so that it can be kept and published.
 
 A report embeds the whole environment and the command line of what was profiled, secrets included, in tables and as
-strings that no event uses. So nothing is deleted: a new file is written that holds only what a summary needs. Tables
-come from a list; text only from columns of a list; of the strings those that a kept event refers to. Names of kernels,
-CUDA calls, NVTX ranges and GPUs stay: text that the profiled program put into an NVTX range stays too.
+strings that no event uses. So nothing is deleted: a new file is written with only what a summary needs. Tables
+and text columns come from a list. Strings are kept if a kept event refers to them. Names of kernels, CUDA calls, NVTX
+ranges and GPUs stay, and so does text that the profiled program put into an NVTX range.
 """
 
 import gzip
@@ -47,7 +47,7 @@ _VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 def scrub(source: Path, target: Path) -> None:
     """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source` (plain or gzipped).
 
-    The target appears whole or not at all. Raises OSError, and UnreadableInput for what is no export of nsys.
+    The target appears whole or not at all. Raises OSError, and UnreadableInput for a file that is not an export of nsys.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".scrub-") as scratch:
         made = Path(scratch) / "scrubbed.sqlite"
@@ -110,7 +110,7 @@ def _copy_rows(
 
 
 def _copy_processes(export: Export, fresh: sqlite3.Connection) -> None:
-    """Ids only: a process's name can be its command line, and the table lists every process of the machine."""
+    """Copy ids only: a process's name can be its command line, and the table lists every process of the machine."""
     if export.has("PROCESSES", "globalPid", "pid"):
         fresh.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER)")
         rows = export.connection.execute("SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'")

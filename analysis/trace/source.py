@@ -1,4 +1,4 @@
-"""From what a user names to one `Trace`: a file, a folder, or several files joined by commas.
+"""Load one `Trace` from what a user names: a file, a folder, or several files joined by commas.
 
 The content decides the reader, not the suffix: SQLite exports of nsys and Kineto JSON, plain or gzipped. A `.nsys-rep`
 goes through `nsys export`, where nsys is on PATH or named by the variable NSYS.
@@ -27,17 +27,17 @@ _CUT = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def load_trace(source: str) -> Trace:
-    """The trace of one run. Raises OSError for what cannot be opened, UnreadableInput for what is no trace."""
+    """Load the trace of one run. Raises OSError if it cannot be opened, UnreadableInput if it is not a trace."""
     names = Names()
     files, of_folder = _files(source)
     parts = [part for file in files if (part := _read(file, names, skip_foreign=of_folder)) is not None]
     if not parts:
-        raise UnreadableInput(f"{source}: no trace in this folder (it wants files named …{', …'.join(_SUFFIXES)})")
+        raise UnreadableInput(f"{source}: no trace in this folder; expected files named …{', …'.join(_SUFFIXES)}")
     return _joined(source, parts, names)
 
 
 def _files(source: str) -> tuple[list[Path], bool]:
-    """The files, and whether they were found in a folder (where others may lie too)."""
+    """Return the files, and whether they were found in a folder (which may hold other files)."""
     path = Path(source)
     if path.is_dir():
         found = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES) and one.is_file())
@@ -49,7 +49,7 @@ def _files(source: str) -> tuple[list[Path], bool]:
 
 
 def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
-    """One file; None for JSON in a folder that is no trace (a record.json)."""
+    """Read one file; None for JSON in a folder that is not a trace (a record.json)."""
     try:
         if path.suffix in _REPORTS:
             with tempfile.TemporaryDirectory() as scratch:
@@ -87,7 +87,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def plain_export(path: Path, scratch: Path) -> Path:
-    """An SQLite file itself, or a decompressed copy, in the folder `scratch`, of a gzipped one.
+    """Return an SQLite file itself, or a decompressed copy of a gzipped one in the folder `scratch`.
 
     Raises UnreadableInput for other files and for a cut gzip file.
     """
@@ -103,21 +103,21 @@ def plain_export(path: Path, scratch: Path) -> Path:
             raise UnreadableInput("cut or damaged gzip file") from None
     with plain.open("rb") as file:
         if file.read(len(_SQLITE)) != _SQLITE:
-            raise UnreadableInput("no SQLite file, so no export of nsys")
+            raise UnreadableInput("not an SQLite file, so not an export of nsys")
     return plain
 
 
 def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
-    """The SQLite export of a report, made in the folder `scratch` by `nsys`, or by that of NSYS or PATH.
+    """Export a report to SQLite in the folder `scratch`, with `nsys`, else the nsys of the variable NSYS or of PATH.
 
-    Raises OSError for a report that is not there, UnreadableInput where it cannot be exported.
+    Raises OSError if the report does not exist, UnreadableInput if it cannot be exported.
     """
     path.open("rb").close()
     nsys = nsys or os.environ.get("NSYS") or shutil.which("nsys")
     if not nsys:
         raise UnreadableInput(
-            "a report of Nsight Systems is read through `nsys export`, and nsys is neither on PATH nor named by the "
-            f"variable NSYS; where it is: nsys export --type=sqlite {path.name}"
+            "a report of Nsight Systems is read with `nsys export`, but nsys is neither on PATH nor named by the variable "
+            f"NSYS; on a machine with nsys: nsys export --type=sqlite {path.name}"
         )
     target = scratch / "export.sqlite"
     command = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(path)]
@@ -134,7 +134,7 @@ def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
 
 
 def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
-    """One trace of the parts: the ranks numbered, the notes of all, one clock or not."""
+    """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
     kinds = {part.source.split(" ")[0] for part in parts}
     if len(kinds) > 1:
         raise UnreadableInput(f"{source}: traces of torch.profiler and of nsys together; name one of them")
@@ -143,21 +143,21 @@ def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
     clocks = {part.clock for part in parts}
     one_clock = len(clocks) == 1
     if len(parts) > 1 and clocks == {None}:
-        notes.append("the files do not name their host: taken as one host, on one clock")
+        notes.append("the files do not name their host: one host and one clock are assumed")
     elif not one_clock:
-        notes.append("the files come from several hosts or reports, whose clocks differ: waits are not known")
+        notes.append("the files come from several hosts or reports, whose clocks differ: waiting times are not known")
     sizes = {part.world_size for part in parts if part.world_size is not None}
     if len(sizes) > 1:
         raise UnreadableInput(f"{source}: ranks of runs with {' and '.join(map(str, sorted(sizes)))} ranks together")
     size = sizes.pop() if sizes else None
     if size is not None and size > len(ranks):
-        notes.append(f"{len(ranks)} of {size} ranks are given: waits are those among them")
+        notes.append(f"{len(ranks)} of {size} ranks are given: waiting times cover only these")
     sources = dict.fromkeys(part.source for part in parts)
     return Trace(", ".join(sources), names.table, ranks, one_clock, size, tuple(dict.fromkeys(notes)))
 
 
 def _numbered(source: str, parts: list[TraceFile], notes: list[str]) -> tuple[RankTrace, ...]:
-    """Ranks as their files number them; where not all do, in the order of the files."""
+    """Number the ranks as their files do; if not all files do, in the order of the files."""
     if all(part.numbered for part in parts):
         ranks = sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank)
         seen: dict[int, str] = {}
@@ -168,7 +168,9 @@ def _numbered(source: str, parts: list[TraceFile], notes: list[str]) -> tuple[Ra
                 seen[rank.rank] = part.file
         return tuple(ranks)
     if len(parts) > 1:
-        notes.append(f"not every file says its rank: numbered in the order {_list(part.file for part in parts)}")
+        notes.append(
+            f"not every file names its rank: they are numbered in the order {_list(part.file for part in parts)}"
+        )
     every = (rank for part in parts for rank in part.ranks)
     return tuple(replace(rank, rank=number) for number, rank in enumerate(every))
 

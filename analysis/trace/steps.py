@@ -1,4 +1,4 @@
-"""Steps: which ranges on the host are one, which GPU work belongs to it, and which one to look at."""
+"""Steps: which host ranges are steps, which GPU work belongs to each, and which one to draw."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ _LAST_NS = 100_000_000
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time, ns, and how it was chosen, in words."""
+    """A stretch of time, ns; `title` says how it was chosen."""
 
     start: int
     end: int
@@ -23,7 +23,7 @@ class Window:
 
 
 def step_ranges(rank: RankTrace, trace: Trace) -> tuple[str, Events] | None:
-    """The ranges that are steps, in order, and what they are called; None where there are none."""
+    """Return what the step ranges are called, and the ranges in order; None if there are none."""
     for what, wanted in (('range "step"', is_step), ("ProfilerStep", is_profiler_step)):
         names = [number for number in np.unique(rank.ranges.name).tolist() if wanted(trace.names[number])]
         found = rank.ranges.where(np.isin(rank.ranges.name, names) & (rank.ranges.end > rank.ranges.start))
@@ -33,7 +33,7 @@ def step_ranges(rank: RankTrace, trace: Trace) -> tuple[str, Events] | None:
 
 
 def step_of(events: Events, steps: Events) -> Times:
-    """For each event, the number of the step it belongs to, -1 for none: by its launch where known, else its start."""
+    """Return the step of each event, -1 for none: by its launch if known, else by its start. Shape (events,)."""
     when = np.where(events.launch >= 0, events.launch, events.start)
     at = np.searchsorted(steps.start, when, side="right") - 1
     inside = (at >= 0) & (when < steps.end[np.maximum(at, 0)])
@@ -42,7 +42,7 @@ def step_of(events: Events, steps: Events) -> Times:
 
 
 def within_steps(trace: Trace) -> Trace:
-    """The trace without what belongs to no step: warm-up, barriers. A rank without step ranges keeps everything."""
+    """Return the trace without work outside steps (warm-up, barriers). A rank without step ranges keeps everything."""
     return replace(trace, ranks=tuple(_within(rank, trace) for rank in trace.ranks))
 
 
@@ -60,8 +60,11 @@ def _within(rank: RankTrace, trace: Trace) -> RankTrace:
 
 
 def choose_window(trace: Trace, step: int | None = None) -> Window:
-    """One step to look at: number `step`, or the one of median time; without step ranges one period of the kernels'
-    repeating sequence, or else the last 100 ms. Raises ValueError for a step that is not there, or an empty trace."""
+    """Choose one step to draw: number `step`, or the one of median time.
+
+    Without step ranges it is one period of the kernels' repeating sequence, else the last 100 ms. Raises ValueError for
+    a step that does not exist and for an empty trace.
+    """
     named = [(rank, found[1]) for rank in trace.ranks if (found := step_ranges(rank, trace)) is not None]
     if named:
         steps = named[0][1]
@@ -88,21 +91,21 @@ def choose_window(trace: Trace, step: int | None = None) -> Window:
 
 
 def _of_step(rank: RankTrace, steps: Events, number: int) -> Spans:
-    """The step's GPU work; on a host rank, or without GPU work, its range."""
+    """Return the step's GPU work; on a host rank, or without GPU work, its range."""
     tables = (rank.compute, rank.collectives, rank.copies, rank.memsets)
     work = union(*(table.spans[step_of(table, steps) == number] for table in tables))
     return work if len(work) and not rank.on_host else steps.spans[number : number + 1]
 
 
 def _period(rank: RankTrace) -> tuple[int, int] | None:
-    """The last stretch of the rank's busiest stream whose kernels repeat the stretch before it, with a collective."""
+    """Find the last stretch of the busiest stream whose kernels repeat the stretch before it, with a collective."""
     if not len(rank.compute) or rank.on_host:
         return None
     lanes, counts = np.unique(rank.compute.lane, return_counts=True)
     stream = rank.compute.where(rank.compute.lane == lanes[counts.argmax()])
     stream = stream.where(np.argsort(stream.start, kind="stable")[-_TAIL:])
     calls = np.sort(rank.collectives.start)
-    for part in (1.0, 0.95, 0.9, 0.8, 0.7, 0.6):  # a loop may be followed by work of another kind
+    for part in (1.0, 0.95, 0.9, 0.8, 0.7, 0.6):  # other work may follow the loop
         end = int(len(stream) * part)
         lengths = np.arange(_SAME, end // 2)
         for back in range(_SAME if len(lengths) else 0):

@@ -1,9 +1,9 @@
-"""What a trace says about communication, per rank and across ranks: the numbers of `python -m analysis trace`.
+"""Summarize communication in a trace, per rank and across ranks: the numbers of `python -m analysis trace`.
 
 - **Communication** is the time at which a kernel of NCCL ran, or a copy from one GPU to another (kind PtoP); on ranks
-  without NCCL's kernels, a call of gloo on the host. Copies between host and GPU are input, results or staging: a trace
-  does not tell which, so they are listed beside it with their own exposed time and never added to it. Copies within a
-  GPU and memsets are neither communication nor compute.
+  without NCCL's kernels, a call of gloo on the host. Copies between host and GPU may be input, results or staging; a
+  trace does not say which. So they are listed separately, with their own exposed time, and never added. Copies within
+  a GPU and memsets are neither communication nor compute.
 - **Compute** is the time at which any other kernel ran on the same GPU (NVIDIA's definition in nccl_gpu_overlap_trace);
   on a host rank, an operator.
 - **Overlapped** = communication ∩ compute; **exposed** = the rest of communication. Simultaneous events count once, so
@@ -42,8 +42,11 @@ class CollectiveCalls:
 
 @dataclass(frozen=True)
 class CopySummary:
-    """The copies of one kind on one rank; `gb_per_s` is bytes over the copies' own time (GB = 1e9 bytes), `exposed_ms`
-    the time at which such a copy ran and no compute."""
+    """The copies of one kind on one rank.
+
+    `gb_per_s` is bytes ÷ the copies' own time (GB = 1e9 bytes). `exposed_ms` is the time at which such a copy ran and
+    no compute.
+    """
 
     kind: str
     calls: int
@@ -55,8 +58,11 @@ class CopySummary:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Steps by ranges named step on the host. GPU work belongs to the step in which it was launched (`by`: launch), or
-    where launches were not traced, in which it started (start). Times per step are means."""
+    """Steps: host ranges named step. Times per step are means.
+
+    GPU work belongs to the step that launched it (`by`: launch), or, if launches were not traced, in which it started
+    (`by`: start).
+    """
 
     source: str
     count: int
@@ -71,8 +77,10 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank. `wait_ms`: how long it waited in its collectives until the last rank had come. `gap_us`: the median pause
-    between two kernels that compute and follow each other, on a GPU."""
+    """One rank. `wait_ms`: how long it waited in its collectives for the last rank.
+
+    `gap_us`: the median pause of at most 10 µs between two compute kernels on its GPU.
+    """
 
     rank: int
     device: int | None
@@ -95,7 +103,7 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class MatchedCollective:
-    """One collective over the ranks that take part: sums over the matched calls; `wait_ms` is of the mean rank."""
+    """One collective over the ranks that take part: sums over the matched calls; `wait_ms` is the average rank's."""
 
     name: str
     communicator: str | None
@@ -109,7 +117,7 @@ class MatchedCollective:
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """A whole trace."""
+    """The summary of a whole trace."""
 
     source: str
     ranks: list[RankSummary]
@@ -118,14 +126,14 @@ class TraceSummary:
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """The contract's object (`ranks`), and more."""
+        """Return the object of `--json`, `ranks` first."""
         return {"ranks": [asdict(rank) for rank in self.ranks]} | {
             one: value for one, value in asdict(self).items() if one != "ranks"
         }
 
 
 def summarize(trace: Trace, meetings: Meetings | None = None) -> TraceSummary:
-    """All numbers of a trace; `meetings` where they are matched already."""
+    """Compute all numbers of a trace; pass `meetings` if the collectives are matched already."""
     meetings = match(trace) if meetings is None else meetings
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
     notes = [*trace.notes, *meetings.notes]

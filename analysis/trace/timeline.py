@@ -1,8 +1,7 @@
-"""A timeline of a stretch of a trace as SVG: a lane per rank and stream, and per rank a lane of exposed communication.
+"""Draw a timeline of a trace as SVG: a lane per rank and stream, and per rank a lane of exposed communication.
 
-Plain SVG on white, which a dark page and a printer both show; hatches and shades tell the kinds apart without colour.
-Thousands of kernels become some hundred boxes: what lies closer than a fraction of a pixel is joined. Same trace, same
-bytes.
+Plain SVG on white works on a dark page and on paper. Hatches and shades separate the kinds without colour. Thousands
+of kernels become some hundred boxes: boxes closer than a fraction of a pixel are joined. Equal traces give equal bytes.
 """
 
 import math
@@ -52,7 +51,7 @@ class _Lane:
 
 
 def draw_timeline(trace: Trace, window: Window) -> str:
-    """The SVG's text."""
+    """Return the text of the SVG."""
     meetings = match(trace)
     drawn = trace.ranks[:_RANKS]
     parts: list[str] = []
@@ -84,7 +83,7 @@ def draw_timeline(trace: Trace, window: Window) -> str:
 
 
 def _lanes(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window) -> list[_Lane]:
-    """The host's ranges, the streams, and what was exposed."""
+    """Return the lanes of a rank: the host's ranges, the streams, exposed communication."""
     here: Spans = np.array([[window.start, window.end]], dtype=np.int64)
     waits, transfers = _split(rank, meetings)
     boxes: dict[int, dict[str, Spans]] = {}
@@ -121,7 +120,7 @@ def _lanes(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window) ->
 
 
 def _split(rank: RankTrace, meetings: Meetings) -> tuple[Spans, Spans]:
-    """Of each collective, the time until the last rank came, and the rest; not matched: no wait is known."""
+    """Split each collective into the time until the last rank came, and the rest; without a match no wait is known."""
     waited = meetings.waits(rank)
     start, end = rank.collectives.start, rank.collectives.end
     if waited is None:
@@ -173,7 +172,7 @@ def _draw_lane(lane: _Lane, window: Window, y: int) -> str:
 
 
 def _axis(window: Window, bottom: int) -> str:
-    """Milliseconds from the window's start, at one, two or five times a power of ten."""
+    """Draw the axis: milliseconds from the window's start, at one, two or five times a power of ten."""
     length = (window.end - window.start) / 1e6
     power = 10.0 ** math.floor(math.log10(length / 12))
     step = power * next(one for one in (1, 2, 5, 10) if power * one >= length / 12)
