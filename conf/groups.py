@@ -19,6 +19,7 @@ DIR/benchmark/NAME.yaml to the choices.
 """
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ RULES: dict[str, type] = {
     "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "code": dict,
     "compared": dict,
 }  # fmt: skip
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
 # Folders that hold groups; of two files with the same name the first counts, as Hydra has it.
@@ -104,10 +106,13 @@ def choice(group: str, name: Any) -> Choice:
     Raises:
         Refused: there is no such file, or it is none that can be used.
     """
-    known = choices(group)
-    if name not in known:
+    found = (
+        folder / group / f"{name}.yaml" for folder in _folders if isinstance(name, str) and FILE_NAME.fullmatch(name)
+    )
+    path = next((path for path in found if path.exists()), None)
+    if path is None:
+        known = choices(group)
         raise Refused(f"{group}.name={name}: accepted are {', '.join(known)}{closest(str(name), known)}")
-    path = next(path for folder in _folders if (path := folder / group / f"{name}.yaml").exists())
     return _read(group, name, path)
 
 
