@@ -1,7 +1,7 @@
 """Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
-failed, 2 the input or the request is wrong (one line on stderr, no traceback).
+failed, 2 wrong input or wrong request (one line on stderr, no traceback).
 """
 
 import argparse
@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; never raises for wrong input."""
+    """Run one command and return its exit status. Raises nothing for wrong input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

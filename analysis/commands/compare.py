@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs; raises OSError, UnreadableInput, or ValueError where the files have nothing in common."""
+    """Print what differs. Raises OSError, UnreadableInput, or ValueError if the files have nothing in common."""
     a, b = (_read(file) for file in (arguments.a, arguments.b))
     result = compare_measurements(a, b, arguments.tolerance, arguments.latency_tolerance)
     if arguments.json:

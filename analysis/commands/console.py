@@ -1,4 +1,4 @@
-"""Where commands print their tables: the terminal, or plain text without cut columns when the output is a pipe."""
+"""The console of all commands: the terminal, or plain text without cut columns if the output is a pipe."""
 
 import sys
 
@@ -8,5 +8,5 @@ _WIDE = 200  # columns in a pipe, where there is no terminal to ask
 
 
 def console() -> Console:
-    """A console on standard output that highlights nothing by itself."""
+    """Return a console on standard output that highlights nothing by itself."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)

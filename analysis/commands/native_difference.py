@@ -1,12 +1,12 @@
-"""Where two measurements of the native tools differ beyond noise: matrices of p2p, or tables of nccl-tests.
+"""Find where two measurements of the native tools differ beyond noise: matrices of p2p, or tables of nccl-tests.
 
 The rule. An entry of A and one of B are the same quantity of the same pair or row. They differ when both hold:
-- their medians are further apart than the tolerance: `tolerance` of A, or `latency_tolerance` where a microsecond
-  decides (the latency matrices, and messages of 64 KiB and less);
-- where a file holds the entry more than once (several runs, -N), the ranges from its least to its greatest value do not
-  meet: the repetitions' own scatter explains no gap between them.
-A single pair of runs has no scatter of its own, so the tolerance alone decides: p2pBandwidthLatencyTest repeats 5 times
-and moves by 5 to 8 % on some machines (cuda-samples issue 449); repeat it, or raise the tolerance.
+- their medians differ by more than the tolerance: `tolerance` of A, or `latency_tolerance` for latency matrices and
+  messages of 64 KiB and less, where a microsecond matters;
+- if a file holds the entry more than once (several runs, -N), the ranges from least to greatest value do not overlap:
+  the scatter of the repetitions does not explain the gap.
+A single pair of runs has no scatter, so the tolerance alone decides. p2pBandwidthLatencyTest repeats 5 times and varies
+by 5 to 8 % on some machines (cuda-samples issue 449): repeat it, or raise the tolerance.
 """
 
 import math
@@ -25,7 +25,7 @@ EntryKey = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Entry:
-    """One quantity with all its values in a file, in GB/s where more is better, else µs. `busbw` only for tables."""
+    """One quantity with all its values in a file: GB/s (more is better) or µs. Only tables have `busbw`."""
 
     name: str
     unit: str
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(slots=True)
 class NativeMeasurement:
-    """What one file holds; `variants` are the entries of each table by NCCL settings, `matrices` those of p2p."""
+    """The entries of one file; `variants` are those of each table by NCCL settings, `matrices` those of p2p."""
 
     matrices: dict[EntryKey, Entry] = field(default_factory=dict)
     variants: dict[str, dict[str, dict[EntryKey, Entry]]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class NativeMeasurement:
     notes: list[str] = field(default_factory=list)
 
     def what(self) -> str:
-        """The kinds of things in the file, in words."""
+        """Describe the contents of the file."""
         tables = [*self.variants][:4] + ["…"] * (len(self.variants) > 4)
         kinds = ["matrices of p2p"] if self.matrices else []
         return " and ".join(kinds + ([f"tables of nccl-tests ({', '.join(tables)})"] if tables else []))
@@ -52,7 +52,7 @@ class NativeMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class EntryDifference:
-    """One entry that differs; `ratio` is B over A, None where A is 0."""
+    """One entry that differs; `ratio` is B ÷ A, None if A is 0."""
 
     entry: Entry
     a: float
@@ -62,11 +62,11 @@ class EntryDifference:
 
     @property
     def better(self) -> bool:
-        """Whether B is the faster one."""
+        """Tell whether B is faster."""
         return (self.b > self.a) == (self.entry.unit == "GB/s")
 
     def as_json(self) -> dict[str, Any]:
-        """The medians, their ratio, and the values behind them."""
+        """Return the medians, their ratio, and their values."""
         whole: dict[str, Any] = {"entry": self.entry.name, "unit": self.entry.unit, "a": self.a, "b": self.b}
         whole |= {
             "ratio": self.ratio,
@@ -81,7 +81,7 @@ class EntryDifference:
 
 @dataclass(slots=True)
 class NativeDifference:
-    """`differ` holds the greatest ratios first; `only_a` and `only_b` name entries without a partner."""
+    """The result: `differ` has the greatest ratios first; `only_a` and `only_b` name entries without a partner."""
 
     compared: int = 0
     differ: list[EntryDifference] = field(default_factory=list)
@@ -91,7 +91,10 @@ class NativeDifference:
 
 
 def read_measurement(text: str) -> NativeMeasurement:
-    """Every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=p2p; else UnreadableInput."""
+    """Read every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=p2p.
+
+    Raises UnreadableInput for any other text.
+    """
     found = NativeMeasurement()
     reasons = []
     try:
@@ -144,13 +147,13 @@ def compare_measurements(
     tolerance: float = TOLERANCE,
     latency_tolerance: float = LATENCY_TOLERANCE,
 ) -> NativeDifference:
-    """The entries of two files that differ beyond noise, by the rule above.
+    """Return the entries of two files that differ beyond noise, by the rule above.
 
-    Raises ValueError for a tolerance that is no number of at least 0, and where the files have no entry in common.
+    Raises ValueError for a tolerance that is not a number from 0, and if the files have no entry in common.
     """
     for name, value in (("tolerance", tolerance), ("latency tolerance", latency_tolerance)):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} {value}: a part of one is expected, such as 0.03 for 3 %")
+            raise ValueError(f"{name} {value}: expected a number from 0, such as 0.03 for 3 %")
     result = NativeDifference()
     _compare_entries(a.matrices, b.matrices, result, tolerance, latency_tolerance)
     for table in dict.fromkeys([*a.variants, *b.variants]):
@@ -170,14 +173,14 @@ def compare_measurements(
 def _pair(
     a: dict[str, dict[EntryKey, Entry]], b: dict[str, dict[EntryKey, Entry]], table: str, result: NativeDifference
 ) -> list[tuple[dict[EntryKey, Entry], dict[EntryKey, Entry]]]:
-    """Which runs of a table belong together: the only ones of each file, else those with the same NCCL settings."""
+    """Pair the runs of a table: the only one of each file, else those with the same NCCL settings."""
     if len(a) == 1 and len(b) == 1:
         (settings_a, left), (settings_b, right) = *a.items(), *b.items()
         if settings_a != settings_b:
             result.notes.append(f"{table}: {settings_a or 'no setting'} against {settings_b or 'no setting'}")
         return [(left, right)]
     if a and b and not a.keys() & b.keys():
-        result.notes.append(f"{table}: several runs with different settings, and none with the same in both files")
+        result.notes.append(f"{table}: several runs with different settings, and no setting is in both files")
     return [(a.get(settings, {}), b.get(settings, {})) for settings in dict.fromkeys([*a, *b])]
 
 

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the log's facts; raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
+    """Print the log's facts. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
     log = _read(arguments.files)
     findings: list[SettingResult] | None = None
     if arguments.without:
@@ -120,7 +120,7 @@ def _print(log: NcclLog, console: Console) -> None:
 
 
 def _print_transports(log: NcclLog, console: Console) -> None:
-    """Connections by transport."""
+    """Print connections by transport."""
     if not log.transports:
         console.print("The log has no connection: they appear at the first collective.")
         return

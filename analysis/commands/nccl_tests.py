@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every run; raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
+    """Print every run. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise ValueError(f"--ranks {arguments.ranks}: at least one rank is expected")
     runs: list[tuple[str, Run]] = []
@@ -56,7 +56,7 @@ def _cells(one: Measured | None, iterations: bool) -> list[str]:
 
 
 def _print(one: Run, file: str) -> None:
-    """One run: what it is, its rows, its notes."""
+    """Print one run: what it is, its rows, its notes."""
     ranks = "ranks not said" if one.ranks is None else f"{one.ranks} {'rank' if one.ranks == 1 else 'ranks'}"
     names = dict.fromkeys(str(device["name"]) for device in one.devices if device.get("name"))
     settings = [f"{name}={value}" for name, value in one.environment.items()]

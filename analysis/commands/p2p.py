@@ -34,10 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the matrices; raises OSError for a file that cannot be read, UnreadableInput for a foreign one.
+    """Print the matrices. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one.
 
-    Where the file holds several runs, the JSON object is the first one and `repeats` holds the others. Of a record it is the
-    medians, and `repeats` holds every repeat.
+    If the file holds several runs, the JSON object is the first and `repeats` holds the others. For a record it holds
+    the medians, and `repeats` every repeat.
     """
     try:
         found = read_p2p(Path(arguments.file).read_text(encoding="utf-8", errors="replace"))
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _topology(found: P2p, file: str | None) -> Topology | None:
-    """The file's, else the record's own; none where the record's cannot be read: a drawing can do without."""
+    """Load the topology of a file, else the record's own; None if that cannot be read: the drawing works without it."""
     if file is not None:
         return load_topology(file)
     if found.topology is None:

@@ -1,4 +1,4 @@
-"""`python -m analysis place --gpus K`: which K GPUs to take and in which ring order, and the worst choice beside it."""
+"""`python -m analysis place --gpus K`: which K GPUs to take and in which ring order, and the worst choice."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, place
 from analysis.topology.source import load_topology, read_text
 
-_MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access where there is any
+_MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access if there is any
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def to_json(placement: Placement) -> dict[str, Any]:
-    """`{"best": {"gpus": [0, 1], "links": {"NV2": 1}}, "worst": {…}, "reason": "…"}`."""
+    """Return `{"best": {"gpus": [0, 1], "links": {"NV2": 1}}, "worst": {…}, "reason": "…"}`."""
     return {"best": placement.best.to_json(), "worst": placement.worst.to_json(), "reason": placement.reason}
 
 
 def read_matrix(text: str, where: str) -> list[list[float]]:
-    """Square matrix of GB/s, from the row's GPU to the column's; the diagonal is not used.
+    """Read a square matrix of GB/s, from the row's GPU to the column's; the diagonal is not used.
 
     Accepts `{"matrices": {"unidirectional_enabled": …}}` at any depth (the contract's object, or a record that holds
     it) and a bare matrix. Raises UnreadableInput for anything else and for a pair without a positive number.
@@ -78,7 +78,7 @@ def read_matrix(text: str, where: str) -> list[list[float]]:
 
 
 def _find(document: Any) -> Any:
-    """The matrix inside nested objects, outermost first."""
+    """Find the matrix inside nested objects, outermost first."""
     level = [document]
     while level:
         for one in level:

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its three sentences; raises OSError for a folder that cannot be read or written."""
+    """Write the report and print its three sentences. Raises OSError for a folder that cannot be read or written."""
     told, found = examine(arguments.study)
     index = write(told, arguments.output or arguments.study / "report")
     if arguments.json:

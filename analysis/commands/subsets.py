@@ -1,4 +1,4 @@
-"""`python -m analysis subsets [FILE]`: the GPU subsets of a machine, sorted into classes of equal wiring."""
+"""`python -m analysis subsets [FILE]`: the GPU subsets of a machine, in classes of equal links."""
 
 import argparse
 import json

@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print, and draw when asked."""
+    """Print the topology, and draw it if asked."""
     topology = load_topology(arguments.file, arguments.gpu_name)
     if arguments.svg is not None:
         from analysis.topology.drawing import draw_topology
@@ -67,10 +67,10 @@ def _print(topology: Topology) -> None:
         }
         known = [f"{speed:.1f}" for speed in sorted(one for one in speeds if one is not None)]
         note = f", {' or '.join(known)} GB/s in theory, one way" if known else ""
-        note += "" if is_known(word) else ", which is no known link class"
+        note += "" if is_known(word) else ", not a known link class"
         out.print(f"{word}: {pairs[word]} {'pair' if pairs[word] == 1 else 'pairs'} of GPUs{note}")
     out.print(
-        {True: "GPUs meet in NVSwitches", False: "no NVSwitch", None: "NVSwitch or direct NVLinks: not told"}[
+        {True: "GPUs meet in NVSwitches", False: "no NVSwitch", None: "NVSwitch or direct NVLinks: not known"}[
             topology.nvswitch
         ]
     )

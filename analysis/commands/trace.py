@@ -56,9 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print, and draw when asked; raises OSError or UnreadableInput for what cannot be read."""
+    """Print the numbers, and draw if asked. Raises OSError or UnreadableInput for a trace that cannot be read."""
     if arguments.b is not None and (arguments.kernels or arguments.svg):
-        raise ValueError("--kernels and --svg are of one trace; give one TRACE")
+        raise ValueError("--kernels and --svg need one trace; give one TRACE")
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")
     trace = _load(arguments.a, arguments)
@@ -124,7 +124,7 @@ def _print(summary: TraceSummary, trace: Trace, out: Console) -> None:
             size = "?" if copy.bytes is None else str(copy.bytes)
             speed = (_number(copy.total_ms, 3), _number(copy.gb_per_s, 1), _number(copy.exposed_ms, 3))
             copies.add_row(str(one.rank), escape(copy.kind), str(copy.calls), size, *speed)
-    across = _table("across ranks (wait: of the mean rank)", "collective", "matched", *_MEETING_HEADINGS)
+    across = _table("across ranks (wait: average over ranks)", "collective", "matched", *_MEETING_HEADINGS)
     for meeting in summary.collectives:
         spent = _numbers(3, meeting.wait_ms, meeting.transfer_ms)
         typical = _numbers(1, meeting.transfer_avg_us, meeting.transfer_median_us)
@@ -158,7 +158,7 @@ def _print_rows(title: str, rows: list[StatsRow], out: Console) -> None:
 
 
 def _print_changes(comparison: TraceDifference, out: Console) -> None:
-    """Ranks: a line per quantity; collectives per rank and across ranks: a line each, as the bootcamp's table had."""
+    """Print a line per quantity of each rank, and a line per collective, per rank and across ranks."""
     ranks = _table("ranks", "rank", "quantity", "A", "B", "B / A")
     for one in comparison.changes:
         if one.collective is None:
