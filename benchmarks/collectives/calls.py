@@ -1,7 +1,7 @@
-"""Collectives as prepared calls: everything is made beforehand, so that a call enqueues and nothing else.
+"""Prepared calls of collectives: all that a call needs is made before, so that the call only enqueues.
 
 `TorchCalls` go through torch.distributed, as training does. `NcclCalls` call libnccl's functions on the communicator that torch
-made, as nccl-tests calls them: without torch's bookkeeping for every call, which small messages would be told by.
+made, as nccl-tests calls them: without torch's bookkeeping for every call, which takes longer than a small message.
 """
 
 import ctypes
@@ -22,20 +22,20 @@ PointToPoint = tuple[str, Tensor, int]  # ncclSend or ncclRecv, what, the peer
 
 
 class Calls(Protocol):
-    """Makes calls of one collective; send and receive are views of equal or of one memory (in place)."""
+    """Prepare calls of one collective; send and receive are views of two buffers, or of one (in place)."""
 
     def prepare(self, name: str, send: Tensor, receive: Tensor) -> Any:
-        """A call of a collective on these tensors."""
+        """Return a call of a collective on these tensors."""
 
     def in_order(self, calls: Sequence[Any]) -> Call:
-        """Prepared calls one after the other."""
+        """Return one call that makes prepared calls one after the other."""
 
     def together(self, calls: Sequence[Any]) -> Any:
-        """Prepared calls as one group."""
+        """Return one call that makes prepared calls as one group."""
 
 
 class TorchCalls:
-    """torch.distributed over whatever backend the tensors' device has."""
+    """Calls through torch.distributed, over the backend of the tensors' device."""
 
     def __init__(self, ranks: Ranks, op: str, root: int) -> None:
         self._ranks, self._root = ranks, root
@@ -45,7 +45,7 @@ class TorchCalls:
         }[op]  # fmt: skip
 
     def prepare(self, name: str, send: Tensor, receive: Tensor) -> Call:
-        """all_reduce, broadcast and reduce overwrite `receive`, and take no other input."""
+        """Return a call of a collective; all_reduce, broadcast and reduce overwrite `receive` and read no `send`."""
         rank, size, root = self._ranks.rank, self._ranks.world_size, self._root
         partial = functools.partial
         if name == "all_reduce":
@@ -74,7 +74,7 @@ class TorchCalls:
         return send_receive
 
     def in_order(self, calls: Sequence[Call]) -> Call:
-        """Python makes them."""
+        """Return one call that makes prepared calls in a loop of Python."""
 
         def make() -> None:
             for call in calls:
@@ -83,7 +83,7 @@ class TorchCalls:
         return make
 
     def together(self, calls: Sequence[Call]) -> Call:
-        """all_reduce, all_gather and reduce_scatter only."""
+        """Return one call that makes calls as one group; only of all_reduce, all_gather and reduce_scatter."""
         one_by_one = self.in_order(calls)
 
         def make() -> None:
@@ -103,12 +103,12 @@ LIBRARY = "libnccl.so.2"
 
 
 def loaded_library() -> Any:
-    """The libnccl that torch has loaded. Raises OSError where torch has NCCL built in."""
+    """Return the libnccl that torch has loaded. Raises OSError where torch has NCCL built in."""
     return ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
 
 
 class NcclCalls:
-    """libnccl's functions, on one stream."""
+    """Calls of libnccl's functions, on one stream."""
 
     def __init__(self, ranks: Ranks, op: str, root: int, stream: torch.cuda.Stream) -> None:
         """Have torch make its communicator. Collective.
@@ -131,7 +131,7 @@ class NcclCalls:
         self._ranks, self._root, self._op = ranks, root, NCCL_OPS[op]
 
     def prepare(self, name: str, send: Tensor, receive: Tensor) -> InOrder:
-        """Where a version of NCCL lacks gather, scatter or all_to_all, a group of sends and receives as nccl-tests has it."""
+        """Return a call of a collective. Without that function in NCCL: a group of sends and receives, as in nccl-tests."""
         out, into = send.data_ptr(), receive.data_ptr()
         share, kind = min(send.numel(), receive.numel()), NCCL_TYPES[send.dtype]
         part = share // self._ranks.world_size
@@ -151,7 +151,7 @@ class NcclCalls:
         return self.exchange(self._messages(name, send, receive))
 
     def _messages(self, name: str, send: Tensor, receive: Tensor) -> list[PointToPoint]:
-        """The sends and receives of this rank."""
+        """Return the sends and receives of this rank."""
         rank, size, root = self._ranks.rank, self._ranks.world_size, self._root
         everyone = range(size)
         if name == "send_recv":
@@ -169,18 +169,18 @@ class NcclCalls:
         return messages
 
     def exchange(self, messages: Sequence[PointToPoint]) -> InOrder:
-        """Sends and receives at once. To one peer they match in their order."""
+        """Return a call that makes sends and receives as one group. Those of one peer match in their order."""
         return self._group([
             self._one(name, tensor.data_ptr(), tensor.numel(), NCCL_TYPES[tensor.dtype], peer, self._communicator, self._stream)
             for name, tensor, peer in messages
         ])  # fmt: skip
 
     def in_order(self, calls: Sequence[InOrder]) -> InOrder:
-        """One loop makes them all."""
+        """Return one call that makes prepared calls in one loop."""
         return self._made(*(one for call in calls for one in call.calls))
 
     def together(self, calls: Sequence[InOrder]) -> InOrder:
-        """Groups within a group are one."""
+        """Return one call that makes prepared calls as one group; groups within it are flattened."""
         return self._group([one for call in calls for one in call.calls])
 
     def _group(self, calls: list[CCall]) -> InOrder:

@@ -28,20 +28,20 @@ from conf.cell import Cell
 from conf.nccl_vocabulary import ELEMENT_BYTES
 from trainers.devices import bus_id
 
-SETTLING = 20  # calls at most, just before the window: a host that comes from a barrier is slow at first
+SETTLING = 20  # calls at most, just before the window: the first calls after a barrier are slow
 GRAPH_LAUNCHES = 10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
 
 
 @dataclass(frozen=True)
 class Message:
-    """One size in one placement: views of the buffers, and how often it can lie elsewhere in them."""
+    """One size in one placement. `views` gives its part of the buffers at each place of the rotation."""
 
     name: str
     size_bytes: int  # S
     in_place: bool
 
     def views(self, out: Tensor, into: Tensor, place: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
-        """(send, receive) of a rank at the given place of the rotation."""
+        """Return (send, receive) of a rank at a place of the rotation; both are views of one dimension."""
         whole = self.size_bytes // out.element_size()
         start = place * whole
         share = whole // world_size
@@ -100,7 +100,7 @@ class CollectiveBenchmark:
             self._reporter.block(purpose, self._single_iterations(schedule), 0, **facts)
 
     def _schedule(self, message: Message) -> list[Any]:
-        """A call for every iteration, each of them where nccl-tests would put it."""
+        """Return a call for every iteration, on the part of the buffers where nccl-tests would make it."""
         coalesced, places = int(self._asked["coalesced"]), max(1, self._largest // message.size_bytes)
         calls = [self._prepared(message, place) for place in range(min(places, self._iterations * coalesced))]
         firsts = range(0, self._iterations * coalesced, coalesced)
@@ -113,11 +113,11 @@ class CollectiveBenchmark:
         return self._calls.prepare(self._name, send, receive)
 
     def _joined(self, calls: list[Any]) -> Any:
-        """One call of one collective, or of several in a group."""
+        """Return one call: the only one of `calls`, or all of them as a group."""
         return calls[0] if self._asked["coalesced"] == 1 else self._calls.together(calls)
 
     def _window(self, schedule: list[Any]) -> float:
-        """µs of one collective: the host's time of all iterations and the wait for their end, divided by their number."""
+        """Return the µs of one collective: host time until all iterations have ended, divided by their number."""
         launch, settle, launches = self._calls.in_order(schedule), self._calls.in_order(schedule[:SETTLING]), 1
         if self._asked["cuda_graph"]:
             launch = settle = self._graph(launch).replay  # the first launch uploads it
@@ -145,7 +145,7 @@ class CollectiveBenchmark:
         self._reporter.beat(0)
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
-        """The same as a CUDA graph, not launched yet."""
+        """Capture a call in a CUDA graph, which is not launched yet."""
         assert self._stream is not None
         graph = torch.cuda.CUDAGraph()
         # Torch's own threads query events meanwhile, which the mode `global` forbids.

@@ -1,4 +1,4 @@
-"""The table of nccl-tests 2.19, line for line, so that scripts which read it can read ours."""
+"""The output of a cell in the layout of nccl-tests 2.19, line for line, for scripts that read that tool's output."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from benchmarks.collectives.request import largest_bytes, sizes
 from conf.cell import Cell
 from conf.nccl_vocabulary import COLLECTIVES
 
-# Our dtype: NCCL's name of it in the table.
+# Our dtype: its name in the table.
 TYPES = {
     "float32": "float", "float64": "double", "float16": "half", "bfloat16": "bfloat16", "int8": "int8", "uint8": "uint8",
     "int32": "int32", "int64": "int64",
@@ -17,7 +17,7 @@ NAMES, UNITS = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)"
 
 
 def table_lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
-    """The whole output of one run (a run of tables["nccl-tests"]); `devices` are pid, host, device, bus_id and name by rank."""
+    """Return the whole output of one run of tables["nccl-tests"]; `devices` hold pid, host, device, bus_id and name by rank."""
     asked, collective = cell.benchmark, COLLECTIVES[run["collective"]]
     step, by = (asked["step"], "bytes") if asked["step"] else (cell.benchmark["factor"], "factor")
     found = [
@@ -58,7 +58,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _figures(one: dict[str, Any] | None) -> str:
-    """One placement; what was not measured is nan, what was not verified N/A."""
+    """Return the columns of one placement: nan where nothing was measured, N/A where nothing was verified."""
     if one is None:
         return FIGURES.format("nan", "nan", "nan", "N/A")
     wrong = "N/A" if one["wrong"] is None else f"{float(one['wrong']):g}"
@@ -66,6 +66,6 @@ def _figures(one: dict[str, Any] | None) -> str:
 
 
 def _number(value: float, width: int) -> str:
-    """As many of two decimals as fit into a column."""
+    """Return a number with as many of two decimals as fit into a column."""
     fitting = (text for decimals in (2, 1, 0) if len(text := f"{value:.{decimals}f}") <= width)
     return next(fitting, f"{value:.{1 if width >= 7 else 0}e}")

@@ -16,14 +16,15 @@ CHUNK = {"cuda": 1 << 24, "cpu": 1 << 20}
 
 
 def mean_units(size: int) -> int:
-    """How far a mean over so many ranks may be from the exact one, in units of the dtype's precision: each rank's part and each
-    sum is rounded by half of one.
+    """Return how far a mean over `size` ranks may be from the exact one, in units of the dtype's precision.
+
+    Each rank's part and each sum is rounded by half of a unit.
     """
     return max(2, size // 2 + 1)
 
 
 def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device: torch.device) -> Tensor:
-    """Elements start to stop of a rank's input: 1 to 4; for products 1, or 2 at one place in sixteen."""
+    """Return elements start to stop of a rank's input: 1 to 4; for products 1, and 2 at one place in sixteen."""
     mixed = torch.arange(start, stop, device=device).add_((rank + 1) * 7919).mul_(2654435761).bitwise_right_shift_(16)
     if op == "prod":
         return (mixed.bitwise_and_(15) == 0).add(1).to(dtype)
@@ -31,7 +32,7 @@ def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device:
 
 
 def fill(tensor: Tensor, rank: int, op: str) -> None:
-    """Make a tensor a rank's known input."""
+    """Fill a tensor with a rank's known input."""
     for start, stop in _chunks(tensor):
         tensor[start:stop] = known(rank, start, stop, tensor.dtype, op, tensor.device)
 
@@ -42,9 +43,9 @@ def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks) -> int:
-    """How many elements of this rank's result are not what the collective makes of the known inputs.
+    """Return how many elements of this rank's result differ from what the collective makes of the known inputs.
 
-    `received` is the whole result; ranks other than the root of gather and reduce have none.
+    `received` is the whole result. Of gather and reduce only the root has one; other ranks return 0.
     """
     rank, size = ranks.rank, ranks.world_size
     share = received.numel() // size if name in ("all_gather", "all_to_all", "gather") else received.numel()
@@ -70,7 +71,7 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
 
 
 def _reduced(start: int, stop: int, like: Tensor, op: str, size: int) -> Tensor:
-    """The inputs of all ranks, reduced."""
+    """Return elements start to stop of all ranks' inputs, reduced."""
     total = known(0, start, stop, like.dtype, op, like.device)
     for rank in range(1, size):
         other = known(rank, start, stop, like.dtype, op, like.device)

@@ -1,7 +1,8 @@
-"""`benchmark=host_link`: what the host allows. Copies between its memory and each GPU, alone and all at once, pinned and
-pageable; and the host's own memory, copied and summed as STREAM does it (McCalpin 1995). METHOD.md, "Host links".
+"""`benchmark=host_link`: copies between the host's memory and each GPU, and the bandwidth of that memory.
 
-Both directions at once of all GPUs is the limit that strategies with a stage in the host's memory are judged by.
+Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is copied and summed as
+STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once is the limit of strategies with a stage in
+the host's memory. METHOD.md, "Host links".
 """
 
 import os
@@ -25,7 +26,7 @@ class Operation:
     """What is timed, and the bytes that one call counts."""
 
     name: str
-    memory: str  # pinned, pageable; host: nothing leaves the host's memory
+    memory: str  # pinned or pageable; host: the data stays in the host's memory
     run: Callable[[], None]
     counted_bytes: int
 
@@ -48,7 +49,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Operation]:
-    """Every operation, with buffers that it alone holds. Their pages exist before the first call."""
+    """Yield every operation with buffers of its own, whose pages exist before the first call."""
     if device.type == "cuda":
         there, back = (torch.empty(size, dtype=torch.uint8, device=device).random_() for _ in range(2))
         for memory in ("pinned", "pageable") if pageable else ("pinned",):
@@ -80,7 +81,7 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
 
 
 def _at_once(timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, Callable[[], None]]]) -> None:
-    """Every lane's call on its own stream, after what `timed` has done so far; `timed` goes on when all have ended."""
+    """Make each call on its own stream, after the work queued on `timed`; `timed` goes on when all calls have ended."""
     for stream, _ in lanes:  # all before the first join: a lane forked after it would wait for the other's end
         stream.wait_stream(timed)
     for stream, call in lanes:
@@ -91,11 +92,11 @@ def _at_once(timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, 
 
 
 def _done(_: Tensor) -> None:
-    """The operators of the host's memory return when they are done."""
+    """Drop the result: operators of the host's memory return when they are done."""
 
 
 def _filled(size: int, pinned: bool) -> Tensor:
-    """Bytes that are not all alike and, as floats, are finite and normal: a sum of denormal numbers is slow."""
+    """Return `size` bytes that differ and, as float32, are normal numbers: a sum of denormal ones is slow."""
     buffer = torch.empty(size // 4, dtype=torch.float32, pin_memory=pinned)
     return buffer.uniform_(1.0, 2.0).view(torch.uint8)
 
@@ -109,7 +110,7 @@ def _time(
     ranks: Ranks,
     reporter: Reporter,
 ) -> None:
-    """Time an operation on every rank, on all at once or on each while the others wait. Collective."""
+    """Time an operation on all ranks at once, or on each while the others wait, and write the samples. Collective."""
     for _ in range(2):
         operation.run()  # page tables, the driver's staging buffers, threads
     facts = {

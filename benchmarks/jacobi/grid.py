@@ -1,4 +1,4 @@
-"""A rank's rows of the grid, twice (Jacobi reads one and writes the other), and one iteration of them.
+"""A rank's rows of the grid in two buffers (Jacobi reads one and writes the other), and one iteration on them.
 
 The grid, its boundary and the split of its rows are those of NVIDIA's jacobi_memcpy: zero inside, sin(2π·row/(ny − 1)) in the
 first and last column, the first and last row periodic neighbours of the inner ones.
@@ -17,14 +17,14 @@ from benchmarks.jacobi.request import pitch
 
 @dataclass(frozen=True)
 class Rows:
-    """The inner rows of one rank: `count` of them, of which the first is row `start` of the grid."""
+    """The inner rows of one rank: `count` rows from row `start` of the grid."""
 
     start: int
     count: int
 
 
 def split(ny: int, world_size: int) -> list[Rows]:
-    """The ny − 2 inner rows by rank; the first ranks have one row fewer where they do not divide."""
+    """Return the ny − 2 inner rows by rank; where they do not divide, the first ranks have one row fewer."""
     low, more = divmod(ny - 2, world_size)
     found, start = [], 1
     for rank in range(world_size):
@@ -36,7 +36,7 @@ def split(ny: int, world_size: int) -> list[Rows]:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel cuts a slab."""
+    """How the kernel cuts a slab: rows and columns of one program, and its warps."""
 
     rows: int
     columns: int
@@ -54,12 +54,12 @@ MOST_DOWN = 65535  # CUDA's limit to a grid of programs in its second dimension
 
 
 def tiles(count: int) -> list[Tile]:
-    """The tiles that a slab of so many rows can be cut into: 1,000,000 rows, the most accepted, leave the tallest."""
+    """Return the tiles that can cut a slab of `count` rows; 1,000,000 rows, the most accepted, leave only the tallest."""
     return [tile for tile in TILES if -(-count // tile.rows) <= MOST_DOWN]
 
 
 class Slab:
-    """Two buffers of rows.count + 2 rows; the outer two of each are the halo."""
+    """Two buffers of shape (rows.count + 2, pitch) in float32; the first and last row of each are the halo."""
 
     def __init__(self, nx: int, ny: int, rows: Rows, device: torch.device, base: Tensor | None = None) -> None:
         """`base` is memory for both buffers (uint8, of `size_bytes`); None: torch's own."""
@@ -72,11 +72,11 @@ class Slab:
 
     @staticmethod
     def size_bytes(nx: int, rows: Rows, device: torch.device) -> int:
-        """Bytes of both buffers."""
+        """Return the bytes of both buffers."""
         return 2 * (rows.count + 2) * pitch(nx, device.type) * 4
 
     def reset(self) -> None:
-        """The start: zero, and the boundary."""
+        """Set both buffers to the start: zero, and the boundary."""
         numbers = torch.arange(self.rows.start - 1, self.rows.start + self.rows.count + 1, dtype=torch.float64)
         edge = torch.sin(2 * math.pi * numbers / (self.ny - 1)).float().to(self.device)
         for buffer in self.buffers:
@@ -85,12 +85,12 @@ class Slab:
             buffer[:, self.nx - 1] = edge
 
     def inner(self, number: int) -> Tensor:
-        """The rank's own rows as they are after `number` iterations, without padding."""
+        """Return the rank's own rows after `number` iterations, without padding: (rows.count, nx)."""
         return self.buffers[number % 2][1:-1, : self.nx]
 
 
 class TorchStencil:
-    """Plain operators: for CPU workers, and what the kernel is held to."""
+    """The iteration in torch's operators: for CPU workers, and the reference of the kernel."""
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
@@ -98,10 +98,10 @@ class TorchStencil:
         self._scratch = torch.empty(slab.rows.count, slab.nx - 2)
 
     def rest(self, number: int, norm: bool) -> None:
-        """Nothing is left."""
+        """Do nothing: `edges` computes all rows."""
 
     def edges(self, number: int, norm: bool) -> None:
-        """All rows of iteration `number`: from the state after number − 1 to that after it."""
+        """Compute all rows of iteration `number`, from the state after number − 1."""
         old, new = (self._slab.buffers[(number + turn) % 2][:, : self._slab.nx] for turn in (1, 0))
         torch.add(old[1:-1, :-2], old[1:-1, 2:], out=self._scratch)
         self._scratch.add_(old[:-2, 1:-1]).add_(old[2:, 1:-1]).mul_(0.25)
@@ -110,13 +110,13 @@ class TorchStencil:
         new[1:-1, 1:-1] = self._scratch
 
     def change(self) -> Callable[[], float]:
-        """The squared change of the last iteration with a norm, once it is asked for."""
+        """Return a function that gives the squared change of the last iteration with a norm."""
         found = float(self._change)
         return lambda: found
 
 
 class TritonStencil:
-    """The kernel: first and last row apart from the rest, so that they travel meanwhile."""
+    """The iteration in the kernel: the first and last row come first, so that they travel while the rest is computed."""
 
     def __init__(self, slab: Slab) -> None:
         """Compile, and choose the fastest tile; the slab is reset."""
@@ -137,7 +137,7 @@ class TritonStencil:
         torch.cuda.synchronize(slab.device)
 
     def _tile_ms(self, tile: Tile) -> float:
-        """Of some iterations; the first calls compile."""
+        """Return the ms of some iterations; the calls before them compile."""
         self.tile = tile
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for number in range(2 * TUNING_CALLS):
@@ -150,12 +150,12 @@ class TritonStencil:
         return float(begin.elapsed_time(end))
 
     def edges(self, number: int, norm: bool) -> None:
-        """The first and last row of iteration `number`."""
+        """Compute the first and last row of iteration `number`."""
         count = self._slab.rows.count
         self._launch(number, norm, 1, count + 1, max(1, count - 1), EDGE, min(2, count), self._edge_sums)
 
     def rest(self, number: int, norm: bool) -> None:
-        """All other rows."""
+        """Compute all other rows."""
         rows = self._slab.rows.count - 2
         if rows > 0:
             tile = self.tile
@@ -173,7 +173,7 @@ class TritonStencil:
         )  # fmt: skip
 
     def change(self) -> Callable[[], float]:
-        """The squared change of the last iteration with a norm; the device is waited for when it is asked for."""
+        """Return a function that waits for the device and gives the squared change of the last iteration with a norm."""
         self._turn = 1 - self._turn
         value, landed = self._landed[self._turn]
         value.copy_(self._sums.sum(dtype=torch.float64).view(1), non_blocking=True)

@@ -22,32 +22,32 @@ BEFORE, AFTER = 0, 1  # the two neighbours, and the halo that each fills
 
 
 class Halo(Protocol):
-    """An exchange. `number` counts iterations of all solves, from 1; its state lies in buffers[number % 2]."""
+    """An exchange of halo rows. `number` counts iterations of all solves, from 1; its state lies in buffers[number % 2]."""
 
     def send(self, number: int) -> None:
-        """The outer rows of this iteration are there, or enqueued on the current stream."""
+        """Send the outer rows of this iteration, which are computed, or enqueued on the current stream."""
 
     def receive(self, number: int) -> None:
         """Fill the halo of this iteration; the current stream waits for it."""
 
 
 def outer_rows(buffer: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes to the rank before and to the one after."""
+    """Return the rows for the rank before and for the one after."""
     return buffer[1], buffer[-2]
 
 
 def halo_rows(buffer: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes from the rank before and from the one after."""
+    """Return the rows that the rank before and the one after fill."""
     return buffer[0], buffer[-1]
 
 
 def addresses(rows: tuple[Tensor, Tensor]) -> tuple[int, int]:
-    """Of their first elements."""
+    """Return the addresses of two rows' first elements."""
     return rows[0].data_ptr(), rows[1].data_ptr()
 
 
 class OwnNeighbour:
-    """One rank is its own neighbour."""
+    """The exchange of a single rank, which is its own neighbour."""
 
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
@@ -59,11 +59,11 @@ class OwnNeighbour:
         buffer[-1].copy_(buffer[1])
 
     def receive(self, number: int) -> None:
-        """Nothing is under way."""
+        """Do nothing: the copies are made or enqueued in order."""
 
 
 class GlooHalo:
-    """Send and receive over sockets. A tag keeps the two rows apart where both neighbours are one rank."""
+    """Messages of gloo. A tag tells the two rows apart where both neighbours are one rank."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
         self._slab = slab
@@ -82,16 +82,16 @@ class GlooHalo:
         ]
 
     def receive(self, number: int) -> None:
-        """Wait for them."""
+        """Wait for all four messages."""
         for work in self._works:
             work.wait()
 
 
 class SharedRows:
-    """Rows and flags in host memory that all ranks map: [rank][to the one before, to the one after]."""
+    """Rows and flags in host memory that all ranks map, indexed [rank][0: to the rank before, 1: to the rank after]."""
 
     def __init__(self, ranks: Ranks, row_bytes: int) -> None:
-        """`row_bytes` of 0: flags only. Collective."""
+        """Map rows of `row_bytes`; 0: flags only. Collective."""
         count = 2 * ranks.world_size
         raw = np.frombuffer(ranks.map_shared(4096 + 2 * count * row_bytes), dtype=np.uint8)
         assert count * FLAG_BYTES <= 4096
@@ -101,12 +101,12 @@ class SharedRows:
         self.rows = torch.from_numpy(raw[4096:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
 
     def flag(self, rank: int, side: int) -> int:
-        """Bytes from the mapping to a flag: the last iteration whose row a rank has sent to that side."""
+        """Return the offset in bytes of a flag, which holds the last iteration whose row a rank has sent to that side."""
         return FLAG_BYTES * (2 * rank + side)
 
 
 class HostOnCpu:
-    """CPU workers write into shared memory and read from it."""
+    """The exchange of CPU workers through shared memory."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
         self._slab, self._rank = slab, ranks.rank
@@ -129,7 +129,7 @@ class HostOnCpu:
 
 
 class GpuHalo:
-    """What the exchanges of GPUs have in common: a stream of its own, which goes first where both want the same GPU."""
+    """What the exchanges of GPUs have in common: a stream of its own with priority over that of the computation."""
 
     def __init__(self, slab: Slab) -> None:
         self._row_bytes = 4 * slab.pitch
@@ -138,13 +138,13 @@ class GpuHalo:
         self._ready = torch.cuda.Event()
 
     def _after_the_rows(self) -> None:
-        """The stream waits until the outer rows are computed."""
+        """Have the stream wait until the outer rows are computed."""
         self._ready.record()
         self._stream.wait_event(self._ready)
 
 
 class HostOnGpu(GpuHalo):
-    """Through page-locked shared memory; streams write and await the flags."""
+    """The exchange through page-locked shared memory; streams write the flags and wait for them."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
         from trainers.kvstore import cuda_copies
@@ -167,7 +167,7 @@ class HostOnGpu(GpuHalo):
         self._in = cuda_copies.CopyStream(torch.cuda.Stream(slab.device, priority=-1))
 
     def send(self, number: int) -> None:
-        """Rows to host memory, the neighbours' rows from there."""
+        """Copy the rows to host memory, and the neighbours' rows from there."""
         self._after_the_rows()
         for flag, target, source in self._outward[number % 2]:
             self._out.copy(target, source, self._row_bytes)
@@ -177,15 +177,15 @@ class HostOnGpu(GpuHalo):
             self._in.copy(target, source, self._row_bytes)
 
     def receive(self, number: int) -> None:
-        """The current stream waits for the copies."""
+        """Have the current stream wait for the copies."""
         torch.cuda.current_stream().wait_stream(self._in.stream)
 
 
 class Peer(GpuHalo):
-    """Copies straight into the neighbours' memory (CUDA IPC); flags in host memory, written and awaited by streams."""
+    """Copies straight into the neighbours' memory (CUDA IPC). Flags lie in host memory; streams write and wait for them."""
 
     def __init__(self, slab: Slab, ranks: Ranks, handle: bytes) -> None:
-        """`handle` is of the exported memory of the slab's two buffers. Collective.
+        """Open the neighbours' memory; `handle` is that of the slab's two buffers. Collective.
 
         Raises:
             ValueError: a GPU cannot address its neighbour's memory.
@@ -219,20 +219,20 @@ class Peer(GpuHalo):
         )
 
     def send(self, number: int) -> None:
-        """Copy, then say so."""
+        """Copy both rows, and write a flag after each."""
         self._after_the_rows()
         for flag, target, source in zip(self._mine, self._targets[number % 2], self._outer[number % 2], strict=True):
             self._lane.copy(target, source, self._row_bytes)
             self._lane.write_flag(flag, number)
 
     def receive(self, number: int) -> None:
-        """The stream that was current at the start waits for both neighbours' flags."""
+        """Have the stream that was current at the start wait for both neighbours' flags."""
         for flag in self._theirs:
             self._reader.wait_flag(flag, number)
 
 
 class NcclRows(GpuHalo):
-    """One group of two sends and two receives."""
+    """The exchange as one NCCL group of two sends and two receives."""
 
     def __init__(self, slab: Slab, ranks: Ranks) -> None:
         from benchmarks.collectives.calls import NcclCalls
@@ -254,10 +254,10 @@ class NcclRows(GpuHalo):
         self._exchanges[number % 2]()
 
     def receive(self, number: int) -> None:
-        """The current stream waits for it."""
+        """Have the current stream wait for the group."""
         torch.cuda.current_stream().wait_stream(self._stream)
 
 
 def neighbours(ranks: Ranks) -> tuple[int, int]:
-    """The rank before and the rank after, around the ring."""
+    """Return the rank before and the rank after, around the ring."""
     return (ranks.rank - 1) % ranks.world_size, (ranks.rank + 1) % ranks.world_size

@@ -16,9 +16,9 @@ from benchmarks.rank.result import Result
 from benchmarks.timing.c_calls import made_by
 from conf.cell import Cell
 
-WARM_UP = 4  # iterations: connections, and whatever the first launch costs
-COPIES = 20  # of the grid, to know what memory allows
-# jacobi_memcpy's own: the solutions differ by no more in any point.
+WARM_UP = 4  # iterations: they connect, and pay for the first launches
+COPIES = 20  # of the grid: what memory allows
+# That of jacobi_memcpy: the largest difference of two solutions in any point.
 TOLERANCE = 1e-8
 
 
@@ -33,7 +33,7 @@ class Solved:
 
 
 class Solver:
-    """A slab with its stencil and its exchange."""
+    """Solves the grid on one slab with its stencil and its exchange."""
 
     def __init__(self, cell: Cell, slab: Slab, halo: Halo, beat: Callable[[int], None]) -> None:
         self._slab, self._halo, self._beat = slab, halo, beat
@@ -45,7 +45,7 @@ class Solver:
     def solve(
         self, everybody: Callable[[], None], over_ranks: Callable[[float], float], most: int | None = None
     ) -> Solved:
-        """From the start to the tolerance, or `niter` (or `most`) iterations.
+        """Solve from the start to the tolerance, or for `niter` (or `most`) iterations.
 
         `everybody` waits for all ranks, `over_ranks` sums a number over them. The norm of a batch of iterations is read while
         the next batch runs, so that the device never waits for the host: a solve that reaches the tolerance does one more.
@@ -84,12 +84,12 @@ class Solver:
         self._halo.receive(self._total)
 
     def solution(self) -> torch.Tensor:
-        """This rank's rows after the last solve."""
+        """Return this rank's rows after the last solve."""
         return self._slab.inner(self._total)
 
 
 def _halo(name: str, slab: Slab, ranks: Ranks, handle: bytes) -> Halo:
-    """The exchange that was asked for. Collective."""
+    """Return the exchange that was asked for. Collective."""
     if ranks.world_size == 1:
         return OwnNeighbour(slab)
     if name == "peer":
@@ -198,9 +198,9 @@ def _time_copies(slab: Slab) -> tuple[float, int]:
 
 
 def _difference(mine: torch.Tensor, ny: int, whole: torch.Tensor | None, ranks: Ranks) -> float:
-    """The largest difference of any point from rank 0's solution alone, `whole`; NaN stays. Collective.
+    """Return the largest difference of any point from rank 0's solution alone, `whole`; NaN stays NaN. Collective.
 
-    Rows travel over gloo: NCCL would make a communicator for every pair, and its log would tell of these too.
+    Rows travel over gloo: NCCL would make a communicator for every pair, and its log would name those too.
     """
     rows = split(ny, ranks.world_size)
     if whole is not None:

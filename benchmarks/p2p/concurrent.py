@@ -1,4 +1,4 @@
-"""Copies between many members at once: what is left of each one's rate. METHOD.md, "Links between GPUs"."""
+"""Times of copies between many members at once, and of each copy alone. METHOD.md, "Links between GPUs"."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ class Pattern:
     """Copies that run at once."""
 
     name: str  # matching, one_to_all, all_to_one
-    number: int  # of the round, or the place of the one
+    number: int  # of the round; else the place of the one member
     copies: tuple[Copy, ...]
     size_bytes: int
 
 
 def patterns(count: int, size_bytes: int) -> Iterator[Pattern]:
-    """Every pair of perfect matchings both ways; each member to all others at once; all others to each.
+    """Yield each round of a perfect matching both ways, each member to all others, and all others to each.
 
-    Where several write to one member, each has its own part of the target's buffer.
+    Where several copies write to one member, each has its own part of the target's buffer.
     """
     for number, pairs in enumerate(matchings(count)):
         both = tuple(copy for a, b in pairs for copy in (Copy(a, b), Copy(b, a)))
@@ -71,7 +71,7 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
 
 
 def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]) -> dict[str, Any]:
-    """Return the same in GB/s, which readers of the first lines of this kind know."""
+    """Return the times as GB/s, under the names that lines of this kind always had."""
     return {
         "total": gb_per_s(counted_bytes * len(together_ms), total_ms),
         "together": [gb_per_s(counted_bytes, ms) for ms in together_ms],
@@ -80,7 +80,7 @@ def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_
 
 
 def matchings(count: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every pair of `count` members occurs once (the circle method).
+    """Return rounds of disjoint pairs in which every pair of `count` members occurs once (the circle method).
 
     With an odd count one member is idle in each round.
     """

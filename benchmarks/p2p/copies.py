@@ -1,4 +1,4 @@
-"""What copies between the members of a subset are, and what measures them: GPUs (p2p_gpus) or CPU workers (p2p_workers).
+"""Copies between the members of a subset, and the interface of what times them: `gpus.Gpus` and `cpu_workers.Workers`.
 
 Members are numbered by their place in the subset.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 24  # that are compared at once: two such temporaries are 128 MiB
+CHUNK_ELEMENTS = 1 << 24  # compared at once: two such temporaries are 128 MiB
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Copy:
 
 @dataclass(frozen=True)
 class CopyMethod:
-    """How copies are made."""
+    """How some copies are made: path, size, number and side."""
 
     enabled: bool  # over peer access; CPU workers: over shared memory
     size_bytes: int
     iterations: int  # back to back
-    read: bool = False  # the target fetches, instead of the source writing
+    read: bool = False  # true: the target fetches; false: the source writes
 
     def runner(self, copy: Copy) -> int:
-        """Who makes a copy."""
+        """Return the member that makes a copy."""
         return copy.target if self.read else copy.source
 
 
 @dataclass(frozen=True)
 class CopyTimes:
-    """The time of copies that started together, all iterations of each."""
+    """Times of copies that started together, over all iterations."""
 
     each_ms: list[float]
     all_ms: float  # until the last was done
@@ -47,14 +47,14 @@ class CopyTimes:
 
 @dataclass(frozen=True)
 class Latency:
-    """µs of one small copy; what has no meaning here is None."""
+    """µs of one small copy."""
 
-    gpu_us: float | None  # on the GPU, copies back to back
+    gpu_us: float | None  # on the GPU, copies back to back; None between CPU workers
     cpu_us: float  # on the host: to enqueue one; between CPU workers: until it has arrived
 
 
 class Links(Protocol):
-    """Makes and times copies. Between CPU workers every call is collective."""
+    """Make and time copies. Between CPU workers every call is collective."""
 
     words: dict[str, str]  # what enabled and disabled mean here
     devices: list[dict[str, str]]  # name and bus_id of each member, where it has any
@@ -62,7 +62,7 @@ class Links(Protocol):
     enqueued_by: str | None  # C or Python; None where nothing is enqueued
 
     def can_access(self, a: int, b: int) -> bool:
-        """Whether a member can address another's memory."""
+        """Return whether a member can address another's memory."""
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
         """Time copies that start together."""
@@ -74,11 +74,11 @@ class Links(Protocol):
         """Copy a pattern that no other pair has, and count the int32 elements that did not arrive."""
 
     def close(self) -> None:
-        """Give back buffers and streams."""
+        """Free buffers and streams."""
 
 
 def write_pattern(buffer: Tensor, number: int) -> None:
-    """Fill int32 elements with what only this number gives: distinct, without a period, the same on every device."""
+    """Fill int32 elements with the pattern of a number: distinct, without a period, the same on every device."""
     for chunk, pattern in _patterns(buffer, number):
         chunk.copy_(pattern)
 
@@ -90,7 +90,7 @@ def write_opposite(buffer: Tensor, number: int) -> None:
 
 
 def differing(buffer: Tensor, number: int) -> int:
-    """How many elements are not those of the pattern."""
+    """Return how many elements are not those of the pattern."""
     return sum(int((chunk != pattern).sum().item()) for chunk, pattern in _patterns(buffer, number))
 
 

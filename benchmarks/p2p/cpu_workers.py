@@ -19,14 +19,14 @@ WAITED_FOR = 1 << 30  # a tag that no iteration has
 
 
 class Workers:
-    """The ranks of a cell. Every call is collective and gives every rank the same."""
+    """Copies between the ranks of a cell. Every call is collective and returns the same on every rank."""
 
     words = {"enabled": "shared memory", "disabled": "gloo messages"}  # noqa: RUF012
     late = 0  # nothing is enqueued here
     enqueued_by: str | None = None
 
     def __init__(self, ranks: Ranks, size_bytes: int) -> None:
-        """A buffer of its own for each worker, and a second one that all can address.
+        """Take a private buffer for each worker, and a second one that all can address.
 
         Raises:
             OSError: there is not that much shared memory.
@@ -42,7 +42,7 @@ class Workers:
         self._mine = self._second[ranks.rank]
 
     def can_access(self, a: int, b: int) -> bool:
-        """Workers of one machine always share memory."""
+        """Return true: workers of one machine always share memory."""
         return True
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
@@ -64,7 +64,7 @@ class Workers:
         return CopyTimes(each_ms, max(each_ms))
 
     def latency(self, copy: Copy, how: CopyMethod) -> Latency:
-        """Half of a round trip; within one worker: one copy."""
+        """Return half of a round trip; within one worker the time of one copy."""
         if copy.source == copy.target:
             return Latency(None, self.time([copy], how).all_ms * 1e3 / how.iterations)
         self._ranks.barrier()
@@ -80,7 +80,7 @@ class Workers:
         return Latency(None, seconds * 1e6 / how.iterations / 2)
 
     def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
-        """Fill, copy once, compare on the target."""
+        """Fill, copy once, and count on the target the elements that did not arrive."""
         number = 1 + copy.source * self._ranks.world_size + copy.target
         fetched = how.enabled and how.read and copy.source != copy.target
         source, target = (self._mine, self._first) if fetched else (self._first, self._mine)
@@ -94,11 +94,11 @@ class Workers:
         return int(self._ranks.gather([wrong])[copy.target][0])
 
     def close(self) -> None:
-        """Every rank is done with the shared memory, which ends with the last mapping."""
+        """Wait until every rank has finished with the shared memory, which ends with the last mapping."""
         self._ranks.barrier()
 
     def _copy(self, copy: Copy, how: CopyMethod) -> None:
-        """Into, or out of, a peer's shared memory; within one worker between its two buffers."""
+        """Copy into or out of a peer's shared memory, or within one worker between its two buffers."""
         here, there = self._first[: how.size_bytes], self._second[copy.target][copy.target_offset :][: how.size_bytes]
         if copy.source == copy.target:
             source, target = (there, here) if copy.backwards else (here, there)
@@ -109,7 +109,7 @@ class Workers:
         target.copy_(source)
 
     def _send(self, copies: Sequence[Copy], how: CopyMethod) -> None:
-        """Every message of every copy at once; a copy ends with an answer of one byte."""
+        """Send every message of every copy at once; a copy ends with an answer of one byte."""
         rank, size = self._ranks.rank, how.size_bytes
         outgoing = [copy for copy in copies if copy.source == rank]
         incoming = [copy for copy in copies if copy.target == rank]
@@ -130,7 +130,7 @@ class Workers:
         _finish(answers)
 
     def _shared_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:
-        """There and back: data, then the flag behind it (x86 keeps the order of stores); or the flag, and the data is fetched."""
+        """Make one round trip. Write: data, then flag (x86 keeps the order of stores). Read: flag, then the peer fetches."""
         rank, size = self._ranks.rank, how.size_bytes
         peer = copy.target if rank == copy.source else copy.source
         own = self._flags[rank]

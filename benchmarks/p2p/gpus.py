@@ -29,7 +29,7 @@ THREADS = 1024  # of a block of the copy kernel
 
 
 def copy_function() -> int | None:
-    """The address of cudaMemcpyPeerAsync in the CUDA runtime of torch; None where that is in no library of its own."""
+    """Return the address of cudaMemcpyPeerAsync in torch's CUDA runtime; None where that is no library of its own."""
     try:
         library = ctypes.CDLL(
             f"libcudart.so.{str(torch.version.cuda).split('.')[0]}", mode=os.RTLD_NOW | os.RTLD_NOLOAD
@@ -54,7 +54,7 @@ def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[An
 
 
 class CopyStream:
-    """A stream of a GPU with its events."""
+    """A stream of a GPU for copies, with its events."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -64,7 +64,7 @@ class CopyStream:
 
 
 class Gpus:
-    """The GPUs of a subset, by their place in it; `ids` are their numbers for people."""
+    """Copies between the GPUs of a subset, numbered by their place in it; `ids` are their numbers for people."""
 
     words = {"enabled": "peer access", "disabled": "copies that the driver stages"}  # noqa: RUF012
 
@@ -78,7 +78,7 @@ class Gpus:
         self._own = torch.cuda.current_device()
         self._waits: set[CopyMethod] = (
             set()
-        )  # where the driver waits for room while it enqueues: no hold is long enough
+        )  # for these the driver waits for room while it enqueues, and no hold is long enough
         self.late = 0
         self._buffers: list[tuple[GpuMemory, GpuMemory]] = []
         self._lanes: dict[tuple[int, int], CopyStream] = {}
@@ -108,7 +108,7 @@ class Gpus:
                 self._kernels.append(loaded(name, f"sm_{found.major}{found.minor}"))
 
     def can_access(self, a: int, b: int) -> bool:
-        """Whether CUDA says that one GPU can address another's memory."""
+        """Return whether one GPU can address another's memory, as CUDA says."""
         return self._access[a, b]
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
@@ -117,13 +117,13 @@ class Gpus:
             return self._timed(copies, how)[0]
 
     def latency(self, copy: Copy, how: CopyMethod) -> Latency:
-        """GPU: events around all ÷ iterations. CPU: host time of the loop that enqueues them ÷ iterations."""
+        """Time small copies. GPU: time between events ÷ iterations. CPU: host time to enqueue them ÷ iterations."""
         with self._peers([copy], how.enabled):
             timed, enqueue_seconds = self._timed([copy], how)
         return Latency(timed.all_ms * 1e3 / how.iterations, enqueue_seconds * 1e6 / how.iterations)
 
     def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
-        """Fill, copy once, compare on the target."""
+        """Fill, copy once, and count on the target the elements that did not arrive."""
         number = 1 + copy.source * len(self._names) + copy.target
         source, target = (
             self._buffers[member][side].bytes[: how.size_bytes // 4 * 4].view(torch.int32)
@@ -155,10 +155,10 @@ class Gpus:
         self._select(self._own)
 
     def _timed(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[CopyTimes, float]:
-        """The times, and the host's seconds to enqueue the first copy's iterations.
+        """Return the times, and the host's seconds to enqueue the first copy's iterations.
 
-        Measured again behind a longer hold where the hold ended before everything was enqueued. Where none is long enough
-        the first try counts: behind a longer hold the host waits longer for room, and its seconds are those of the hold.
+        Where the hold ended before everything was enqueued, it measures again behind a longer hold. Where none is long enough,
+        the first try counts: behind a longer hold the host only waits longer for room.
         """
         tries = []
         for cycles in (HOLD_CYCLES,) if how in self._waits else (HOLD_CYCLES, 4 * HOLD_CYCLES, LONGEST_HOLD_CYCLES):
@@ -210,7 +210,7 @@ class Gpus:
         return CopyTimes(each_ms, all_ms), seconds, held
 
     def _enqueuer(self, lane: CopyStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
-        """Enqueues a copy `how.iterations` times on the selected GPU's lane; returns the seconds that the host took."""
+        """Return a function that enqueues a copy `how.iterations` times on `lane` and returns the host's seconds."""
         what = f"of {self._names[copy.source]} to {self._names[copy.target]}"
         source, target = (self._buffers[copy.source][0].address, self._buffers[copy.target][1].address)
         if copy.backwards:
@@ -239,7 +239,7 @@ class Gpus:
         return timed
 
     def _launch(self, lane: CopyStream, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
-        """Arguments of cuLaunchKernel: as many threads as the GPU holds at once."""
+        """Return the arguments of cuLaunchKernel, for as many threads as the GPU holds at once."""
         found: Any = torch.cuda.get_device_properties(lane.device)
         blocks = found.multi_processor_count * (found.max_threads_per_multi_processor // THREADS)
         values = ((target, source, size_bytes // 16), (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong))
@@ -248,7 +248,7 @@ class Gpus:
 
     @contextlib.contextmanager
     def _peers(self, copies: Sequence[Copy], wanted: bool) -> Iterator[None]:
-        """Peer access of every pair, both ways, switched on or off; afterwards as it was (torch or NCCL may have enabled it)."""
+        """Switch peer access of every pair on or off, both ways, and back at the end: torch or NCCL may have enabled it."""
         pairs = {(copy.source, copy.target) for copy in copies if copy.source != copy.target}
         changed = []
         try:
@@ -262,7 +262,7 @@ class Gpus:
             self._select(self._own)
 
     def _switch(self, a: int, b: int, on: bool) -> bool:
-        """Let `a` address the memory of `b`, or no longer; whether that changed anything."""
+        """Let `a` address the memory of `b`, or no longer. Return whether that changed anything."""
         self._select(a)
         if on:
             call, answer = "cudaDeviceEnablePeerAccess", runtime.cudaDeviceEnablePeerAccess(b, 0)
@@ -271,7 +271,7 @@ class Gpus:
             call, answer = "cudaDeviceDisablePeerAccess", runtime.cudaDeviceDisablePeerAccess(b)
             unchanged = runtime.cudaError_t.cudaErrorPeerAccessNotEnabled
         if answer[0] == unchanged:
-            runtime.cudaGetLastError()  # or the next check of anybody finds it
+            runtime.cudaGetLastError()  # else the next check of an error finds it
             return False
         checked(f"{call} of {self._names[a]} to {self._names[b]}", answer)
         return True
@@ -282,7 +282,7 @@ class Gpus:
         return self._lanes[device, number]
 
     def _select(self, number: int) -> None:
-        """Make a GPU the current one, for torch and for the bindings, which are two copies of the CUDA runtime."""
+        """Make a GPU the current one, for torch and for the bindings: they have two copies of the CUDA runtime."""
         torch.cuda.set_device(number)
         checked(f"cudaSetDevice to {self._names[number]}", runtime.cudaSetDevice(number))
 

@@ -1,7 +1,7 @@
-"""`benchmark=p2p`: what lies between every two members of a subset, as p2pBandwidthLatencyTest of the CUDA samples measures
-it: bandwidth one way and both ways, latency, with peer access and without. METHOD.md, "Links between GPUs".
+"""`benchmark=p2p`: bandwidth and latency between every two members of a subset. METHOD.md, "Links between GPUs".
 
-Beyond the tool: any subset, repeats, contents that are compared, records, copies of many pairs at once, CPU workers.
+The measurement is that of p2pBandwidthLatencyTest (CUDA samples): one way and both ways, with peer access and without.
+Ringside adds subsets, repeats, a comparison of contents, records, copies of many pairs at once, and CPU workers.
 """
 
 import math
@@ -20,19 +20,19 @@ from conf.cell import Cell
 
 @dataclass(frozen=True)
 class MatrixKind:
-    """What is measured of every ordered pair, the diagonal too; a matrix of latencies may give one for GPU and one for CPU."""
+    """What one pass over all ordered pairs, the diagonal too, measures; latencies give one matrix for GPU and one for CPU."""
 
     kind: str  # unidirectional, bidirectional, latency
     how: CopyMethod
 
     @property
     def access(self) -> str:
-        """The end of its name."""
+        """Return the end of the matrix's name."""
         return ("enabled" if self.how.enabled else "disabled") + ("_reads" if self.how.read else "")
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Measure one cell. Collective; on GPUs rank 0 works and its result is the cell's."""
+    """Measure one cell. Collective; on GPUs rank 0 does all the work, and its result is the cell's."""
     asked = cell.benchmark
     result = Result()
     reporter.phase("build")
@@ -90,7 +90,7 @@ def _both_ways(links: Links, a: int, b: int) -> bool:
 
 
 def _matrices(asked: dict[str, Any]) -> Iterator[MatrixKind]:
-    """In the tool's order; `--p2p_read` adds reads to what writes with peer access measured, but not both ways."""
+    """Yield what to measure, in the tool's order. Reads (`--p2p_read`) follow the writes with peer access, one way only."""
     states = {"enabled": (True,), "disabled": (False,)}.get(asked["p2p"], (False, True))
     for kind in ("unidirectional", "bidirectional", "latency"):
         small = kind == "latency"
@@ -103,7 +103,7 @@ def _matrices(asked: dict[str, Any]) -> Iterator[MatrixKind]:
 
 
 def _verified(ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], reporter: Reporter) -> dict[str, Any]:
-    """Whether data arrives, once for every ordered pair and kind of copy: also their warm-up."""
+    """Compare what arrives, once for every ordered pair and kind of copy. This also warms them up."""
     wrong, count = {}, 0
     for matrix in matrices:
         if matrix.kind == "bidirectional":

@@ -1,4 +1,4 @@
-"""The matrices of `benchmark=p2p` as text: for people, or as p2pBandwidthLatencyTest lays them out, for scripts."""
+"""The output of `benchmark=p2p`: matrices for people, or in the layout of p2pBandwidthLatencyTest for scripts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ def _rows(head: str, ids: Sequence[int], matrix: Sequence[Sequence[float]], widt
 
 
 def cuda_samples(table: Mapping[str, Any]) -> list[str]:
-    """The layout of p2pBandwidthLatencyTest, with the subset's own GPU ids."""
+    """Return the layout of p2pBandwidthLatencyTest, with the subset's own GPU ids."""
     ids = [device["id"] for device in table["devices"]]
     found = ["[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]"]
     for device in table["devices"]:
@@ -93,7 +93,7 @@ def cuda_samples(table: Mapping[str, Any]) -> list[str]:
 
 
 def _title(name: str) -> tuple[str, str]:
-    """(title, head of the columns) of a matrix; those of GPU and CPU latency share a title."""
+    """Return (title, head of the columns) of a matrix; matrices of GPU and CPU latency share a title."""
     reads = name.endswith("_reads")
     state = "Enabled" if "_enabled" in name else "Disabled"
     how = f" (P2P {'Reads' if reads else 'Writes'})" if state == "Enabled" else ""
@@ -106,7 +106,7 @@ def _title(name: str) -> tuple[str, str]:
 
 
 def _concurrent(table: Mapping[str, Any]) -> list[str]:
-    """One line for each pattern: the total, and every copy at once against alone."""
+    """Return a line for each pattern: the total, and each copy's rate at once and alone."""
     found = []
     for name, (what, title) in PATTERNS.items():
         rows = [row for row in table["rows"] if row["pattern"] == name]

@@ -1,4 +1,4 @@
-"""Facts about correctness, gathered in every cell: replicas agree, and the exchanged gradient is the mean of the local ones.
+"""Facts about correctness of every cell: whether replicas agree, and how far the exchanged gradient is from the mean.
 
 Equal replicas alone prove nothing (equal data and no exchange give them too), so ranks see different data, and the
 gradient after the exchange is compared with the mean of the gradients before it, summed by another path in float64.
@@ -20,7 +20,7 @@ MOST_ELEMENTS = 4_000_000
 
 
 def replicas_equal(training: Training, ranks: Ranks) -> bool:
-    """Whether the weights of all ranks are equal, bit for bit. Collective."""
+    """Return whether the weights of all ranks are equal, bit for bit. Collective."""
     digest = hashlib.sha256()
     for parameter in training.parameters:
         digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
@@ -28,7 +28,7 @@ def replicas_equal(training: Training, ranks: Ranks) -> bool:
 
 
 def gradient_error(training: Training, ranks: Ranks) -> tuple[float, float]:
-    """How far the exchanged gradient is from the mean of the local ones, and how far the local ones are from it.
+    """Compare the exchanged gradient and the local ones with the mean of the local ones.
 
     Returns (error, spread): ‖exchanged − mean‖ / ‖mean‖, the largest of any rank, and ‖local − mean‖ / ‖mean‖, the smallest
     of any rank. An error far below the spread proves an exchange. Collective; leaves weights as they were.
@@ -51,13 +51,13 @@ def gradient_error(training: Training, ranks: Ranks) -> tuple[float, float]:
 
 
 def _seeded_backward(training: Training, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Backward with the same dropout masks each time."""
+    """Run backward with the same dropout masks each time."""
     torch.manual_seed(training.cell.seed)
     training.backward(batch)
 
 
 def _gradient(training: Training) -> torch.Tensor:
-    """A sample of the gradient, on the host in float64: an equal share of every parameter's elements."""
+    """Return a sample of the gradient, (elements,) in float64 on the host: an equal share of every parameter's elements."""
     elements = sum(parameter.numel() for parameter in training.parameters)
     stride = -(-elements // MOST_ELEMENTS)
     parts = [p.grad.detach().flatten()[::stride].double().cpu() for p in training.parameters if p.grad is not None]

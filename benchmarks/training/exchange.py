@@ -15,10 +15,10 @@ from conf.cell import Cell
 from trainers import models
 from trainers.strategy import ExchangeAlone, Strategy, load
 
-# Exchanges before the timed ones: connections, and allocations of buffers that the step does not use.
+# Exchanges before the timed ones: they connect, and allocate buffers that the step does not use.
 WARM_UP = 2
 # What `auto` means on (GPU, CPU worker).
-# Of MXNet's own test (tests/python/gpu/test_kvstore_gpu.py asks as much): sum of differences ÷ sum of the reference.
+# As in MXNet's own test, tests/python/gpu/test_kvstore_gpu.py: sum of differences ÷ sum of the reference.
 TOLERANCE = 1e-4
 
 
@@ -81,7 +81,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             raise ValueError(f"strategy={cell.strategy['name']}: exchanges nothing that could be measured")
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
-        if strategy.exact or not strategy.synchronous:  # a lossy compression has no mean to be held to
+        if strategy.exact or not strategy.synchronous:  # a lossy compression does not return the mean
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
             tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)  # four units in the last place of what comes back
             result.checks |= {"exchange_error": worst, "exchange_tolerance": tolerance}
@@ -100,7 +100,7 @@ def words_used(strategy: Strategy) -> dict[str, int]:
 
 
 def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Parameter]:
-    """Parameters of the model's shapes, without its layers, as the strategy would get them."""
+    """Return parameters of the model's shapes, without its layers, as the strategy would get them."""
     with torch.device("meta"):
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":
@@ -118,7 +118,7 @@ def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Param
 
 
 def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
-    """The gradient of a rank: uniform between −1 and 1, as MXNet's; every rank can make every rank's."""
+    """Return the known gradient of a rank, uniform between −1 and 1 as in MXNet; every rank can make every rank's."""
     generator = torch.Generator(device=like.device).manual_seed((cell.seed << 32) + (number << 12) + rank)
     return (
         torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
@@ -131,7 +131,7 @@ def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
 def _errors(
     cell: Cell, strategy: Strategy, exchange: ExchangeAlone, parameters: list[nn.Parameter], ranks: Ranks
 ) -> tuple[float, float]:
-    """How far what comes back is from the mean in float64; asynchronously, from each rank's own. Collective.
+    """Compare what comes back with the mean in float64; of asynchronous ranks with each rank's own. Collective.
 
     Returns Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the error of the worst array of
     any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A small array hides in the first.

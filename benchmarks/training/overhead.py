@@ -1,7 +1,7 @@
-"""`benchmark=overhead`: what our own instruments cost a step. METHOD.md, "Overhead".
+"""`benchmark=overhead`: how much longer a step takes because it is measured. METHOD.md, "Overhead".
 
 Windows of instrumented steps (an event after every iteration, signs of life) and bare ones (a plain loop) take turns in the
-order A B A B; both are timed by the host clock around the window, which either has.
+order A B A B. Both are timed by the host clock around the window.
 """
 
 import gc

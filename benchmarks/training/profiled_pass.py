@@ -1,7 +1,7 @@
 """A few steps under a profiler, with a range around each step and its stages. Measures nothing: METHOD.md, "Traces".
 
 Ranges: `step`, and in it `forward`, `backward`, `exchange`, `optimizer`: NVTX ranges for nsys, which stands around all
-ranks and is told here when to record; record_function's for torch.profiler, which writes a file for each rank. A strategy
+ranks and gets from here when to record; record_function's for torch.profiler, which writes a file for each rank. A strategy
 that exchanges within backward has no range `exchange`.
 """
 
@@ -45,12 +45,12 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 def _overlapping(mark: Mark) -> Mark:
-    """The marks of a strategy whose exchange is part of backward: an empty range would say that it takes no time."""
+    """Return marks without `exchange`, which is part of backward: an empty range would say that it takes no time."""
     return lambda stage: unmarked(stage) if stage == "exchange" else mark(stage)
 
 
 def _nsys(cell: Cell, ranks: Ranks) -> tuple[AbstractContextManager[None], Mark]:
-    """NVTX, and the capture range where one is asked for: every rank opens it, and the first that closes it ends it."""
+    """Return (recording, marks) of NVTX. Every rank opens the capture range, if there is one; the first to close it ends it."""
 
     @contextmanager
     def recording() -> Iterator[None]:
@@ -72,7 +72,7 @@ def _nsys(cell: Cell, ranks: Ranks) -> tuple[AbstractContextManager[None], Mark]
 
 
 def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[None], Mark]:
-    """torch.profiler, on the GPU too where there is one; the file `rank<N>.json.gz` is there at the end."""
+    """Return (recording, marks) of torch.profiler, on the GPU too where there is one; it writes `rank<N>.json.gz` at the end."""
     on_gpu = [ProfilerActivity.CUDA] if ranks.device.type == "cuda" else []
 
     @contextmanager
