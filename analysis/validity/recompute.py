@@ -8,12 +8,16 @@ from typing import Any
 
 from analysis.findings.baselines import efficiency
 from benchmarks.derived import FIELDS, IncompleteLines, complete, function_of
-from benchmarks.record import SCHEMA_VERSION, CellFolder, Kind, Record, RecordError, read, read_lines, record_paths
+from benchmarks.record import CellFolder, Kind, Record, RecordError, read, read_lines, record_paths
 
 # Records of this version and later have lines that hold everything that is derived.
-FIRST_SCHEMA = min(3, SCHEMA_VERSION)
+FIRST_SCHEMA = 3
 EFFICIENCY = "scaling/efficiency"
 ABSENT = "absent"
+
+
+class NotRecomputable(Exception):
+    """There is nothing to derive a record from, and nothing is missing; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ def verify(study: Path) -> Verification:
         except IncompleteLines as error:
             result.omissions.append(Omission(name, str(error), wrong=record.state == "finished"))
             continue
-        except LookupError as error:
-            result.omissions.append(Omission(name, str(error.args[0]), wrong=False))
+        except NotRecomputable as error:
+            result.omissions.append(Omission(name, str(error), wrong=False))
             continue
         if EFFICIENCY in record.metrics:
             share = efficiency(record, known_to(record, list(records.values())))
@@ -83,15 +87,15 @@ def _values(folder: CellFolder, record: Record) -> dict[str, Any]:
 
     Raises:
         IncompleteLines: lines are missing.
-        LookupError: there is nothing to derive it from; the message is the reason.
+        NotRecomputable: there is nothing to derive it from.
     """
     cell = record.cell
     if not folder.all_rank_lines():
-        raise LookupError("no raw lines")
+        raise NotRecomputable("no raw lines")
     if record.schema_version < FIRST_SCHEMA:
-        raise LookupError(f"its lines are of schema {record.schema_version}, which does not hold every sample")
+        raise NotRecomputable(f"its lines are of schema {record.schema_version}, which does not hold every sample")
     if function_of(cell) is None:
-        raise LookupError(f"benchmark={cell.benchmark['name']} declares no derive function")
+        raise NotRecomputable(f"benchmark={cell.benchmark['name']} declares no derive function")
     lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(cell.world_size)}
     if record.state == "finished":
         for rank, own in lines.items():
@@ -99,7 +103,7 @@ def _values(folder: CellFolder, record: Record) -> dict[str, Any]:
                 raise IncompleteLines(f"ranks/{rank}.jsonl is cut: its last line is not `done`")
     values = complete(lines, cell)
     if values is None:
-        raise LookupError(f"it has no result: the cell is {record.state}")
+        raise NotRecomputable(f"it has no result: the cell is {record.state}")
     return values
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.collectives import nccl_tests_table
 from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.record import Kind
 from benchmarks.timing import alpha_beta
 from conf.cell import Cell
 from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
@@ -17,7 +18,7 @@ PLACEMENTS = ("out_of_place", "in_place")
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value: a row for each size, bandwidths, the α–β line, and nccl-tests' table where it is asked for."""
     asked = cell.benchmark
-    windows = together(lines, "window", has="bytes")
+    windows = together(lines, Kind.WINDOW, has="bytes")
     rows = [_row(size, windows, lines, asked) for size in dict.fromkeys(window[0]["bytes"] for window in windows)]
     measured = [place for place in PLACEMENTS if rows[0][place] is not None]
     found = [(row["bytes"], row[place]) for row in rows for place in measured]
@@ -44,7 +45,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     tables["nccl-tests"] = {"runs": [run]}
     output = ""
     if asked["format"] == "nccl-tests":
-        devices = [dict(line) for (line,) in (of_kind(lines[rank], "device") for rank in sorted(lines))]
+        devices = [dict(line) for (line,) in (of_kind(lines[rank], Kind.DEVICE) for rank in sorted(lines))]
         output = "\n".join(nccl_tests_table.table_lines(cell, run, devices))
     return Derived(metrics, series, tables, _wrong(found) if asked["verify"] else {}, output)
 
@@ -77,7 +78,7 @@ def _figures(window: list[Line], lines: RankLines, asked: Mapping[str, Any]) -> 
     times = [line["us"] for line in window]
     mean = sum(times) / len(times)  # nccl-tests' default is the mean over ranks, too
     algbw = size / mean / 1e3
-    wrong = together(lines, "wrong", bytes=size, placement=place)
+    wrong = together(lines, Kind.WRONG, bytes=size, placement=place)
     found: dict[str, Any] = {
         "time_us": mean,
         "algbw": algbw,
@@ -85,7 +86,7 @@ def _figures(window: list[Line], lines: RankLines, asked: Mapping[str, Any]) -> 
         "wrong": sum(line["elements"] for line in wrong[0]) if wrong else None,
         "slowest_us": max(times),
     }
-    if blocks := together(lines, "block", bytes=size, placement=place):
+    if blocks := together(lines, Kind.BLOCK, bytes=size, placement=place):
         found["per_iteration"] = _per_iteration([block["ms"] for block in blocks[0]], asked["coalesced"])
     return found
 

@@ -21,6 +21,7 @@ from benchmarks.collectives.wrong_elements import fill, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block, Result
+from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.spin_barrier import SpinBarrier
@@ -93,9 +94,9 @@ class CollectiveBenchmark:
             schedule[number % len(schedule)]()
             self._reporter.beat()
         purpose, facts = f"{self._name} {size} {placement}", {"bytes": size, "placement": placement}
-        self._reporter.line("window", purpose=purpose, us=self._window(schedule), **facts)
+        self._reporter.line(Kind.WINDOW, purpose=purpose, us=self._window(schedule), **facts)
         if self._asked["verify"]:
-            self._reporter.line("wrong", purpose=purpose, elements=self._wrong(message), **facts)
+            self._reporter.line(Kind.WRONG, purpose=purpose, elements=self._wrong(message), **facts)
         if self._asked["percentiles"] and not self._asked["cuda_graph"]:
             self._reporter.block(purpose, self._single_iterations(schedule), 0, **facts)
 
@@ -184,7 +185,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
     gc.collect()
     gc.freeze()  # what is there stays: else every window looks at all of torch for garbage before it opens
-    reporter.line("device", **_device(ranks))
+    reporter.line(Kind.DEVICE, **_device(ranks))
     benchmark = CollectiveBenchmark(cell, ranks, reporter)
     benchmark.measure()
     checks = {"calls": benchmark.calls}

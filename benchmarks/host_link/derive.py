@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, together
+from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
 
@@ -19,7 +20,7 @@ MEMORIES = {"pinned": "", "pageable": "_pageable", "host": "_host"}  # memory: w
 
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value: a row for each operation, alone and all at once, the metrics, and a table for people."""
-    windows = together(lines, "block", has="operation")
+    windows = together(lines, Kind.BLOCK, has="operation")
     rows = [row(window) for window in windows]
     table = {"bytes": windows[0][0]["bytes"], "gpus": list(cell.gpus), "rows": rows}
     checks = {}

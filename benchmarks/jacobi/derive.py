@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.derived import Derived, RankLines, of_kind, slowest, together
+from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
 
@@ -11,9 +12,9 @@ POINT_BYTES = 8  # each inner point is read once and written once
 
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value: seconds on one rank and on all, speedup, what memory allows; and jacobi_memcpy's lines."""
-    (alone,) = of_kind(lines[0], "solves", purpose="one rank")
-    (copied,) = of_kind(lines[0], "grid_copies")
-    (solves,) = together(lines, "solves", purpose="all ranks")
+    (alone,) = of_kind(lines[0], Kind.SOLVES, purpose="one rank")
+    (copied,) = of_kind(lines[0], Kind.GRID_COPIES)
+    (solves,) = together(lines, Kind.SOLVES, purpose="all ranks")
     all_seconds, one_seconds = slowest(line["seconds"] for line in solves), alone["seconds"]
     seconds, one_second = statistics.median(all_seconds), statistics.median(one_seconds)
     nx, ny, iterations = solves[0]["nx"], solves[0]["ny"], solves[0]["iterations_done"][0]
@@ -44,7 +45,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
 
 def _disagreement(lines: RankLines) -> float:
     """Return the largest disagreement of a rank's two clocks over a solve that is long enough to compare them; 0 without any."""
-    every = [line for own in lines.values() for line in of_kind(own, "solves", has="device_seconds")]
+    every = [line for own in lines.values() for line in of_kind(own, Kind.SOLVES, has="device_seconds")]
     times = [
         times
         for line in every

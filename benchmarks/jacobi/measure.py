@@ -13,6 +13,7 @@ from benchmarks.jacobi.halo import GlooHalo, Halo, HostOnCpu, HostOnGpu, NcclRow
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
+from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
 from conf.cell import Cell
 
@@ -127,7 +128,7 @@ def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 def _write(purpose: str, solves: list[Solved], slab: Slab, reporter: Reporter) -> None:
     """Write the samples of some solves."""
     reporter.line(
-        "solves",
+        Kind.SOLVES,
         purpose=purpose,
         nx=slab.nx,
         ny=slab.ny,
@@ -152,7 +153,7 @@ def _alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor
     _write("one rank", solves, slab, reporter)
     solution = solver.solution().clone()
     seconds, copied_bytes = _time_copies(slab)
-    reporter.line("grid_copies", seconds=seconds, bytes=copied_bytes)
+    reporter.line(Kind.GRID_COPIES, seconds=seconds, bytes=copied_bytes)
     return solution
 
 

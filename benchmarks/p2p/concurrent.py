@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.p2p.copies import Copy, CopyMethod, Links
 from benchmarks.p2p.derive import gb_per_s
 from benchmarks.rank.reporter import Reporter
+from benchmarks.record import Kind
 
 GRAIN_BYTES = 16  # parts of a buffer begin at multiples of it
 
@@ -67,7 +68,7 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
                 "together_ms": timed.each_ms,
                 "alone_ms": alone_ms,
             }
-            reporter.line("p2p", repeat=repeat, **facts, **times, **_rates(counted_bytes, **times))
+            reporter.line(Kind.P2P, repeat=repeat, **facts, **times, **_rates(counted_bytes, **times))
 
 
 def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]) -> dict[str, Any]:

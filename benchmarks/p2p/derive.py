@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, of_kind
 from benchmarks.p2p import tool_output
+from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
 
@@ -15,9 +16,9 @@ Matrix = list[list[float]]  # [source][target]
 def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value: the matrices with their medians, the rows of copies at once, and what the tool prints."""
     asked = cell.benchmark
-    (members,) = of_kind(lines[0], "members")
+    (members,) = of_kind(lines[0], Kind.MEMBERS)
     samples: dict[str, list[Matrix]] = {}
-    for line in of_kind(lines[0], "p2p", has="matrix"):
+    for line in of_kind(lines[0], Kind.P2P, has="matrix"):
         samples.setdefault(line["matrix"], []).append(matrix(line))
     medians = {name: _each(statistics.median, repeats) for name, repeats in samples.items()}
     table = {
@@ -33,11 +34,11 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     }
     found, tables = metrics(medians, samples), {"p2p": table}
     if asked["concurrent"] and len(members["devices"]) > 1:
-        rows = concurrent_rows(of_kind(lines[0], "p2p", has="pattern"))
+        rows = concurrent_rows(of_kind(lines[0], Kind.P2P, has="pattern"))
         state = "disabled" if asked["p2p"] == "disabled" else "enabled"
         tables["p2p_concurrent"] = {"p2p": state, "rows": rows}
         found |= contention(rows)
-    late = of_kind(lines[0], "result")[0]["checks"]["measured_late"]
+    late = of_kind(lines[0], Kind.RESULT)[0]["checks"]["measured_late"]
     return Derived(found, tables=tables, output="\n".join(tool_output.output_lines(tables, late, asked["format"])))
 
 

@@ -15,6 +15,7 @@ from benchmarks.p2p.derive import Matrix, rates
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
+from benchmarks.record import Kind
 from conf.cell import Cell
 
 
@@ -67,7 +68,7 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Res
         )
     devices = [{"id": one, "name": None, "bus_id": None} | found for one, found in zip(ids, links.devices, strict=True)]
     sizes = {"bytes": int(asked["bytes"]), "latency_bytes": asked["latency_bytes"]}
-    reporter.line("members", devices=devices, access=access, words=links.words, **sizes)
+    reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
     matrices = list(_matrices(asked))
     reporter.phase("verify")
     result.checks |= _verified(ids, links, matrices, reporter)
@@ -75,7 +76,7 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Res
     for repeat in range(int(asked["repeats"])):
         for matrix in matrices:
             for name, values in _measured(matrix, len(ids), links, reporter).items():
-                reporter.line("p2p", matrix=name, repeat=repeat, **values)
+                reporter.line(Kind.P2P, matrix=name, repeat=repeat, **values)
     result.checks |= {"measured_late": links.late}
     if links.enqueued_by:
         result.checks["enqueued_by"] = links.enqueued_by

@@ -17,11 +17,16 @@ class Kind(str, Enum):
     START = "start"  # where the rank runs, with which versions
     PHASE = "phase"  # a phase begins
     BEAT = "beat"  # a sign of life inside a phase
-    BLOCK = "block"  # one timed window of steps, every sample
+    BLOCK = "block"  # one timed window, every sample
+    EXCHANGE = "exchange"  # facts of the exchange alone: its bytes, and whether ranks wait for each other
     HELD = "held"  # steps whose launches were held back until all were enqueued
     BARE = "bare"  # a window without our instruments
+    DEVICE = "device"  # the device of a rank, as nccl-tests prints it
     WINDOW = "window"  # one timed window of collectives
+    WRONG = "wrong"  # wrong elements of one collective
     SOLVES = "solves"  # seconds of Jacobi solves
+    GRID_COPIES = "grid_copies"  # copies of the Jacobi grid: what memory allows
+    MEMBERS = "members"  # the members of a subset between which copies are timed
     P2P = "p2p"  # one matrix of copies, or one pattern of copies at the same time
     RESULT = "result"  # facts that only a rank knows; rank 0 alone
     ERROR = "error"  # the exception that ended the rank

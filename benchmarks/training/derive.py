@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.cell import Cell
@@ -31,20 +32,20 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
 
 def warm_up(lines: RankLines) -> Metrics:
     """Return the time of the first step, which compiles and connects, and the number of warm-up iterations."""
-    (first,) = together(lines, "block", purpose="first")
-    iterations = len(slowest_ms(together(lines, "block", purpose="warm-up")))
+    (first,) = together(lines, Kind.BLOCK, purpose="first")
+    iterations = len(slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up")))
     return {"step/first_ms": max(block["lead_in_ms"] for block in first), "warmup/iterations": iterations}
 
 
 def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
     """Return whether the step time had stopped falling when the warm-up ended."""
-    ms = slowest_ms(together(lines, "block", purpose="warm-up"))
+    ms = slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up"))
     return {"warmup_flat": statistics.flat(ms, int(cell.benchmark["warmup_iterations"]))}
 
 
 def timed(lines: RankLines) -> Derived:
     """Return the rate and the step times of the timed windows, with a series over the windows."""
-    windows = together(lines, "block", purpose="timed")
+    windows = together(lines, Kind.BLOCK, purpose="timed")
     ranks = len(windows[0])
     ms: list[float] = []  # of each iteration, its slowest rank
     totals = [0.0] * ranks  # ms of each rank
@@ -106,7 +107,7 @@ def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
 
 def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
     """Return how long a GPU computes in a step, and its idle share: what the step loses to launch gaps."""
-    held = together(lines, "held")
+    held = together(lines, Kind.HELD)
     if not held:
         return {}
     busy_ms = statistics.median(slowest(line["ms"] for line in held[0]))
@@ -119,7 +120,7 @@ def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
 def exposed(lines: RankLines, exchanged: Metrics) -> Metrics:
     """Return what the exchange adds to a step: steps with it against steps without."""
     with_exchange, without_exchange = (
-        slowest_ms(together(lines, "block", purpose=f"{word} exchange")) for word in ("with", "without")
+        slowest_ms(together(lines, Kind.BLOCK, purpose=f"{word} exchange")) for word in ("with", "without")
     )
     if not with_exchange:
         return {}
@@ -147,11 +148,11 @@ class Exchanged:
 
 def exchange_alone(lines: RankLines) -> Exchanged | None:
     """Return the exchange alone and what limits it; None where none was measured."""
-    facts = of_kind(lines[0], "exchange")
+    facts = of_kind(lines[0], Kind.EXCHANGE)
     if not facts:
         return None
     synchronous = facts[0]["synchronous"]
-    (blocks,) = together(lines, "block", purpose="exchange")
+    (blocks,) = together(lines, Kind.BLOCK, purpose="exchange")
     ms = exchange_ms(blocks, synchronous)
     milliseconds = statistics.median(ms)
     low, high = statistics.median_interval(ms)
@@ -161,7 +162,7 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
         "comm/exchange_ms_ci_high": high,
         "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / milliseconds / 1e6,
     }
-    if pipelined := together(lines, "block", purpose="pipelined"):
+    if pipelined := together(lines, Kind.BLOCK, purpose="pipelined"):
         metrics["comm/pipelined_ms"] = statistics.median(exchange_ms(pipelined[0], synchronous))
     moved = facts[0]["bytes_moved"]
     if moved == moved:  # NaN: a strategy that cannot say what it moves has no busbw
@@ -186,7 +187,7 @@ def limits(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metr
     (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
     """
     metrics: Metrics = {}
-    for blocks in together(lines, "block", has="probe"):
+    for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
         name = f"{'limit' if probe['limit'] else 'stage'}/{probe['name']}_ms"
         ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
@@ -209,7 +210,7 @@ def exchange(lines: RankLines, cell: Cell) -> Derived:
     series = {"comm/exchange_ms": [[number + 1, ms] for number, ms in enumerate(exchanged.ms)]}
     output = ""
     if cell.benchmark["format"] == "mxnet":
-        facts: Any = of_kind(lines[0], "result")[0]
+        facts: Any = of_kind(lines[0], Kind.RESULT)[0]
         output = "\n".join(mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms))
     return Derived(exchanged.metrics, series, checks={"limit": exchanged.limit}, output=output)
 
@@ -221,10 +222,10 @@ def overhead(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=overhead`: an instrumented step against a bare one."""
     instrumented = [
         [block["host_ms"] / (len(block["ms"]) + 1) for block in blocks]  # the lead-in is part of the window
-        for blocks in together(lines, "block", purpose="instrumented")
+        for blocks in together(lines, Kind.BLOCK, purpose="instrumented")
     ]
     slow = [max(of_ranks) for of_ranks in instrumented]
-    fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, "bare")]
+    fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
     low, high = statistics.difference_interval(slow, fast)
     step_ms = statistics.median(fast)
     metrics = warm_up(lines) | {

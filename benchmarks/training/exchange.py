@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
+from benchmarks.record import Kind
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers import models
@@ -37,7 +38,7 @@ def timed(
         exchange()
     block = clock.block(exchange, iterations, reporter.beat)
     reporter.line(
-        "exchange",
+        Kind.EXCHANGE,
         synchronous=strategy.synchronous,
         gradient_bytes=gradient_bytes,
         bytes_moved=strategy.bytes_moved(gradient_bytes, ranks.world_size),

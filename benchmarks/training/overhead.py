@@ -12,6 +12,7 @@ import torch
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
+from benchmarks.record import Kind
 from benchmarks.training.throughput import TrainingBenchmark
 from conf.cell import Cell
 
@@ -43,6 +44,6 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(cell.benchmark["rounds"]):
         benchmark.block("instrumented", iterations - 1)  # and its lead-in
         window_ms = _bare(benchmark, iterations, ranks)
-        reporter.line("bare", ms=window_ms / iterations, window_ms=window_ms, steps=iterations)
+        reporter.line(Kind.BARE, ms=window_ms / iterations, window_ms=window_ms, steps=iterations)
     benchmark.training.strategy.close()
     return benchmark.result

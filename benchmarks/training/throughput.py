@@ -3,6 +3,7 @@
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block, Result
+from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
 from benchmarks.training import correctness, derive, exchange
@@ -119,7 +120,7 @@ class TrainingBenchmark:
         self.reporter.phase("held")
         hold_ms = HOLD_LAUNCHES * self.launch_ms + HOLD_MORE_MS
         held = [self.clock.held(self.training.step, hold_ms) for _ in range(HELD_ITERATIONS)]
-        self.reporter.line("held", ms=held)
+        self.reporter.line(Kind.HELD, ms=held)
 
     def exchange_alone(self) -> bool:
         """Time one gradient synchronisation without compute, on gradients of the model's shapes, and what limits it.
