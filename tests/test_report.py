@@ -17,13 +17,14 @@ from records import EVIL, REAL, make_record, record, study
 
 from analysis.__main__ import main
 from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
-from analysis.findings.study import Study, open_study, short_names
+from analysis.findings.study import Study, open_study
 from analysis.report.build import FIGURES, TABLES, examine, report
-from analysis.report.figures import Level, waterfall_rows
 from analysis.report.finding import sentences
+from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, Report, markdown_page, page
 from analysis.report.section import Section
+from analysis.report.sections.waterfall import Level, waterfall_rows
 from analysis.report.style import colours, spread
 from analysis.report.tables import Column, Table, to_csv, to_latex, to_markdown
 

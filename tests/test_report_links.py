@@ -9,8 +9,7 @@ from records import EVIL, record, study
 
 from analysis.findings.study import open_study
 from analysis.report.build import examine, report
-from analysis.report.sections.link_finding import sentences
-from analysis.report.sections.microbenchmarks import measured
+from analysis.report.sections.microbenchmarks import measured, sentences
 from analysis.report.style import style, within
 
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}

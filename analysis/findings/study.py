@@ -15,8 +15,6 @@ from analysis.findings.model import Point
 from analysis.findings.provenance import Machines, surroundings
 from benchmarks.record import Record, RecordError, read_study
 
-BETWEEN = " · "  # the parts of a name
-
 
 @dataclass(frozen=True)
 class Study:
@@ -163,15 +161,3 @@ def middle(records: Iterable[Record], metric: str) -> float | None:
     found = (record.metrics.get(metric) for record in records)
     values = [value for value in found if value is not None and math.isfinite(value)]
     return median(values) if values else None
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """{name: name without the parts that all of them share}; a single name stays whole."""
-    parts = {name: name.split(BETWEEN) for name in names}
-    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
-    return {name: BETWEEN.join(part for part in split if part not in shared) or name for name, split in parts.items()}
-
-
-def run_name(record: Record) -> str:
-    """The record's name, and which of several measurements of the cell it is."""
-    return BETWEEN.join([record.name, *record.marks])

@@ -20,11 +20,16 @@ from analysis.gc_pause import gc_paused
 from analysis.report.finding import sentences
 from analysis.report.numbers import count, listed
 from analysis.report.page import Report, markdown_page, page
-from analysis.report.section import Section, few, scaling, sentence, strategies, waterfall, wires
+from analysis.report.section import Section, few, sentence
 from analysis.report.sections.comparisons import comparisons
-from analysis.report.sections.conditions import cells, commands, environment, machine, validity
+from analysis.report.sections.conditions import cells, commands, environment, validity
+from analysis.report.sections.links import wires
+from analysis.report.sections.machine import machine
 from analysis.report.sections.microbenchmarks import measured
+from analysis.report.sections.scaling import scaling
+from analysis.report.sections.strategies import strategies
 from analysis.report.sections.trace import traces
+from analysis.report.sections.waterfall import waterfall
 from analysis.report.style import style
 from analysis.report.tables import plain, to_csv, to_latex
 

@@ -2,14 +2,14 @@
 
 from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
 from analysis.findings.runs import gpu_ids
-from analysis.findings.study import BETWEEN, Study, hardware, middle, named
+from analysis.findings.study import Study, hardware, middle, named
 from analysis.report.main_point import Headline, compared_with, main_point
+from analysis.report.measured_values import RATE
+from analysis.report.names import BETWEEN, unit_of
 from analysis.report.numbers import central, count, estimate, interval, number
-from analysis.report.section import RATE
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.link_finding import SENTENCES, nothing
-from analysis.report.sections.link_finding import sentences as links
-from analysis.report.sections.scaling import unit_of
+from analysis.report.sections.microbenchmarks import SENTENCES, nothing
+from analysis.report.sections.microbenchmarks import sentences as links
 from analysis.report.tables import plain
 from benchmarks.record import Record
 

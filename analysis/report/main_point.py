@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from analysis.findings.model import Comparison, Curve, Findings, Point
 from analysis.findings.rates import IMAGES
-from analysis.findings.study import BETWEEN, Study, cell_without_repeat, named
+from analysis.findings.study import Study, cell_without_repeat, named
+from analysis.report.names import BETWEEN
 from benchmarks.record import Record
 
 Headline = tuple[Curve, Point]

@@ -1,14 +1,84 @@
 """Which differences are real: the sentence of the finding and the section."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.model import Comparison, Estimate, Findings, Noise
 from analysis.findings.rates import HEADLINES, IMAGES
-from analysis.findings.study import BETWEEN, Study, short_names
-from analysis.report.figures import comparison_figure
+from analysis.findings.study import Study
+from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
+from analysis.report.names import BETWEEN, short_names
 from analysis.report.numbers import count, estimate, listed, number
 from analysis.report.section import Section
+from analysis.report.style import COLOURS, MUTED, RULE, Picture, rendered, window
 from analysis.report.tables import Column, Table, plain
+
+AGAINST = " against "
+CUT = " …"
+LEAST_LEFT = 8  # characters, for what two names share; less would tell nothing
+
+
+def comparison_figure(
+    comparisons: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
+) -> Iterator[Picture]:
+    """Differences with intervals, largest first, over the band in which equal cells of the study differ."""
+    judged = [one for one in comparisons if one.verdict]
+    shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[:ROWS]
+    if not shown:
+        return
+    rates = {one.rate for one in shown}
+    floors = {one.rate: one.floor for one in noises if one.floor and one.rate in rates}
+    figure, axes = rows_figure(len(shown))
+    for y, one in enumerate(shown):
+        if floor := floors.get(one.rate):
+            axes.barh(y + 0.08, 2 * floor, left=-floor, height=0.34, color=RULE, zorder=1)
+        axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
+        colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
+        dot(axes, y, one.difference, colour, "o")
+        size = f"{number(one.difference.value, 'change')}, {one.verdict}"
+        row_label(axes, y, _pair(one, names, ROW_LENGTH - len(size)), size)
+    bands = [0.0, *(end for floor in floors.values() for end in (-floor, floor))]
+    axes.set_xlim(*window([one.difference for one in shown], bands))
+    axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−") if value else "0"
+    )
+    band = "; band: how far equal cells of this study differ" if floors else ""
+    yield rendered(
+        figure, "comparisons",
+        f"Differences with 95 % intervals{band}." + more_in(judged, ROWS, "more comparison", "comparisons.csv"),
+    )  # fmt: skip
+
+
+def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
+    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
+
+    Of two long names the shorter keeps what it needs.
+    """
+    first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
+    shared = [part for part in second if part in first]
+    sides = [[part for part in parts if part not in shared] for parts in (second, first)]
+    setting = one.asked.removeprefix("NCCL_").partition(" ")[0]
+    if all(any(setting in part for part in parts) for parts in sides):  # LOC against untouched: no more is needed
+        sides = [[part for part in parts if setting in part] for parts in sides]
+    mine, other = (BETWEEN.join(parts) or "the default" for parts in sides)
+    room = length - len(AGAINST)
+    text = AGAINST.join(
+        _cut(name, max(room // 2, room - len(beside))) for name, beside in ((mine, other), (other, mine))
+    )
+    whole = BETWEEN.join([text, *shared])
+    return plain(whole, length) if len(text) < length - LEAST_LEFT else text
+
+
+def _cut(name: str, length: int) -> str:
+    """Its first parts, as many as fit."""
+    if len(name) <= length or BETWEEN not in name:
+        return plain(name, length)
+    parts = name.split(BETWEEN)
+    while len(parts) > 1 and len(BETWEEN.join(parts)) > length - len(CUT):
+        parts.pop()
+    left = BETWEEN.join(parts)
+    return left + CUT if len(left + CUT) <= length else plain(left, length)
 
 
 def differences(found: Findings) -> str:

@@ -2,104 +2,22 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from analysis.errors import UnreadableInput
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, hardware, mapping, middle, named, run_name
-from analysis.report.figures import heat_map
-from analysis.report.numbers import count, finite, listed
-from analysis.report.section import RATE, Section, bounded
-from analysis.report.style import Picture
+from analysis.findings.study import Study, hardware, mapping, middle, named
+from analysis.report.measured_values import RATE, bounded
+from analysis.report.names import run_name
+from analysis.report.numbers import count, listed
+from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, plain
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
-MAPS = 8  # heat maps on the page
 DIFFERENT = 4  # values of one variable that are named
-
-
-def machine(study: Study, found: Findings) -> Section:
-    """The drawing of the machine, and the matrices between its GPUs."""
-    lines: list[str] = []
-    pictures = [*_drawings(study, lines), *_maps(study, found)]
-    if not pictures:
-        lines.append("No record knows the machine's links, and no p2p matrix was measured (benchmark=p2p).")
-    return Section("links", "The machine and its links", tuple(lines), tuple(pictures))
-
-
-def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
-    texts: dict[str, Record] = {}
-    for record in study.records:
-        text = record.environment.get("topology")
-        if isinstance(text, str) and text and record.cell.device == "cuda":
-            texts.setdefault(text, record)
-    if not texts:
-        return
-    from analysis.topology.drawing import draw_topology
-    from analysis.topology.source import parse_topology
-
-    for place, (text, record) in enumerate(list(texts.items())[:2], 1):
-        gpus = mapping(record.environment.get("gpu")).get("gpus")
-        name = mapping(gpus[0]).get("name") if isinstance(gpus, list) and gpus else None
-        try:
-            topology = parse_topology(text, name if isinstance(name, str) else None)
-        except UnreadableInput as error:
-            lines.append(f"The topology of {plain(run_name(record))} cannot be drawn: {plain(error)}.")
-            continue
-        with TemporaryDirectory() as folder:
-            files = [Path(folder) / f"topology.{form}" for form in ("svg", "pdf")]
-            for file in files:
-                draw_topology(topology, file)
-            svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
-        more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
-        yield Picture(
-            f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True
-        )
-
-
-def _maps(study: Study, found: Findings) -> Iterator[Picture]:
-    """Matrices of benchmark=p2p, newest of each name and way to copy; then the exchange of every pair where pairs were swept."""
-    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]]]] = {}
-    for record in study.usable:
-        tables = mapping(record.tables)
-        p2p = mapping(tables.get("p2p"))
-        for name, rows in mapping(p2p.get("matrices")).items():
-            if (cells := _square(rows)) is not None:
-                ids = list(record.cell.gpus) if len(record.cell.gpus) == len(cells) else list(range(len(cells)))
-                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
-    pairs: dict[str, dict[tuple[int, ...], float]] = defaultdict(dict)
-    for wire in found.wires:
-        if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
-            pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
-    drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
-    # What the host takes to enqueue a copy comes last, before it what a kernel copied.
-    for (name, kernel), (ids, cells) in sorted(
-        matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
-    ):
-        unit = "µs" if "latency" in name else "GB/s"
-        copied = ", copied by a kernel" if kernel else ""
-        words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
-        drawn.append((ids, cells, words, unit))
-    for label, rates in pairs.items():
-        if len(rates) > 2:
-            ids = sorted({gpu for pair in rates for gpu in pair})
-            cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", "GB/s"))
-    for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
-        yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
-
-
-def _square(rows: object) -> list[list[float | None]] | None:
-    """A matrix of numbers as it should be; None for anything else."""
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
-        return None
-    return [[finite(value) for value in row] for row in rows]
 
 
 def validity(study: Study, found: Findings) -> Section:

@@ -1,15 +1,18 @@
 """Figures of scaling: images per second and efficiency against the number of GPUs, with intervals and the ideal."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from analysis.findings.model import Curve, Estimate, Point
-from analysis.findings.study import BETWEEN, Study, named, short_names
+from analysis.findings.model import Curve, Estimate, Findings, Point
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study, named
+from analysis.report.names import BETWEEN, short_names, unit_of
 from analysis.report.numbers import count, number
+from analysis.report.section import Section, few, sentence
 from analysis.report.style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, window
-from analysis.report.tables import plain
+from analysis.report.tables import Column, Table, plain
 
 PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
@@ -17,6 +20,52 @@ WIDTH, HEIGHT = 4.6, 2.9  # inches
 LABEL_LENGTH = 24  # characters
 ASIDE = 5.0  # points between the intervals of curves that would cover each other
 MOST_ASIDE = 12.0  # between the outermost of them
+
+
+def scaling(study: Study, found: Findings) -> Section:
+    """Curves, their points, the fits, and what was not compared."""
+    curves, one = found.scaling.curves, unit_of(study).removesuffix("s")
+    names = short_names(dict.fromkeys(curve.label for curve in curves))
+    rows = tuple(
+        (
+            names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
+            p.slowest, p.speedup, p.efficiency, gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
+        )
+        for curve in curves for p in curve.points
+    )  # fmt: skip
+    table = Table(
+        "points", "Every subset, with 95 % intervals; efficiency and speed-up are over the slowest member alone.",
+        (
+            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
+            Column("world_size", "n", "count"),
+            Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
+            Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
+            Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
+            Column("efficiency", "efficiency", "share", True), Column("without_baseline", "not measured alone"),
+            Column("mark", "mark"),
+        ),
+        rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
+    )  # fmt: skip
+    lines = few([sentence(text) for text in found.scaling.refusals])
+    if not curves:
+        lines.insert(0, "No usable cell measured images per second.")
+    pictures = tuple(scaling_figures(study, curves))
+    return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)))
+
+
+def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
+    def shares(parameters: Mapping[str, float]) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {number(value, 'share')}" for name, value in parameters.items())
+
+    laws = {"amdahl": "Amdahl", "usl": "universal scalability law"}
+    return Table(
+        "fits", "Laws fitted to the curves that have points enough; no point is missed by more than the error.",
+        (Column("curve", "curve"), Column("law", "law"), Column("parameters", "shares"), Column("error", "error", "share")),
+        tuple(
+            (names[curve.label], laws.get(fit.law, fit.law), shares(fit.parameters), fit.error)
+            for curve in curves for fit in curve.fits
+        ),
+    )  # fmt: skip
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
@@ -196,8 +245,3 @@ def _short(label: str) -> str:
     while len(parts) > 1 and len(BETWEEN.join(parts)) > LABEL_LENGTH:
         parts[:2] = [f"… {parts[1]}"]
     return plain(BETWEEN.join(parts), LABEL_LENGTH)
-
-
-def unit_of(study: Study) -> str:
-    """What is counted: GPUs, or the workers of a study without any."""
-    return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"

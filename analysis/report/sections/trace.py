@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.findings.model import Findings
-from analysis.findings.study import Study, run_name
+from analysis.findings.study import Study
 from analysis.report.main_point import main_point
+from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture
 from analysis.report.tables import plain

@@ -1,0 +1,69 @@
+"""Values of records as a report needs them: medians over runs with their range, rows of tables, finite numbers."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from analysis.findings.model import Estimate
+from analysis.findings.study import Study, middle, named
+from analysis.report.names import short_names
+from analysis.report.numbers import estimate, finite, listed
+from analysis.report.tables import plain
+from benchmarks.record import Record
+
+RATE = "throughput/images_per_second"
+Group = tuple[Record, ...]  # runs of equal cells
+NAMED = 4  # cells of one sentence
+
+
+def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
+    """The median over runs; a single run has its own interval."""
+    value = middle(group, metric)
+    if value is None:
+        return None
+    prefix = "throughput/ci_" if metric == RATE else f"{metric}_ci_"
+    low, high = (group[0].metrics.get(f"{prefix}{end}") if len(group) == 1 else None for end in ("low", "high"))
+    return Estimate(value, low, high)
+
+
+def records_of(study: Study, benchmark: str) -> list[Record]:
+    """Return the usable records of a benchmark."""
+    return [record for record in study.usable if named(record, "benchmark") == benchmark]
+
+
+def mappings(table: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a record's table that are mappings."""
+    for row in table if isinstance(table, list) else ():
+        if isinstance(row, Mapping):
+            yield row
+
+
+def numbers(values: object) -> list[float]:
+    """Return the finite numbers of a list."""
+    return [one for value in values if (one := finite(value)) is not None] if isinstance(values, list) else []
+
+
+def median_and_range(group: Group, metric: str, kind: str = "number") -> str:
+    """`377 (375 to 378)`; empty where no run has it."""
+    values = [value for record in group if (value := record.metrics.get(metric)) is not None and math.isfinite(value)]
+    if not values:
+        return ""
+    spread = (min(values), max(values)) if len(values) > 1 else (None, None)
+    return estimate(Estimate(middle(group, metric) or 0.0, *spread), kind)
+
+
+def ranking(what: str, rows: Sequence[tuple[float, Group, str]]) -> Iterator[str]:
+    """`what: A; then B and C` of (what they are ordered by, cells, what was found), each with what tells it from the others."""
+    if not rows:
+        return
+    names = short_names(dict.fromkeys(group[0].name for _, group, _ in rows))
+    first, *others = (
+        said if len(rows) == 1 else f"{own_name(names[group[0].name], group[0])} {said}"
+        for _, group, said in sorted(rows, key=lambda row: row[0])
+    )  # fmt: skip
+    yield f"{what}: {first}" + (f"; then {listed(others, NAMED)}." if others else ".")
+
+
+def own_name(name: str, record: Record) -> str:
+    """What tells a cell from the others; nothing does where it has the defaults."""
+    return plain("as it is" if name == record.name else name, 80)

@@ -1,0 +1,123 @@
+"""benchmark=collectives: latency and bandwidth by message size: sentence, table and figure."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study, mapping, middle
+from analysis.report.measured_values import Group, mappings, median_and_range, ranking, records_of
+from analysis.report.names import BETWEEN, run_name, short_names
+from analysis.report.numbers import count, finite
+from analysis.report.style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
+from analysis.report.tables import Column, Table, plain
+from benchmarks.record import Record
+
+CURVES = 6  # of the figure of collectives
+SIZES = 4  # steps of the axis of messages
+
+
+def _runs(study: Study) -> Iterator[tuple[Record, Mapping[str, Any]]]:
+    for record in records_of(study, "collectives"):
+        for run in mappings(mapping(record.tables.get("nccl-tests")).get("runs")):
+            yield record, run
+
+
+def _placed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Out of place where that was measured."""
+    return mapping(row.get("out_of_place")) or mapping(row.get("in_place"))
+
+
+def collectives_table(study: Study) -> Table:
+    """Return a row for each run: its smallest and largest message, and the fit."""
+    rows = []
+    for record, run in _runs(study):
+        sizes = [(finite(row.get("bytes")), _placed(row)) for row in mappings(run.get("rows"))]
+        times = [finite(placed.get("time_us")) for _, placed in sizes]
+        if not sizes:
+            continue
+        rows.append((
+            plain(run_name(record)), plain(str(run.get("collective"))), gpu_ids(record.cell.gpus),
+            sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
+            record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
+            record.metrics.get("collectives/fit_rms_error"),
+        ))  # fmt: skip
+    return Table(
+        "collectives", "Collectives: the smallest and the largest message, and the line time = α + bytes ÷ β through them.",
+        (
+            Column("cell", "cell"), Column("collective", "collective"), Column("gpus", "GPUs", shown=False),
+            Column("smallest_bytes", "smallest, bytes", "count"), Column("smallest_us", "µs", "number"),
+            Column("largest_bytes", "largest, bytes", "count"), Column("largest_busbw", "busbw GB/s", "number"),
+            Column("avg_busbw", "average busbw", "number"), Column("alpha_us", "α µs", "number"),
+            Column("beta_gb_per_s", "β GB/s", "number"), Column("fit_error", "error", "share"),
+        ),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def busbw_figure(study: Study) -> Iterator[Picture]:
+    """busbw against the size of the message, a curve for each cell."""
+    curves: list[tuple[str, list[tuple[float, float]]]] = []
+    for record, run in _runs(study):
+        found = [(finite(row.get("bytes")), finite(_placed(row).get("busbw"))) for row in mappings(run.get("rows"))]
+        known = [(size, rate) for size, rate in found if size and rate and size > 0 and rate > 0]
+        if len(known) > 1:
+            curves.append((_curve(record, str(run.get("collective"))), known))
+    if not curves:
+        return
+    figure, axes = new_figure(4.6, 2.9)
+    palette = [light for light, _ in COLOURS.values()]
+    shown, ends = curves[:CURVES], []
+    for place, (_, points) in enumerate(shown):
+        sizes, rates = zip(*points, strict=True)
+        look = {"color": palette[place], "marker": MARKERS[place], "markersize": 3}
+        axes.plot(sizes, rates, **look)
+        ends.append((math.log10(rates[-1]), palette[place]))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    low, high = (math.log2(end(size for _, points in shown for size, _ in points)) for end in (min, max))
+    apart = max(1, math.ceil((high - low) / SIZES))
+    axes.set_xticks([2.0**power for power in range(math.ceil(low), math.floor(high) + 1, apart)])
+    axes.xaxis.set_major_formatter(lambda value, _: _size(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    axes.set_xlabel("bytes", color=INK)
+    axes.set_ylabel("busbw, GB/s", color=INK)
+    axes.tick_params(length=0)
+    words = short_names(name for name, _ in shown)
+    low, high = (math.log10(end) for end in axes.get_ylim())
+    places = spread([y for y, _ in ends], 0.062 * (high - low))
+    for (name, _), (_, colour), y in zip(shown, ends, places, strict=True):
+        own = words[name] if words[name] != name else "as it is"  # nothing tells it from the others
+        label = own[-24:] if len(shown) > 1 else ""
+        at = (1.03, (y - low) / (high - low))
+        axes.annotate(label, at, xycoords="axes fraction", va="center", fontsize=8, color=colour)
+    more = f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv." if len(curves) > CURVES else ""
+    yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}")
+
+
+def _curve(record: Record, collective: str) -> str:
+    """The run's name with its collective first, also where that is the usual one."""
+    _, *others = run_name(record).split(BETWEEN)
+    return plain(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
+
+
+def _size(value: float) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= unit:
+            return f"{value / unit:g} {name}"
+    return f"{value:g} B"
+
+
+def collectives_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
+    """benchmark=collectives: the bandwidth of the largest message, the highest first, and the time of the smallest."""
+    metric, rows = "collectives/busbw_gb_per_s", []
+    for group in groups:
+        busbw, small = median_and_range(group, metric), median_and_range(group, "collectives/latency_us")
+        if busbw:
+            also = f" and {small} µs for the smallest" if small else ""
+            rows.append((-(middle(group, metric) or 0.0), group, f"{busbw} GB/s{also}"))
+    kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
+    (kind,) = kinds if len(kinds) == 1 else ("",)
+    what = f"{plain(kind, 80)} " if kind else ""
+    yield from ranking(f"Busbw of the largest {what}message on {on}", rows)

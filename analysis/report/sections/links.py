@@ -1,0 +1,86 @@
+"""The exchange beside the links that it had, and what a link is worth: figure and tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from analysis.findings.model import Findings, Wire
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study
+from analysis.report.figures import ROWS, more_in, row_label, rows_figure
+from analysis.report.names import short_names, unit_of
+from analysis.report.numbers import ABSENT, number
+from analysis.report.section import Section, few, sentence
+from analysis.report.style import INK, Picture, colours, marker, rendered
+from analysis.report.tables import Column, Table, plain
+from analysis.topology.link_classes import best_first
+
+
+def wires(study: Study, found: Findings) -> Section:
+    """The exchange beside the links that it had, and what a link is worth."""
+    names = short_names(dict.fromkeys(w.label or w.strategy for w in found.wires))
+    rows = tuple(
+        (
+            names[w.label or w.strategy], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
+            w.p2p_gb_per_s, w.efficiency, w.stands_out,
+        )
+        for w in found.wires
+    )  # fmt: skip
+    table = Table(
+        "wires", "Each subset's exchange (busbw) beside its worst link and the peer copy measured over it.",
+        (
+            Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
+            Column("link_class", "link class"), Column("transport", "transport"),
+            Column("exchange_gb_per_s", "exchange GB/s", "number"),
+            Column("p2p_gb_per_s", "peer copy GB/s", "number"), Column("efficiency", "efficiency", "share"),
+            Column("stands_out", "stands out"),
+        ),
+        rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
+    )  # fmt: skip
+    one = unit_of(study).removesuffix("s")
+    worth = Table(
+        "worth", f"What a link is worth: images per second and {one} lost with a class instead of the best one.",
+        (
+            Column("cell", "cell"), Column("strategy", "strategy"), Column("link_class", "link class"),
+            Column("lost", f"lost images/s per {one}", "number", True), Column("gradient_bytes", "gradient bytes", "count"),
+            Column("batch_size", "batch", "count"),
+        ),
+        tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in found.worth),
+    )  # fmt: skip
+    lines = few(sentence(w.stands_out) for w in found.wires if w.stands_out)
+    if not rows:
+        lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
+    return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth))
+
+
+def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:
+    """Bandwidth of the exchange by link class and strategy, beside what a peer copy measured."""
+    with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
+    order = best_first(wire.link_class or ABSENT for wire in with_rate)
+    groups: dict[tuple[int, str, str, str], list[Wire]] = {}
+    for wire in with_rate:
+        name = names[wire.label or wire.strategy]
+        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "")
+        groups.setdefault(key, []).append(wire)
+    if not groups:
+        return
+    palette = colours(wire.strategy for wire in wires)
+    shown = sorted(groups)[:ROWS]
+    transports = {transport for *_, transport in groups}
+    figure, axes = rows_figure(len(shown))
+    for y, key in enumerate(shown):
+        members = groups[key]
+        rates = [wire.exchange_gb_per_s for wire in members if wire.exchange_gb_per_s is not None]
+        limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
+        axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
+        axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
+        told = (order[key[0]], key[2], key[3] if len(transports) > 1 else "")
+        words = [word for word in told if word and word != ABSENT]
+        least, most = (number(end(rates)) for end in (min, max))
+        row_label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("exchange, busbw GB/s")
+    caption = "Bandwidth of the exchange by link class, a dot for each subset"
+    if len(transports) == 1 and any(transports):
+        caption += f", all of them {plain(next(iter(transports)))}"
+    if any(wire.p2p_gb_per_s for wire in wires):
+        caption += "; upright strokes: the measured peer copy over the worst link of the ring"
+    yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")

@@ -1,0 +1,117 @@
+"""Strategies and settings on several GPUs: figure and table."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from analysis.findings.model import Estimate, Findings, Point
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study, middle, named
+from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
+from analysis.report.measured_values import RATE, bounded
+from analysis.report.names import short_names, unit_of
+from analysis.report.numbers import count, estimate
+from analysis.report.section import Section, few
+from analysis.report.style import Picture, colours, marker, rendered, window
+from analysis.report.tables import Column, Table, plain
+from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
+from benchmarks.record import Record
+
+STRATEGY_FIGURES = 2
+WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
+
+
+def strategies(study: Study, found: Findings) -> Section:
+    """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
+    curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
+    groups = [group for group in study.groups if len(group[0].cell.gpus) > 1 and _measured(group)]
+    groups.sort(key=lambda group: (-len(group[0].cell.gpus), -(middle(group, RATE) or 0.0)))
+    labels = [
+        curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
+    ]
+    names = short_names(dict.fromkeys(labels))
+    rows = [
+        _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
+        for group, label in zip(groups, labels, strict=True)
+    ]
+    unit = unit_of(study)
+    table = Table(
+        "strategies",
+        f"Sets of equal cells on several {unit}, medians over runs. "
+        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange.",
+        (
+            Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
+            Column("gpus", unit), Column("runs", "runs", "count"),
+            Column("images_per_second", "images/s", "rate", True),
+            Column("exchange_ms", "exchange ms", "number", True),
+            Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
+            Column("of_limit", "of limit", "share"), Column("limit", "limit"),
+            Column("exposed_ms", "exposed ms", "number", True),
+            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            Column("mark", "mark"),
+        ),
+        tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
+    )  # fmt: skip
+    lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
+    return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
+
+
+def _without_effect(study: Study) -> tuple[str, ...]:
+    """The settings that changed nothing, as NCCL's log shows, and in how many cells."""
+    told = Counter(
+        str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
+    )
+    return tuple(few(f"Changed nothing: {plain(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()))
+
+
+def _measured(group: Sequence[Record]) -> bool:
+    return any(middle(group, metric) is not None for metric in (RATE, "comm/exchange_ms"))
+
+
+def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
+    """For each model that has several settings on its largest number of GPUs."""
+    place = 0
+    for model in dict.fromkeys(row[1] for row in rows):
+        mine = [row for row in rows if row[1] == model and row[5] is not None]
+        most = max((row[3].count(",") for row in mine), default=0)
+        mine = [row for row in mine if row[3].count(",") == most]
+        if len({row[0] for row in mine}) < 2 or place == STRATEGY_FIGURES:
+            continue
+        place += 1
+        labels = short_names(dict.fromkeys(row[0] for row in mine))
+        subsets = len({row[3] for row in mine}) > 1
+        drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for row in mine]
+        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most + 1} {unit_of(study)}")
+
+
+def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
+    first = group[0]
+    gpus, exchange = first.cell.gpus, bounded(group, "comm/exchange_ms")
+    size = first.model.get("gradient_bytes")
+    per_gpu = None
+    if size and exchange is not None and exchange.value > 0:
+        per_gpu = size * 2 * (len(gpus) - 1) / len(gpus) / (exchange.value / 1000) / 1e9
+    limits = sorted({str(record.checks["limit"]) for record in group if record.checks.get("limit")})
+    return (
+        label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
+        point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
+        ", ".join(limits), bounded(group, "comm/exposed_ms"),
+        middle(group, TRACE_EXPOSED), middle(group, DISAGREEMENT),
+        "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
+    )  # fmt: skip
+
+
+def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
+    """Images per second of (label, strategy, rate) rows, best first."""
+    palette = colours(strategy for _, strategy, _ in rows)
+    shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
+    figure, axes = rows_figure(len(shown))
+    for y, (label, strategy, rate) in enumerate(shown):
+        dot(axes, y, rate, palette[strategy], marker(strategy))
+        row_label(axes, y, label, estimate(rate, "rate"))
+    axes.set_xlim(*window([rate for _, _, rate in shown]))
+    axes.set_xlabel("images/s")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
+    caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
+    return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))

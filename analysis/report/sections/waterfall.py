@@ -1,0 +1,156 @@
+"""Where the rate goes: the waterfall's figure and table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.findings.model import Estimate, Findings, Part, Waterfall
+from analysis.findings.runs import gpu_ids
+from analysis.findings.study import Study, middle
+from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
+from analysis.report.measured_values import RATE
+from analysis.report.names import short_names, unit_of
+from analysis.report.numbers import number
+from analysis.report.section import Section
+from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, within
+from analysis.report.tables import Column, Table, plain
+
+WATERFALLS = 3
+LOSS = COLOURS["vermillion"][0]
+GAIN = COLOURS["green"][0]
+
+
+def waterfall(study: Study, found: Findings) -> Section:
+    """Where the rate goes, part by part, down to the residual."""
+    names = short_names(dict.fromkeys(one.label for one in found.waterfalls))
+    rows: list[tuple[Any, ...]] = []
+    for one in found.waterfalls:
+        for row in waterfall_rows(one):
+            value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
+            share = value.value / one.ideal.value if value is not None and one.ideal.value else None
+            rows.append(
+                (names[one.label], gpu_ids(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
+            )
+    table = Table(
+        "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
+        (
+            Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
+            Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
+        ),
+        tuple(rows),
+    )  # fmt: skip
+    lines = []
+    if not rows:
+        rates = middle(study.usable, RATE) is not None or not study.usable
+        adds = "it takes the control cells that waterfall=true adds to a sweep"
+        lines.append(f"Not told: {adds if rates else 'no usable cell measured images per second'}.")
+    return Section(
+        "waterfall",
+        "Where the rate goes",
+        tuple(lines),
+        tuple(waterfall_figures(found.waterfalls, names, unit_of(study))),
+        (table,),
+    )
+
+
+def _taken_off(lost: Estimate | None) -> Estimate | None:
+    if lost is None:
+        return None
+    known = lost.low is not None and lost.high is not None
+    return Estimate(-lost.value, *((-lost.high, -lost.low) if known else ()))  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A rate between the parts of a waterfall."""
+
+    name: str
+    rate: Estimate
+
+
+def waterfall_rows(one: Waterfall) -> list[Level | Part]:
+    """From the top down: all members alone where the spread is known, the ideal, what is taken off it, the measured rate."""
+    above = [part for part in one.parts if part.above_ideal]
+    spread = sum(part.lost.value for part in above if part.lost is not None)
+    known = any(part.lost is not None for part in above)
+    top: list[Level | Part] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
+    residual = Estimate(one.residual, one.residual_low, one.residual_high)
+    return [
+        *top,
+        *above,
+        Level(f"ideal, {len(one.gpus)} × slowest", one.ideal),
+        *(part for part in one.parts if not part.above_ideal),
+        Part("residual", residual, "what no part explains"),
+        Level("measured", one.measured),
+    ]
+
+
+def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str) -> Iterator[Picture]:
+    """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
+    for place, one in enumerate(waterfalls[:WATERFALLS], 1):
+        more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
+        slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
+        caption = f"{plain(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
+        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
+
+
+def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
+    rows = waterfall_rows(one)
+    figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
+    axes.set_xlim(*_window(one, rows))
+    at = one.ideal.value
+    for y, row in enumerate(rows):
+        if isinstance(row, Part):
+            at = _step(axes, y, at, row, one.ideal.value)
+            continue
+        at = row.rate.value
+        axes.plot(at, y, marker="D", color=INK, markersize=5, zorder=3, clip_on=False)
+        if row.rate.low is not None and row.rate.high is not None:
+            axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
+        text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
+    axes.set_yticks(range(len(rows)), [plain(row.name, 34) for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("images/s")
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
+    bare(axes)
+    return rendered(figure, name, caption)
+
+
+def _window(one: Waterfall, rows: Sequence[Level | Part]) -> tuple[float, float]:
+    """Every level and every end of a bar, and intervals that do not dwarf them."""
+    at, values, ends = one.ideal.value, [one.ideal.value], [one.ideal.low, one.ideal.high]
+    for row in rows:
+        if isinstance(row, Level):
+            at = row.rate.value
+            ends += [row.rate.low, row.rate.high]
+        elif row.lost is not None:
+            ends += [None if end is None else at - end for end in (row.lost.low, row.lost.high)]
+            at -= row.lost.value
+        values.append(at)
+    return within(values, [end for end in ends if end is not None])
+
+
+def _step(axes: Any, y: int, at: float, part: Part, ideal: float) -> float:
+    """One part as a bar from where the last one ended; returns where it ends."""
+    axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
+    if part.lost is None:
+        text_right_of(axes, at, y, "not told")
+        return at
+    lost = part.lost.value
+    colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
+    axes.barh(y, -lost, left=at, height=0.58, color=colour, zorder=2)
+    ends = [at, at - lost]
+    if part.lost.low is not None and part.lost.high is not None:
+        axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)
+        ends.append(at - part.lost.low)
+    text_right_of(axes, max(ends), y, _loss(lost, ideal))
+    axes.plot([at - lost] * 2, [y - 0.29, y + 1], color=MUTED, lw=0.7, zorder=1)
+    return at - lost
+
+
+def _loss(lost: float, ideal: float) -> str:
+    """`−88 (0.5 %)`: what is taken off; the share is of the ideal rate."""
+    share = f" ({number(abs(lost) / ideal, 'share')})" if ideal else ""
+    sign = "−" if lost > 0 else "+" if lost < 0 else ""
+    return f"{sign}{number(abs(lost), 'rate')}{share}"
