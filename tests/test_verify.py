@@ -122,8 +122,10 @@ def test_a_line_that_is_lost_within_a_file_is_told(one, capsys):
     status, found = verified(capsys, study)
     assert status == 1
     assert found["not_recomputed"][0]["reason"] == "rank 1 has 1 lines `block with exchange`, rank 0 has 2"
-    assert assemble(folder, "finished", None, 2e9).failure.message.endswith(found["not_recomputed"][0]["reason"])
-    assert assemble(folder, "finished", None, 2e9).state == "failed"
+    assert assemble(CellFolder(folder), "finished", None, 2e9).failure.message.endswith(
+        found["not_recomputed"][0]["reason"]
+    )
+    assert assemble(CellFolder(folder), "finished", None, 2e9).state == "failed"
 
 
 def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equal(one, study, capsys):
@@ -154,10 +156,10 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
     for dotted in ("os.path.nothing", "json.loads"):
         cell["declared"]["benchmark"]["derive"] = dotted
         (folder / "cell.json").write_text(json.dumps(cell))
-        record = assemble(folder, "finished", None, 2e9)
+        record = assemble(CellFolder(folder), "finished", None, 2e9)
         assert (record.state, record.failure.cause, record.metrics) == ("failed", "exception", {})
         assert "the lines of the ranks are incomplete" in record.failure.message
     cell["declared"]["benchmark"].pop("derive")
     (folder / "cell.json").write_text(json.dumps(cell))
     facts = next(line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result")
-    assert assemble(folder, "finished", None, 2e9).checks == facts["checks"]
+    assert assemble(CellFolder(folder), "finished", None, 2e9).checks == facts["checks"]
