@@ -17,7 +17,7 @@ class Block:
 
 @dataclass
 class Result:
-    """What a benchmark found; equal on every rank."""
+    """Facts that only the ranks know; equal on every rank. Samples are lines (benchmarks/derived.py)."""
 
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; the unit is in the name
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one for each window
