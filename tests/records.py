@@ -5,7 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from benchmarks.record import Failure, Record, Validity
+from benchmarks.record import Failure, Record, Validity, metrics
 from conf.cell import Cell
 
 H200_X4 = Path(__file__).parent / "data" / "h200_x4"
@@ -46,11 +46,16 @@ def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
     made["started_at"] += 60 * number
     made["ended_at"] = made["started_at"] + 50
-    metrics = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
-    made["metrics"] |= {f"throughput/{name}": value for name, value in metrics.items()} | changes.pop("metrics", {})
+    rates = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
+    made["metrics"] |= {f"throughput/{name}": value for name, value in rates.items()} | changes.pop("metrics", {})
     uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
     made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
     return made | changes
+
+
+def without_entry(records):
+    """The names of metrics and series in records that the table of metrics does not have."""
+    return {name for one in records for name in (*one.metrics, *one.series) if metrics.known(name) is None}
 
 
 def study(folder, records):

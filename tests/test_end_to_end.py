@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from records import without_entry
 
 from analysis.__main__ import main as analysis
 from benchmarks.record import read_lines, read_study
@@ -93,6 +94,7 @@ def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
     (child,) = runs(folder / "m.db")[1]
     rate = record.metrics["throughput/images_per_second"]
     assert child.data.metrics["throughput/images_per_second"] == rate
+    assert without_entry([record]) == set()
     metrics = record.metrics
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
     assert record.model["parameters"] == 1_199_882

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from derived_results import write_record
+from records import without_entry
 
 from analysis.__main__ import main
 from benchmarks.record import CellFolder, read, read_lines
@@ -51,6 +52,7 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     assert {cell["strategy"]["name"] for cell in cells} >= {
         "nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_sync", "kvstore_dist_async", "none",
     }  # fmt: skip
+    assert without_entry(made) == set()
     status, found = verified(capsys, study)
     assert (status, found["differences"], found["not_recomputed"], found["other_metrics"]) == (0, [], [], [])
     assert found["recomputed"] == found["records"] == len(made) > 50

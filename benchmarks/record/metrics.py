@@ -1,0 +1,192 @@
+"""Every metric that a record may hold, once: its name, title, unit, decimals, which way is better, and its column.
+
+The terminal, MLflow and the report print a metric by its entry here; METHOD.md defines each. A benchmark or strategy of the
+user's own may log other names: `metric` gives them an entry made from the name.
+
+Name is a pattern where a metric comes in several forms: `{one|all}` is one of these words, `<way>` any word.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# What a name ends in, and its unit.
+UNITS = {
+    "_gb_per_s": "GB/s", "_per_second": "/s", "_ms_per_step": "ms", "_ms": "ms", "_us": "µs", "_seconds": "s", "_share": "%",
+    "_fraction": "%", "_ratio": "%", "_efficiency": "%",
+}  # fmt: skip
+ENDS = ("low", "high")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. The value of a metric in % is a share of one: 0.981 is printed as 98.1 %."""
+
+    name: str
+    title: str  # a few words; the part of the name before the slash says what they are about
+    unit: str = ""
+    less_is_better: bool | None = None  # None: neither way is better
+    decimals: int | None = None  # None: three significant digits, and all digits of whole thousands
+    column: str = ""  # heading of its column where cells are listed; empty: it has none
+    ends: str = ""  # the names of the ends of its 95 % interval begin with this; empty: it has no interval
+    first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
+
+
+def _lower_is_better(name: str, title: str, unit: str, **more: object) -> Metric:
+    return Metric(name, title, unit, True, **more)  # type: ignore[arg-type]
+
+
+def _higher_is_better(name: str, title: str, unit: str, **more: object) -> Metric:
+    return Metric(name, title, unit, False, **more)  # type: ignore[arg-type]
+
+
+# In the order in which they are shown.
+_TABLE = (
+    _higher_is_better(
+        "throughput/images_per_second", "images per second", "images/s", column="images/s", ends="throughput/ci_"
+    ),
+    _higher_is_better("throughput/images_per_second_per_gpu", "images per second and GPU", "images/s", column="per GPU"),
+    Metric("throughput/images", "images that were counted", "images", decimals=0),
+    Metric("throughput/seconds", "time of the slowest rank", "s"),
+    _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
+    _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms", ends="comm/exchange_ms_ci_"),
+    _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=0, column="of limit"),
+    _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange", "GB/s"),
+    _higher_is_better("comm/busbw_gb_per_s", "busbw of the exchange", "GB/s", column="busbw GB/s"),
+    _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms", ends="comm/exposed_ms_ci_"),
+    _higher_is_better("comm/overlap_fraction", "overlap with compute", "%", decimals=1),
+    Metric("comm/ideal_ms", "time that the limit allows", "ms"),
+    _lower_is_better("comm/pipelined_ms", "exchange in a stream of exchanges", "ms"),
+    _higher_is_better("comm/pipelined_ratio", "share of the limit in a stream", "%", decimals=0),
+    Metric("comm/bytes_moved", "bytes that each rank sends", "bytes", decimals=0),
+    _lower_is_better("comm/error", "error of the first exchange", ""),
+    _lower_is_better("step/ms_median", "median step", "ms", ends="step/ms_median_ci_"),
+    _lower_is_better("step/ms_p95", "95th percentile of steps", "ms"),
+    _lower_is_better("step/launch_ms", "host time to enqueue a step", "ms"),
+    _lower_is_better("step/first_ms", "first step", "ms"),
+    Metric("step/iterations", "timed iterations", "iterations", decimals=0),
+    Metric("warmup/iterations", "warm-up iterations", "iterations", decimals=0),
+    _lower_is_better("ranks/spread", "slowest rank against the fastest", "%", decimals=1),
+    _lower_is_better("gpu/busy_ms", "device time of a step", "ms"),
+    _lower_is_better("gpu/idle_share", "idle share of a step", "%", decimals=1),
+    Metric("gpu/sm_mhz", "clock", "MHz", decimals=0),
+    Metric("gpu/power_w", "power", "W", decimals=0),
+    Metric("gpu/temperature_c", "temperature", "°C", decimals=0),
+    Metric("gpu/power_capped_share", "share of samples at the power cap", "%", decimals=1),
+    Metric("limit/<way>_ms", "time that a limit allows", "ms"),
+    _lower_is_better("stage/<name>_ms", "one stage alone", "ms"),
+    _lower_is_better("staleness/mean", "mean staleness", "updates", decimals=2),
+    _lower_is_better("staleness/max", "largest staleness", "updates", decimals=0),
+    Metric("staleness/updates", "updates", "updates", decimals=0),
+    _lower_is_better("trace/comm_ms_per_step", "communication", "ms"),
+    _lower_is_better("trace/exposed_ms_per_step", "exposed communication by the trace", "ms", column="exposed by trace"),
+    _lower_is_better("trace/exposed_in_gaps_ms_per_step", "exposed in gaps between kernels", "ms"),
+    _higher_is_better("trace/overlapped_ms_per_step", "overlapped communication", "ms"),
+    _lower_is_better("trace/wait_ms_per_step", "waiting for the last rank", "ms"),
+    _lower_is_better("trace/{nccl|gloo}_avg_us", "mean call of a collective", "µs"),
+    _lower_is_better("trace/gpu_idle_share", "idle share of the traced time", "%", decimals=1),
+    _lower_is_better("trace/gap_us", "median pause between kernels", "µs"),
+    Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference"),
+    _lower_is_better("overhead/share", "overhead", "%", decimals=2, ends="overhead/share_ci_", first=True),
+    _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),
+    _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),
+    _higher_is_better("collectives/algbw_gb_per_s", "algbw", "GB/s"),
+    _higher_is_better("collectives/avg_busbw_gb_per_s", "average busbw", "GB/s"),
+    _higher_is_better("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size", "GB/s"),
+    _lower_is_better("collectives/latency_us", "latency", "µs"),
+    _lower_is_better("collectives/alpha_us", "α of the first piece", "µs"),
+    _higher_is_better("collectives/beta_gb_per_s", "β of the last piece", "GB/s"),
+    _lower_is_better("collectives/fit_rms_error", "error of the α–β line", "%", decimals=1),
+    _lower_is_better("jacobi/seconds", "solve", "s"),
+    _higher_is_better("jacobi/efficiency", "efficiency", "%", decimals=1),
+    _higher_is_better("jacobi/speedup", "speed-up", "", decimals=2),
+    _lower_is_better("jacobi/one_gpu_seconds", "solve on one GPU", "s"),
+    _lower_is_better("jacobi/solve_seconds", "each solve", "s"),
+    _lower_is_better("jacobi/one_gpu_solve_seconds", "each solve on one GPU", "s"),
+    Metric("jacobi/iterations", "iterations", "iterations", decimals=0),
+    Metric("jacobi/norm", "last norm", ""),
+    _higher_is_better("jacobi/stencil_gb_per_s", "stencil", "GB/s"),
+    _higher_is_better("jacobi/copy_gb_per_s", "copy of the grid", "GB/s"),
+    _higher_is_better("jacobi/copy_share", "stencil against copy", "%", decimals=1),
+    _higher_is_better("p2p/unidirectional_enabled_gb_per_s", "copy one way", "GB/s", first=True),
+    _higher_is_better("p2p/unidirectional_disabled_gb_per_s", "copy one way without peer access", "GB/s", first=True),
+    _higher_is_better("p2p/bidirectional_enabled_gb_per_s", "copies both ways", "GB/s"),
+    _higher_is_better("p2p/bidirectional_disabled_gb_per_s", "copies both ways without peer access", "GB/s"),
+    _higher_is_better("p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s", "reads", "GB/s"),
+    _higher_is_better(
+        "p2p/{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_least_gb_per_s", "slowest pair", "GB/s"
+    ),
+    _lower_is_better("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency of a copy", "µs"),
+    _lower_is_better("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us", "slowest pair", "µs"),
+    _higher_is_better(
+        "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s", "copy within one GPU", "GB/s",
+        first=True,
+    ),
+    _lower_is_better("p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency within one GPU", "µs"),
+    _lower_is_better("p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share", "spread of the repeats", "%", decimals=1),
+    _higher_is_better("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "copies at once", "GB/s"),
+    _higher_is_better("p2p/{matching|one_to_all|all_to_one}_share", "kept of the rate alone", "%", decimals=1),
+    _higher_is_better("host_link/all_both_gb_per_s", "both ways, all at once", "GB/s", first=True),
+    _higher_is_better("host_link/one_both_gb_per_s", "both ways, one alone", "GB/s", first=True),
+    _higher_is_better("host_link/{one|all}_host_{copy|add}_gb_per_s", "host memory", "GB/s", first=True),
+    _higher_is_better("host_link/{one|all}_{to_device|to_host}_gb_per_s", "pinned memory", "GB/s"),
+    _higher_is_better("host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s", "pageable memory", "GB/s"),
+)  # fmt: skip
+
+
+def _with_ends(table: Iterable[Metric]) -> Iterable[Metric]:
+    for one in table:
+        yield one
+        if one.ends:
+            for end in ENDS:
+                title = f"{one.title}, {end} end of the 95 % interval"
+                yield Metric(f"{one.ends}{end}", title, one.unit, one.less_is_better, one.decimals)
+
+
+METRICS: Mapping[str, Metric] = {one.name: one for one in _with_ends(_TABLE)}
+COLUMNS = tuple(one for one in _TABLE if one.column)
+
+
+@functools.cache
+def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
+    """Return a pattern for each entry whose name has several forms."""
+    several = [one for one in METRICS.values() if re.search(r"[{<]", one.name)]
+    return [
+        (re.compile(re.sub(r"<\w+>", "[a-z0-9_]+", one.name).replace("{", "(").replace("}", ")")), one)
+        for one in several
+    ]
+
+
+def known(name: str) -> Metric | None:
+    """Return the table's entry for a metric; None where it has none."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((one for pattern, one in _patterns() if pattern.fullmatch(name)), None)
+
+
+@functools.cache
+def metric(name: str) -> Metric:
+    """Return the entry of a metric; one made from the name where the table has none."""
+    if entry := known(name):
+        return entry
+    label = name.rpartition("/")[2]
+    ending = next((ending for ending in UNITS if f"_{label}".endswith(ending)), "")
+    words = label.removesuffix(ending).replace("_", " ")
+    return Metric(
+        name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None, ends=f"{name}_ci_"
+    )
+
+
+@functools.cache
+def place(name: str) -> int:
+    """Return a metric's place in the order of the table; those that are not in it come last."""
+    entry = known(name)
+    return len(METRICS) if entry is None else list(METRICS).index(entry.name)
+
+
+def interval(name: str, metrics: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the ends of a metric's 95 % interval, as a record has them; None where it has not both."""
+    prefix = metric(name).ends
+    low, high = (metrics.get(f"{prefix}{end}") for end in ENDS) if prefix else (None, None)
+    return None if low is None or high is None else (low, high)

@@ -1,0 +1,71 @@
+"""The table of metrics: it names every metric that anything logs, and METHOD.md defines each of its entries."""
+
+import re
+from pathlib import Path
+
+import pytest
+from records import without_entry
+
+from benchmarks.record import metrics, read
+from benchmarks.record.metrics import ENDS, METRICS
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(__file__).parent / "data"
+METHOD = (ROOT / "benchmarks" / "METHOD.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_every_metric_of_the_records_of_gpus():
+    paths = sorted(DATA.rglob("record.json"))
+    assert len(paths) > 100 and without_entry(map(read, paths)) == set()
+
+
+def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
+    path = next(iter(sorted(DATA.rglob("record.json"))))
+    changed = re.sub(r'"metrics": \{', r'"metrics": {"throughput/made_up": 1.0, ', path.read_text(), count=1)
+    (tmp_path / "record.json").write_text(changed)
+    assert without_entry([read(tmp_path / "record.json")]) == {"throughput/made_up"}
+
+
+ENDS_OF_INTERVALS = {f"{one.ends}{end}" for one in METRICS.values() if one.ends for end in ENDS}
+
+
+@pytest.mark.parametrize("name", sorted(METRICS.keys() - ENDS_OF_INTERVALS))
+def test_method_defines_every_metric(name):
+    """One of several forms is written with `…` for what differs."""
+    written = re.sub(r"(…_?)+…", "…", re.sub(r"\{[^}]*\}|<[^>]*>", "…", name))
+    forms = [written, re.sub(r"…_(?=…)", "", written)]
+    forms += [
+        name.replace(f"{{{words}}}", word) for words in re.findall(r"\{([^}]*)\}", name) for word in words.split("|")
+    ]
+    assert any(form in METHOD for form in forms), f"METHOD.md does not define {written}"
+
+
+def test_method_says_what_the_ends_of_intervals_are():
+    assert "`…_ci_low` and `…_ci_high`" in METHOD
+
+
+def test_every_entry_is_whole_and_names_are_found_by_one_entry():
+    for name, one in METRICS.items():
+        assert one.title and one.title == one.title.strip() and len(one.title) <= 70, name
+        assert name == one.name and (re.search("[{<]", name) or metrics.place(name) < len(METRICS))
+    for name in ("limit/ring_ms", "stage/all_at_once_ms", "p2p/latency_cpu_enabled_reads_most_us"):
+        found = [one for pattern, one in metrics._patterns() if pattern.fullmatch(name)]
+        assert len(found) == 1, (name, found)
+    assert metrics.known("limit/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
+
+
+def test_a_metric_of_own_code_has_an_entry_from_its_name():
+    mine = metrics.metric("mine/wasted_share")
+    assert (mine.title, mine.unit, mine.less_is_better) == ("wasted", "%", None)
+    assert metrics.interval(
+        "mine/wasted_share", {"mine/wasted_share_ci_low": 0.1, "mine/wasted_share_ci_high": 0.2}
+    ) == (0.1, 0.2)
+    assert metrics.interval("comm/ideal_ratio", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("throughput/images_per_second", "throughput/ci_"), ("step/ms_median", "step/ms_median_ci_")]
+)
+def test_intervals_are_found_by_the_table(name, prefix):
+    assert metrics.interval(name, {f"{prefix}low": 1.0, f"{prefix}high": 2.0}) == (1.0, 2.0)
+    assert metrics.interval(name, {f"{prefix}low": 1.0}) is None
