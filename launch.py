@@ -24,12 +24,12 @@ composed: list[tuple[DictConfig, list[str]]] = []
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def collect(config: DictConfig) -> None:
-    """Called by Hydra once for each combination of the sweep; nothing runs before all are composed."""
+    """Keep one combination of the sweep: Hydra calls this for each, and nothing runs before all are composed."""
     composed.append((config, list(HydraConfig.get().overrides.task)))
 
 
 def main() -> int:
-    """Exit status: 0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 130 interrupted."""
+    """Return the exit status: 0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 130 interrupted."""
     typed = sys.argv[1:]
     if "--version" in typed:
         print(*version_lines(), sep="\n")

@@ -43,22 +43,22 @@ class Cell:
     model: Network
     strategy: dict[str, Any]  # name and options
     benchmark: dict[str, Any]  # name and options
-    nccl: dict[str, str]  # environment variables asked for
+    nccl: dict[str, str]  # variables that the settings set
     optimizer: Optimizer
     profiler: str  # none, nsys, torch: of a pass after the timed one
     gpus: tuple[int, ...]  # in rank order
     device: str  # cpu or cuda
     batch_size: int  # images per rank and step
-    global_batch_size: int | None  # where it was asked for (strong scaling)
+    global_batch_size: int | None  # strong scaling; None: weak scaling
     precision: str
     optimize: str
     channels_last: bool
     seed: int
     repeat: int = 0
-    labels: tuple[str, ...] = ()  # what was asked beside the defaults, for people; no part of the key
+    labels: tuple[str, ...] = ()  # what differs from the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
-    # By group, what the YAML says beside the options: target, derive, section, compared; sha256 of a file of the user's own.
+    # By group, the rules of its YAML that readers need: target, derive, section, compared; sha256 of a file of the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -81,7 +81,7 @@ class Cell:
         return str(self.declared[group]["target"])
 
     def as_pass(self, name: str, target: str, **options: Any) -> "Cell":
-        """Return the same cell with another benchmark: a pass beside the timed one."""
+        """Return the same cell with another benchmark: a pass that is not the timed one."""
         return dataclasses.replace(
             self,
             benchmark={"name": name, **options},
@@ -95,15 +95,15 @@ class Cell:
         The profiler is part of it although the timed pass is the same with it: a cell without a trace does not answer a
         request for one. Comparisons between cells leave the profiler out (analysis.findings).
         """
-        asked = {name: value for name, value in self.to_dict().items() if name != "labels"}
-        asked["declared"] = {
+        content = {name: value for name, value in self.to_dict().items() if name != "labels"}
+        content["declared"] = {
             group: {name: value for name, value in rules.items() if name in ("target", "sha256")}
             for group, rules in self.declared.items()
         }
         for name in ("server_gpus", "profiler_options", "declared"):
-            if not asked[name]:
-                del asked[name]  # a cell of an older schema keeps its key
-        canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+            if not content[name]:
+                del content[name]  # a cell of an older schema keeps its key
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property

@@ -1,4 +1,4 @@
-"""The YAML files of the groups: which choices there are, the options of each, and the rules that its file states beside them.
+"""The YAML files of the groups: their choices, the options of each choice, and the rules of its file.
 
 A YAML of a strategy, a benchmark or a profiler has its options with their defaults, and these rules:
 
@@ -91,7 +91,7 @@ class Choice:
 
 
 def search_also(folders: Iterable[Path]) -> None:
-    """Make these the folders of `--config-dir`, whose choices count beside Ringside's own."""
+    """Make these the folders of `--config-dir`, whose choices are added to Ringside's own."""
     _folders[1:] = folders
 
 

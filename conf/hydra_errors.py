@@ -138,20 +138,20 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
     """Return the sentence for an override of a key that does not exist, with the keys that exist in its place."""
     typed = next((argument for argument in arguments if argument.lstrip("+~").startswith(key)), key)
     if key in GROUPS:  # one that has no default is appended
-        known, name = choices(key), typed.partition("=")[2]
-        return f"{typed}: accepted is +{key}={name if name in known else '|'.join(known)}"
+        choice = typed.partition("=")[2]
+        return f"{typed}: accepted is +{key}={choice if choice in choices(key) else '|'.join(choices(key))}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
-    beside: list[str] = []
+    known: list[str] = []
     node: Any = getattr(cause, "parent_node", None)
     if node is not None:
-        beside = [str(child) for child in node if child not in (*RULES, "hydra")]
+        known = [str(child) for child in node if child not in (*RULES, "hydra")]
     elif kind := getattr(cause, "object_type", None):
-        beside = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-    if not beside:
+        known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    if not known:
         return f"{typed}: {parent} has no option {name}; a new one is added with +{full_key}=value"
     where = f"options of {parent} are" if parent else "options are"
-    return f"{typed}: unknown; {where} {', '.join(beside)}{closest(name, beside)}"
+    return f"{typed}: unknown; {where} {', '.join(known)}{closest(name, known)}"
 
 
 def _accepts(key: str) -> str:

@@ -257,8 +257,8 @@ def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, st
     Raises:
         Refused: names the variable of the environment that forbids it.
     """
-    asked = variables.get("NCCL_NVLS_ENABLE", "0")
-    if asked == "0":
+    wanted = variables.get("NCCL_NVLS_ENABLE", "0")
+    if wanted == "0":
         return
     for name, allows in (
         ("NCCL_NVLS_ENABLE", ("", "1", "2")),
@@ -268,6 +268,6 @@ def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, st
         value = surroundings.get(name, "").strip()
         if value.lower() not in allows:  # a spelling that is not known forbids, to be safe
             raise Refused(
-                f"nccl.nvls_enable={asked}: the environment forbids NVLink multicast ({name}={value}); "
+                f"nccl.nvls_enable={wanted}: the environment forbids NVLink multicast ({name}={value}); "
                 "accepted here are null and 0"
             )

@@ -51,7 +51,7 @@ def _short(number: float) -> str:
 
 
 def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Refuse a value outside what its field's metadata accepts; None (nothing asked) passes.
+    """Refuse a value outside what its field's metadata accepts; None (untouched) passes.
 
     Raises:
         Refused: names the field, the value and what is accepted.

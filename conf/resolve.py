@@ -142,16 +142,16 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
 
 
 def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | None:
-    """Return the images per step over all ranks, where they were asked for. Raises Refused."""
-    asked = config.global_batch_size
-    if asked is None:
+    """Return the images per step over all ranks, None for weak scaling. Raises Refused."""
+    images = config.global_batch_size
+    if images is None:
         return None
-    if asked == "auto":
+    if images == "auto":
         shared = math.lcm(1 << (everyone.bit_length() - 1), everyone)  # 1, 2, 4, … and all GPUs divide it
-        asked = max(sizes.batch_size // shared, 1) * shared
+        images = max(sizes.batch_size // shared, 1) * shared
     if config.batch_size != "auto":
-        raise Refused(f"global_batch_size={asked}: accepted alone, not together with batch_size={config.batch_size}")
-    return int(asked)
+        raise Refused(f"global_batch_size={images}: accepted alone, not together with batch_size={config.batch_size}")
+    return int(images)
 
 
 def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpus: tuple[int, ...]) -> int:
@@ -212,7 +212,7 @@ def _declared_model(model: Model) -> dict[str, dict[str, Any]]:
 
 
 def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
-    """Return a cell that measures links: it is the same cell whatever model or strategy was asked for."""
+    """Return a cell that measures links: it is the same cell with any model and strategy."""
     return Cell(
         **common.fields(),
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
@@ -245,7 +245,7 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
 
 
 def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is asked of a trace, without the place of the profiler on this machine."""
+    """Return the options of a trace, without the path of the profiler on this machine."""
     if profiler["name"] == "none":
         return {}
     return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}

@@ -22,18 +22,18 @@ def placed(
             f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} workers push in turn, "
             f"each sees {workers - 1} updates of the others"
         )
-    asked = strategy.get("server_gpus")
-    if asked is None or device != "cuda":
+    wanted = strategy.get("server_gpus")
+    if wanted is None or device != "cuda":
         return ()
     servers = int(strategy["servers"])
     if servers > len(everyone):
         raise Refused(
             f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone)}, the GPUs of this machine"
         )
-    if asked == "free":
+    if wanted == "free":
         free = tuple(gpu for gpu in everyone if gpu not in gpus)
         return free[:servers] if len(free) >= servers else tuple(gpus[n % workers] for n in range(servers))
-    named = [str(gpu) for gpu in asked] if isinstance(asked, list | tuple) else str(asked).split("+")
+    named = [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
     if len(named) != servers or any(not name.isdecimal() or int(name) not in everyone for name in named):
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "

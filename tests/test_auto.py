@@ -1,7 +1,6 @@
 """`auto` is resolved before a cell has a key: what is kept says what ran."""
 
 import dataclasses
-import itertools
 import json
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import compose
 from omegaconf import OmegaConf
-from records import make_record
+from records import make_record, words
 
 from benchmarks.record import read
 from conf import groups
@@ -28,15 +27,6 @@ def cell_of(*typed, gpus=(0, 1), device="cpu"):
     """The cell of a request."""
     config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(typed))))
     return resolve(config, gpus, device, everyone=(0, 1, 2, 3))
-
-
-def words(value):
-    """Every text in nested JSON, names too."""
-    if isinstance(value, dict):
-        return [*value, *itertools.chain.from_iterable(map(words, value.values()))]
-    if isinstance(value, list):
-        return [*itertools.chain.from_iterable(map(words, value))]
-    return [value]
 
 
 def typed_autos(group, name):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import without_entry
+from records import files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
 from benchmarks.record import read_lines, read_study
@@ -204,6 +204,7 @@ def test_the_lines_of_the_ranks_give_every_number_again(name, request, capsys):
     assert found["recomputed"] == found["records"] == (1 if name == "swept" else 4)
     other = [one for one in found["other_metrics"] if not one.startswith("trace/")]
     assert other == [], "what is no trace's comes from the lines"
+    assert files_with_auto(folder / "default") == []
 
 
 def test_two_subsets_and_two_strategies_are_four_children(four):
@@ -221,6 +222,7 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
     assert len(served) == 2
     for record in served:
         assert record.validity.verdict == "valid"
+        assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
         metrics = record.metrics
         assert 0 < metrics["staleness/mean"] <= metrics["staleness/max"] < metrics["staleness/updates"]
         # Two buckets: dense_1 fills one alone. Steps: the timed ones, and others before.

@@ -8,8 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from records import files_with_auto
 
 from benchmarks.record import read_study
+from conf import groups
 from conf.options import Refused
 from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, source_file
 
@@ -79,6 +81,7 @@ def run(cell, ranks, reporter):
 '''
 REQUEST = '''"""What the benchmark refuses."""
 
+from conf import groups
 from conf.options import Refused
 
 
@@ -128,6 +131,12 @@ SHORT = (
 QUIET = ("tracking=none", "report=false")
 
 
+def forget_package():
+    """A test may import the package into this process; the next test has another one of that name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def own(tmp_path):
     """The user's folder; call it to launch from there. src/ is on PYTHONPATH, by a relative name."""
@@ -142,13 +151,17 @@ def own(tmp_path):
         )  # fmt: skip
 
     launch.folder = tmp_path
-    return launch
+    forget_package()
+    yield launch
+    forget_package()
+    groups.search_also([])
 
 
 def only_record(own, done):
     """The record of the one cell that ran."""
     records, unreadable = read_study(own.folder / "outputs" / "default")
     assert (done.returncode, unreadable, len(records)) == (0, [], 1), done.stdout + done.stderr
+    assert files_with_auto(own.folder / "outputs") == []
     return records[0], json.loads(next(own.folder.glob("outputs/default/*/record.json")).read_text())
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from derived_results import write_record
-from records import without_entry
+from records import files_with_auto, without_entry
 
 from analysis.__main__ import main
 from benchmarks.record import CellFolder, read, read_lines
@@ -57,6 +57,10 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     assert (status, found["differences"], found["not_recomputed"], found["other_metrics"]) == (0, [], [], [])
     assert found["recomputed"] == found["records"] == len(made) > 50
     assert found["values"] > 10 * len(made)
+
+
+def test_no_file_of_any_benchmark_or_strategy_says_auto(study):
+    assert list(study.glob("*/cell.json")) and files_with_auto(study) == []
 
 
 def test_tables_from_another_source_are_no_difference(one, capsys):
