@@ -8,12 +8,13 @@ import pytest
 from cells import changed_cell
 from rich.console import Console
 
+from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
+from launch.display.columns import DISPENSABLE
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
-from launch.tracking.note import headline
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 
@@ -76,7 +77,7 @@ def test_a_wide_terminal_has_every_number():
     assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s       ±  per GPU  busbw GB/s  validity")
     assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 0.02 % 4,563 26.6 valid"
     assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 0.01 % 4,676 226 valid: setting_no_effect"
-    assert lines[-1] == "8 of 8 cells, 0 s passed"
+    assert lines[-1] == "8 of 8 cells in 0 s"
 
 
 @pytest.mark.parametrize(
@@ -136,18 +137,18 @@ def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
         lines = drawn(screen)
         assert next(line for line in lines if "▸ timed" in line).startswith("0,1,2,3")
         assert next(line for line in lines if "waiting" in line).startswith("0,1 ")
-        assert lines[-2:] == ["4 of 6 cells, 0 s passed, about 40 s left", "cell 5: timed, 73 steps"]
+        assert lines[-2:] == ["4 of 6 cells in 0 s, about 40 s left", "cell 5: timed, 73 steps"]
         clock[0] += 10
-        assert "10 s passed, about 30 s left" in drawn(screen)[-2]
+        assert "6 cells in 10 s, about 30 s left" in drawn(screen)[-2]
         clock[0] += 100  # longer than the estimate: only what follows is left
         assert "about 20 s left" in drawn(screen)[-2]
-    assert drawn(screen)[-1] == "4 of 6 cells, 1 min 50 s passed, 2 not begun"
+    assert drawn(screen)[-1] == "4 of 6 cells in 1 min 50 s, 2 not started"
 
 
 def test_time_left_is_there_from_the_start():
     screen = Screen(planned(records("settings")), [], console())
     with screen:
-        assert "0 of 8 cells, 0 s passed, about " in drawn(screen)[-1]
+        assert "0 of 8 cells in 0 s, about " in drawn(screen)[-1]
 
 
 def test_a_failed_cell_names_its_cause():
@@ -164,7 +165,7 @@ def test_a_failed_cell_names_its_cause():
     _, lines = settled("settings", 80, change)
     assert lines[1].split()[-4:] == ["failed", "hang,", "rank", "1"]
     assert lines[2].split()[-1] == "interrupted"
-    assert lines[-1] == "8 of 8 cells, 0 s passed, 1 failed, 1 interrupted"
+    assert lines[-1] == "8 of 8 cells in 0 s, 1 failed, 1 interrupted"
 
 
 def repeated(count):
@@ -185,7 +186,7 @@ def test_many_cells_scroll_while_running_and_all_that_ran_stay_at_the_end():
         assert lines[-2].endswith("rows 17–34")
     lines = drawn(screen)
     assert sum("finished" in line and "9,360" in line for line in lines) == 25
-    assert not any("waiting" in line for line in lines) and "16 not begun" in lines[-1]
+    assert not any("waiting" in line for line in lines) and "16 not started" in lines[-1]
 
 
 def test_repeats_and_drift_are_told_apart():
@@ -220,19 +221,19 @@ def overhead():
     return dataclasses.replace(first, cell=changed_cell(first.cell, benchmark={"name": "overhead"}), metrics=metrics)
 
 
-def test_another_benchmark_shows_its_headline():
+def test_another_benchmark_shows_its_first_number():
     record = overhead()
-    assert headline(record) == "share 0.12 % (-0.05 to 0.30)"
+    assert first_number(record) == "overhead 0.12\xa0% (−0.05 to 0.30)"
     copy = dataclasses.replace(
         record, cell=changed_cell(record.cell, benchmark={"name": "p2p"}), metrics={"p2p/write_gb_per_s": 377.25}
     )
-    assert headline(copy) == "write 377 GB/s"
-    assert headline(dataclasses.replace(record, metrics={})) == ""
+    assert first_number(copy) == "write 377 GB/s"
+    assert first_number(dataclasses.replace(record, metrics={})) == ""
     screen = Screen(planned([record]), [], console(80))
     with screen:
         screen.settle(0, "finished", record)
     lines = drawn(screen)
-    assert "images/s" not in lines[0] and "result" in lines[0] and "share 0.12 % (-0.05 to 0.30)" in lines[1]
+    assert "images/s" not in lines[0] and "result" in lines[0] and "overhead 0.12 % (−0.05 to 0.30)" in lines[1]
 
 
 def test_plain_lines_where_there_is_no_terminal():
@@ -252,14 +253,18 @@ def test_plain_lines_where_there_is_no_terminal():
         "[1/3] resnet50 · nccl_allreduce · gpus 0  started",
         "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  ±0.02 %  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
-        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  ±0.02 %  4,686 per GPU  99.9 % efficiency  "
-        "0.454 ms exchange  225 GB/s busbw  P2P/CUMEM over NV18  valid",
+        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  ±0.02 %  4,686 images/s per GPU  "
+        "99.9 % efficiency  0.454 ms exchange  225 GB/s busbw  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",
-        "3 of 3 cells, 0 s passed, 1 failed",
+        "3 of 3 cells in 0 s, 1 failed",
     ]
     assert not any("\x1b" in line for line in lines)
+
+
+def test_columns_that_can_be_left_out_are_columns():
+    assert set(DISPENSABLE) < set(COLUMNS)
 
 
 @pytest.mark.parametrize(

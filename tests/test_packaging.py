@@ -76,14 +76,7 @@ FOR_ALL = {
     "benchmarks": ("request", "memory", "derived"),
     "trainers": ("strategy", "comm_hooks", "devices", "ring_probe", "shared_memory", "cuda_memory", "prctl"),
 }
-# What is still wrong. A test says what to remove here once it is right; nothing may be added.
-WRONG_ARROWS = {
-    ("launch.display.screen", "launch.tracking.note"),
-}
 MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
-TOO_LONG = {
-    "launch/display/screen.py",
-}
 # Files that are short for a reason.
 SHORT = {
     "conf/variables.py": "names that packages share stand once",
@@ -174,8 +167,7 @@ def test_folders_of_a_package_import_only_those_below_them():
         folder, package = folder_of(module), module.split(".")[0]
         others = {name for name in names if within(name, package) and folder_of(name) not in (folder, package)}
         wrong |= {(module, name) for name in others if not allowed(folder, folder_of(name))}
-    assert wrong - WRONG_ARROWS == set(), "these imports go against FOLDER_ARROWS"
-    assert WRONG_ARROWS - wrong == set(), "these are right now: remove them from WRONG_ARROWS"
+    assert wrong == set(), "these imports go against FOLDER_ARROWS"
 
 
 def test_the_arrows_name_every_folder_and_nothing_else():
@@ -206,8 +198,7 @@ def lines_of(path):
 def test_files_are_neither_long_nor_tiny():
     files = {str(path.relative_to(ROOT)): lines_of(path) for path in MODULES}
     long = {name for name, lines in files.items() if lines > MOST_LINES}
-    assert long - TOO_LONG == set(), f"a file has at most {MOST_LINES} lines"
-    assert TOO_LONG - long == set(), "these are short enough now: remove them from TOO_LONG"
+    assert long == set(), f"a file has at most {MOST_LINES} lines"
     tiny = {name for name, lines in files.items() if lines < FEWEST_LINES and not name.endswith("__init__.py")}
     assert tiny - set(SHORT) == set(), f"a file has at least {FEWEST_LINES} lines, or a reason in SHORT"
     assert set(SHORT) - tiny == set(), "these are long enough or gone: remove them from SHORT"

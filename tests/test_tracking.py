@@ -20,7 +20,7 @@ from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.study.identity import Process
 from launch.tracking import store
-from launch.tracking.note import COLUMNS, cut_to, summary_markdown
+from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
 from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
 from launch.tracking.tracker import Tracker
@@ -243,9 +243,9 @@ def test_the_summary_is_one_row_for_each_record():
     }  # fmt: skip
     bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
     lines = summary_markdown([make_record(1, metrics=metrics), bad]).splitlines()
-    assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == len(COLUMNS) + 1 for line in lines)
+    assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
-        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.5 "
+        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "
         "| 91\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
@@ -275,7 +275,7 @@ def test_the_summary_has_the_headline_of_another_benchmark():
                "overhead/share_ci_high": 0.003}  # fmt: skip
     lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")]).splitlines()
     assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 14 for line in lines)
-    assert "| share 0.12 % (-0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
+    assert "| overhead 0.12 % (−0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
 
 
 @pytest.mark.parametrize(

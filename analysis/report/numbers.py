@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from analysis.findings.model import Estimate
+from benchmarks.record import metrics
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -32,13 +33,19 @@ KINDS = {
 MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all measure
 
 
-def number(value: float | None, kind: str = "number", width: float | None = None) -> str:
+def of_metric(name: str) -> Kind:
+    """Return how a metric is written, by the table of metrics; only % is written with the number, other units are in headings."""
+    entry = metrics.metric(name)
+    return Kind(100.0, "%", entry.decimals) if entry.unit == "%" else Kind(decimals=entry.decimals)
+
+
+def number(value: float | None, kind: str | Kind = "number", width: float | None = None) -> str:
     """`4,652`, `98.1 %`, `0.123`; `width` is that of the interval, which may ask for one more decimal."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    how = KINDS[kind]
+    how = KINDS[kind] if isinstance(kind, str) else kind
     value *= how.factor
-    if kind == "share" and abs(value) > MOST_SHARE:
+    if how == KINDS["share"] and abs(value) > MOST_SHARE:
         return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
     decimals = _decimals(value, None if width is None else width * how.factor, how)
     text = f"{abs(value):,.{decimals}f}"

@@ -1,28 +1,26 @@
-"""What a person sees: one line for each cell. A live table on a terminal, plain lines elsewhere.
+"""Show a sweep while it runs, one line for each cell: a table that changes in place on a terminal, plain lines elsewhere.
 
-On a narrow terminal whole columns are left out, the least important first; no number is ever cut.
+A narrow terminal leaves out whole columns, the least important first; no number is ever cut.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.findings.baselines import RATE, efficiency
+from analysis.findings.baselines import efficiency
+from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
+from analysis.report.numbers import ABSENT, THIN
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
-from conf.cell import Cell
+from launch.display.columns import EXPOSED, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
-from launch.tracking.note import exposed, half_width, headline, percent, wires
-from launch.tracking.note import number as shown
 
 STYLES = {
     "valid": "green",
@@ -32,66 +30,41 @@ STYLES = {
     "failed": "red",
     "interrupted": "yellow",
 }
+# States of a cell after which nothing more happens to it in this sweep.
 SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
 WAITING = "waiting"
-# Columns of what was measured; one without any value is left out.
-NUMBERS = (
-    "images/s", "±", "per GPU", "efficiency", "exchange ms", "of limit", "busbw GB/s", "exposed ms", "result", "transport",
-)  # fmt: skip
-# What a narrow terminal can do without, in this order.
-DISPENSABLE = ("transport", "exposed ms", "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
-STATE_WIDTH = 12  # of "interrupted": the column shall not jump
-LEAST_WIDTH = 6  # of a column of words that is cut because nothing else is left to leave out
-GAP = 2  # between columns
-
-
-def _settings(cell: Cell) -> str:
-    return " ".join(f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(cell.nccl.items())) or "–"
-
-
-# Columns that say what a cell is; one that is the same for all cells is said once, above the table.
-WHAT: dict[str, Callable[[Cell], str]] = {
-    "model": lambda cell: cell.model.name if cell.trains else "–",
-    "benchmark": lambda cell: str(cell.benchmark["name"]),
-    "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else "–",
-    "GPUs": lambda cell: ",".join(map(str, cell.gpus)),
-    "NCCL": _settings,
-    "batch": lambda cell: str(cell.batch_size) if cell.trains else "–",
-    "precision": lambda cell: cell.precision if cell.trains else "–",
-    "optimize": lambda cell: cell.optimize if cell.trains else "–",
-}
-COVERED = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels",
-           "profiler_options")  # fmt: skip
+# Words of ranks and what a person reads.
+PHASES = {"": "starting", "exit": "ending"}
+UNLIMITED = 1000  # characters of a line where there is no terminal
+AROUND = 6  # lines of the terminal that are not rows
+FEWEST_ROWS = 3
 
 
 class Screen:
-    """Rows of a sweep; a context manager, so that the terminal is given back whatever happens."""
+    """The rows of a sweep. A context manager: it gives the terminal back whatever happens."""
 
     def __init__(self, cells: Sequence[PlannedCell], known: Sequence[Record], console: Console | None = None) -> None:
-        """`known` are records of the study from before: baselines may be among them."""
+        """`known` are the records that the study had before; baselines may be among them."""
         self.console = console or Console(highlight=False)
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
         self._known = list(known)
-        self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not say is absent
-        words = {name: [say(planned.cell) for planned in cells] for name, say in WHAT.items()}
-        words |= _options([planned.cell for planned in cells])
-        words["repeat"] = ["drift" if planned.drift else str(planned.cell.repeat) for planned in cells]
-        self._constant = {name: said[0] for name, said in words.items() if name in WHAT and len(set(said)) == 1}
-        self._constant.pop("GPUs", None)
-        self._words = {name: said for name, said in words.items() if name == "GPUs" or len(set(said)) > 1}
+        self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
+        self._same, self._asked = asked(cells)
         self._estimates: list[float] = []  # seconds
         self._opened: float = time.monotonic()
-        self._running: tuple[int, float, str] | None = None  # cell, since when, what its slowest rank does
+        self._running: tuple[int, float, str] | None = (
+            None  # number of the cell, since when, what its slowest rank does
+        )
         self._live: Live | None = None
         self._last = False  # the table that stays
 
     def __enter__(self) -> "Screen":
-        """Start drawing."""
+        """Print what all cells have in common and start drawing."""
         self._estimate()
-        same = [f"{name} {said}" for name, said in self._constant.items() if said != "–"]
-        for line in _filled(same, self._width()):
+        same = [f"{name} {text}" for name, text in self._same.items() if text != ABSENT]
+        for line in filled(same, self._width()):
             self.console.print(Text(line, style="dim"))
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
@@ -101,7 +74,7 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Draw the last state, every row that says something, and stop."""
+        """Draw every cell that was begun a last time, and stop."""
         self._running, self._last = None, True
         self._measure(range(len(self.cells)))
         if self._live:
@@ -110,9 +83,9 @@ class Screen:
             self.console.print(self._summary())
 
     def progress(self, number: int, watch: Watch) -> None:
-        """A running cell: its slowest rank's phase."""
+        """Show the phase of a running cell's slowest rank."""
         behind = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
-        phase = {"": "starting", "exit": "ending"}.get(behind.phase, behind.phase)
+        phase = PHASES.get(behind.phase, behind.phase)
         first = self._running is None or self._running[0] != number
         since = time.monotonic() if first or self._running is None else self._running[1]
         self.states[number] = phase
@@ -121,7 +94,7 @@ class Screen:
             self.console.print(Text(f"{self._head(number)}  started", style="dim"))
 
     def settle(self, number: int, state: str, record: Record | None) -> None:
-        """A cell that is closed, or not run."""
+        """Show the end of a cell, or that it is not run."""
         self.states[number], self.records[number] = state, record
         self._running = None
         if record:
@@ -129,130 +102,57 @@ class Screen:
         self._estimate()
         self._measure([*self._rows(), number])
         if not self._live:
-            self.console.print(Text(f"{self._head(number)}  {'  '.join(self._plain(number))}"))
+            self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
             if record and record.failure:
                 self.console.print(Text(f"    {record.failure.cause}: {record.failure.message}"))
 
     def _head(self, number: int) -> str:
         planned = self.cells[number]
-        repeat = f" · repeat {planned.cell.repeat}" if "repeat" in self._words else ""
+        repeat = f" · repeat {planned.cell.repeat}" if "repeat" in self._asked else ""
         mark = " · drift" if planned.drift else repeat
         return f"[{number + 1}/{len(self.cells)}] {planned.cell.name}{mark}"
 
-    def _plain(self, number: int) -> list[str]:
-        """What is printed of a settled cell without a table: every number with its unit."""
-        units = {
-            "images/s": " images/s",
-            "per GPU": " per GPU",
-            "efficiency": " efficiency",
-            "exchange ms": " ms exchange",
-            "of limit": " of limit",
-            "busbw GB/s": " GB/s busbw",
-            "exposed ms": " ms exposed",
-        }
-        said = self._numbers[number].items()
-        numbers = [f"±{value}" if name == "±" else f"{value}{units.get(name, '')}" for name, value in said]
-        return [part for part in (self.states[number], *numbers, self._verdict(number, "all")) if part]
+    def _line(self, number: int) -> list[str]:
+        """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""
+        numbers = [with_unit(column, text) for column, text in self._numbers[number].items()]
+        return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
 
     def _measure(self, rows: Sequence[int]) -> None:
-        """What finished cells measured; a later baseline gives earlier cells their efficiency."""
+        """Take the numbers of finished cells; a baseline that came later gives earlier cells their efficiency."""
         for number in rows:
             record = self.records[number]
-            if record is None or record.state != "finished":
-                continue
-            metrics, several = record.metrics, len(record.cell.gpus) > 1
-            rate = metrics.get(RATE)
-            said = {
-                "images/s": _number(rate),
-                "±": percent(half_width(record)),
-                "per GPU": _number(metrics.get("throughput/images_per_second_per_gpu")) if several else "",
-                "efficiency": percent(efficiency(record, self._known), 1) if several else "",
-                "exchange ms": _number(metrics.get("comm/exchange_ms")),
-                "of limit": percent(metrics.get("comm/ideal_ratio"), 0),
-                "busbw GB/s": _number(metrics.get("comm/busbw_gb_per_s")),
-                "exposed ms": exposed(record) if TRACE_EXPOSED in metrics else "",
-                "result": headline(record) if rate is None else "",
-                "transport": wires(record),
-            }
-            self._numbers[number] = {name: text for name, text in said.items() if text}
-
-    def _verdict(self, number: int, codes: str) -> str:
-        """The verdict with `all` its codes, the `first` of them or their `count`; of a failed cell the cause."""
-        record = self.records[number]
-        if record is None:
-            return ""
-        if record.state != "finished":
-            failure = record.failure
-            if failure is None or failure.cause == record.state:
-                return ""
-            return failure.cause + (f", rank {failure.rank}" if failure.rank is not None else "")
-        verdict, found = record.validity.verdict, list(record.validity.codes)
-        if not found:
-            return verdict
-        if codes == "count":
-            return f"{verdict}, {len(found)} {'code' if len(found) == 1 else 'codes'}"
-        more = f" +{len(found) - 1}" if len(found) > 1 else ""
-        return f"{verdict}: {', '.join(found) if codes == 'all' else found[0] + more}"
+            if record is not None and record.state == "finished":
+                found = cell_numbers(record, efficiency(record, self._known))
+                if TRACE_EXPOSED not in record.metrics:  # a terminal has little room, and every row would have it
+                    found.pop(EXPOSED, None)
+                self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}
 
     def _draw(self) -> Group:
         rows = self._rows()
         states = [self._state(number) for number in rows]
-        columns: dict[str, list[str]] = {name: [said[number] for number in rows] for name, said in self._words.items()}
-        columns["state"] = [state.plain for state in states]
-        for name in NUMBERS:
-            if any(name in said for said in self._numbers):
-                columns[name] = [self._numbers[number].get(name, "") for number in rows]
-        columns["validity"] = [self._verdict(number, "all") for number in rows]
-        widths = self._fit(columns, rows)
+        records = [self.records[number] for number in rows]
+        columns = {name: [texts[number] for number in rows] for name, texts in self._asked.items()}
+        columns[STATE] = [state.plain for state in states]
+        columns |= measured(self._numbers, rows)
+        columns[VALIDITY] = [verdict(record) for record in records]
+        widths = fit(columns, [name for name in self._asked if name != GPUS], records, self._width())
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in columns:
-            table.add_column(
-                name,
-                justify="right" if name in NUMBERS and name != "transport" else "left",
-                no_wrap=True,
-                width=widths[name],
-            )
+            justify = "right" if name in COLUMNS and name != TRANSPORT else "left"
+            table.add_column(name, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
         for place, number in enumerate(rows):
-            cells = [Text(said[place], self._style(name, number)) for name, said in columns.items()]
-            table.add_row(*cells)
+            table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))
+        # Each a line of its own, cut and not wrapped: the table keeps its place.
         below = [
             Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in (self._summary(), self._now()) if line
         ]
         return Group(table, *below)
 
-    def _fit(self, columns: dict[str, list[str]], rows: Sequence[int]) -> dict[str, int]:
-        """Leave out and shorten until the columns fit the terminal; returns their widths."""
-        width = self._width()
-
-        def widths() -> dict[str, int]:
-            widest = {name: max(map(cell_len, [name, *said])) for name, said in columns.items()}
-            return widest | {"state": max(STATE_WIDTH, widest["state"])}
-
-        def excess() -> int:
-            return sum(widths().values()) + GAP * (len(columns) - 1) - width
-
-        for name in ("codes", *DISPENSABLE, "validity"):
-            if excess() <= 0:
-                break
-            if name == "codes":
-                columns["validity"] = [self._verdict(number, "first") for number in rows]
-            elif name == "validity":
-                columns[name] = [self._verdict(number, "count") for number in rows]
-            else:
-                columns.pop(name, None)
-        found, over = widths(), max(0, excess())
-        for name in sorted(self._words.keys() - {"GPUs"}, key=lambda name: (-found[name], name)):
-            cut = min(over, max(0, found[name] - LEAST_WIDTH))
-            found[name], over = found[name] - cut, over - cut
-        return found
-
     def _style(self, column: str, number: int) -> str:
-        if column == "validity":
+        if column == VALIDITY:
             record = self.records[number]
             return STYLES.get(record.validity.verdict if record and record.state == "finished" else "failed", "")
-        if column == "state":
-            return str(self._state(number).style)
-        return ""
+        return str(self._state(number).style) if column == STATE else ""
 
     def _state(self, number: int) -> Text:
         state = self.states[number]
@@ -261,10 +161,10 @@ class Screen:
         return Text(f"▸ {state}", "bold cyan")
 
     def _rows(self) -> Sequence[int]:
-        """The rows that fit: around the first that is not settled. In the end all that are not waiting."""
+        """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
         if self._last:
             return [number for number, state in enumerate(self.states) if state != WAITING]
-        room = max(3, (self.console.height or 24) - 6)
+        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND)
         if len(self.cells) <= room:
             return range(len(self.cells))
         current = next((n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1)
@@ -272,17 +172,16 @@ class Screen:
         return range(first, first + room)
 
     def _width(self) -> int:
-        return self.console.width if self.console.is_terminal else 1000
+        return self.console.width if self.console.is_terminal else UNLIMITED
 
     def _summary(self) -> str:
-        """How far it is."""
+        """Return how many cells are done, and the time it took and will take."""
         done = sum(state in SETTLED for state in self.states)
-        passed = duration(time.monotonic() - self._opened)
-        parts = [f"{done} of {len(self.cells)} cells, {passed} passed"]
+        parts = [f"{done} of {len(self.cells)} cells in {duration(time.monotonic() - self._opened)}"]
         if self._last:
             bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
             parts += [f"{count} {state}" for state, count in bad.items() if count]
-            parts += [f"{len(self.cells) - done} not begun"] if done < len(self.cells) else []
+            parts += [f"{len(self.cells) - done} not started"] if done < len(self.cells) else []
         else:
             left = self._left()
             parts += [f"about {duration(left)} left"] if left else []
@@ -291,11 +190,11 @@ class Screen:
         return ", ".join(parts)
 
     def _now(self) -> str:
-        """What the running cell does; a line of its own, so that neither wraps and the table keeps its place."""
+        """Return what the running cell does."""
         return f"cell {self._running[0] + 1}: {self._running[2]}" if self._running else ""
 
     def _estimate(self) -> None:
-        """What each cell will take, as far as is known now; equal ones are asked for once."""
+        """Estimate the time of each cell that is not settled; similar cells share one estimate."""
         self._estimates, found = [], {}
         for planned, state in zip(self.cells, self.states, strict=True):
             cell = planned.cell
@@ -305,7 +204,7 @@ class Screen:
             self._estimates.append(0.0 if state in SETTLED else found[alike])
 
     def _left(self) -> int:
-        """Seconds until the last cell is done, in steps of five; 0 where that is over."""
+        """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
         seconds = sum(self._estimates)
         if self._running:
             number, since, _ = self._running
@@ -313,41 +212,8 @@ class Screen:
         return 5 * round(seconds / 5)
 
 
-def _options(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """What else tells cells apart: options in which two cells of the same model, strategy and benchmark differ."""
-    listed = []
-    for cell in cells:
-        plain = cell.to_dict()
-        flat: dict[str, Any] = {name: value for name, value in plain.items() if name not in COVERED}
-        for group in ("model", "strategy", "benchmark"):
-            flat |= {f"{group}.{name}": value for name, value in plain[group].items() if name != "name"}
-        kind = (cell.model.name, cell.strategy["name"], cell.benchmark["name"])
-        listed.append((kind, {name: str(value) for name, value in flat.items()}))
-    columns = {}
-    for name in dict.fromkeys(name for _, flat in listed for name in flat):
-        pairs = {(kind, flat[name]) for kind, flat in listed if name in flat}
-        if len(pairs) > len({kind for kind, _ in pairs}):
-            columns[name.rpartition(".")[2]] = [flat.get(name, "–") for _, flat in listed]
-    return columns
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else shown(value)
-
-
-def _filled(parts: Sequence[str], width: int) -> list[str]:
-    """Lines of at most `width`, broken between parts only."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and cell_len(lines[-1]) + GAP + cell_len(part) <= width:
-            lines[-1] += " " * GAP + part
-        else:
-            lines.append(part)
-    return lines
-
-
 def duration(seconds: float) -> str:
-    """`48 s`, `6 min 05 s`, `1 h 15 min`."""
+    """Return `48 s`, `6 min 05 s` or `1 h 15 min`."""
     minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.record import Record
+from benchmarks.record.metrics import place
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-# What MLflow's pages show first: they keep the order in which a run's metrics were written.
-FIRST = ("throughput/", "scaling/", "comm/", "step/")
+WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
 # What a benchmark that trains nothing has no value for.
 UNTRAINED = ("model", "strategy", "batch_size", "global_batch_size", "image_size", "precision", "optimize")
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
@@ -142,14 +142,12 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
     rows = [(_key(name), float(value), ended, 0) for name, value in record.metrics.items()]
     taken = {name for name, _, _, _ in rows}
     for name, points in record.series.items():
-        key = _key(name) if _key(name) not in taken else f"{_key(name)}/window"
+        key = _key(name) if _key(name) not in taken else f"{_key(name)}{WINDOW}"
         for number, (step, value) in enumerate(points, 1):
             time = started + (ended - started) * number // len(points)
             rows.append((key, float(value), max(0, time), int(step)))
     finite = [row for row in rows if math.isfinite(row[1])]
-    finite.sort(
-        key=lambda row: next((place for place, group in enumerate(FIRST) if row[0].startswith(group)), len(FIRST))
-    )
+    finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # MLflow's pages keep the order of writing
     return finite, _unique(name for name, value, _, _ in rows if not math.isfinite(value))
 
 

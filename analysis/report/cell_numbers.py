@@ -1,0 +1,85 @@
+"""The numbers of one cell as tables of cells print them: on the terminal and in MLflow's note of a sweep."""
+
+import math
+
+from analysis.findings.rates import headline
+from analysis.report.numbers import ABSENT, THIN, number, of_metric
+from analysis.trace.metrics import TRACE_EXPOSED
+from benchmarks.record import Record, metrics
+
+MARGIN = "±"  # half the 95 % interval of a rate
+RESULT = "result"  # of benchmarks whose metrics have no column
+TRANSPORT = "transport"
+EXPOSED = "comm/exposed_ms"
+RATE = "throughput/images_per_second"
+OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", "scaling/efficiency")  # on one GPU they say nothing new
+LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
+# Columns of tables of cells in their order; the trace's exposed ms stand in the column of the exposed ms.
+_METRICS = {one.name: one.column for one in metrics.COLUMNS if not one.name.startswith("trace/")}
+_RATE, *_OTHERS = _METRICS.values()
+COLUMNS = (_RATE, MARGIN, *_OTHERS, RESULT, TRANSPORT)
+
+
+def cell_numbers(record: Record, efficiency: float | None) -> dict[str, str]:
+    """Return {column: number} of a finished cell, without the unit if the column's heading has it; what is unknown is absent."""
+    values = record.metrics | ({} if efficiency is None else {"scaling/efficiency": efficiency})
+    several = len(record.cell.gpus) > 1
+    names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
+    found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
+    if TRACE_EXPOSED in values:
+        found[_METRICS[EXPOSED]] = f"{number(values.get(EXPOSED))} (trace {number(values[TRACE_EXPOSED])})"
+    found |= {MARGIN: margin(record), RESULT: first_number(record), TRANSPORT: transport(record)}
+    return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
+
+
+def with_unit(column: str, text: str) -> str:
+    """Return a number of a column with its unit and what it is: `0.454 ms exchange`; of other columns the text alone."""
+    entry = next((one for one in metrics.COLUMNS if one.column == column), None)
+    if entry is None:
+        return f"{MARGIN}{text}" if column == MARGIN else text
+    unit = "" if entry.unit == "%" else entry.unit
+    words = column.removesuffix(unit).strip()
+    return " ".join(part for part in (text, unit, words) if part)
+
+
+def margin(record: Record) -> str:
+    """Return half the 95 % interval of images per second, as a share of it; empty without an interval."""
+    rate, ends = record.metrics.get(RATE), metrics.interval(RATE, record.metrics)
+    if not rate or ends is None:
+        return ""
+    half = (ends[1] - ends[0]) / 2 / rate
+    return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share") if math.isfinite(half) else ""
+
+
+def first_number(record: Record) -> str:
+    """Return the number that says most of a cell whose metrics have no column: `overhead 0.12 % (−0.05 to 0.30)`.
+
+    It is the metric in which cells of its benchmark are compared; for benchmarks whose cells are not compared, the first that the
+    table of metrics marks, or the first of the user's own. Empty where a column shows it.
+    """
+    compared = headline(record.cell).metric
+    if compared in _METRICS and compared in record.metrics:
+        return ""
+    own = [name for name in record.metrics if metrics.known(name) is None]
+    marked = [name for name in record.metrics if (entry := metrics.known(name)) and entry.first]
+    marked.sort(key=metrics.place)
+    name = next((name for name in (compared, *marked, *own) if name in record.metrics), None)
+    return "" if name is None else _named(name, record)
+
+
+def _named(name: str, record: Record) -> str:
+    entry, kind = metrics.metric(name), of_metric(name)
+    unit = f" {entry.unit}" if entry.unit != "%" and entry.unit else ""
+    text = f"{entry.title} {number(record.metrics[name], kind)}{unit}"
+    if ends := metrics.interval(name, record.metrics):
+        low, high = (number(end, kind).removesuffix(f"{THIN}{kind.unit}") for end in ends)
+        text += f" ({low} to {high})"
+    return text
+
+
+def transport(record: Record) -> str:
+    """Return what NCCL really used: `P2P/CUMEM over NV18, 24 channels`; empty where its log does not say."""
+    used, channels = (record.effective.get(name) for name in ("transport", "channels"))
+    if not used:
+        return ""
+    return f"{used}, {channels} channels" if channels else str(used)

@@ -1,0 +1,134 @@
+"""The columns of the table of a sweep: what each cell asks for, what was measured, and which of them fit a terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+
+from analysis.report.cell_numbers import COLUMNS, TRANSPORT
+from analysis.report.numbers import ABSENT
+from benchmarks.record import Record
+from conf.cell import Cell
+from launch.plan.order import PlannedCell
+
+GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
+EXPOSED = "exposed ms"
+# A narrow terminal leaves these columns out, in this order.
+DISPENSABLE = (TRANSPORT, EXPOSED, "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
+STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
+LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
+GAP = 2  # between columns
+
+
+def _settings(cell: Cell) -> str:
+    return " ".join(f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(cell.nccl.items())) or ABSENT
+
+
+# What a cell asks for. A column that is the same for all cells is printed once, above the table.
+_ASKED: dict[str, Callable[[Cell], str]] = {
+    "model": lambda cell: cell.model.name if cell.trains else ABSENT,
+    "benchmark": lambda cell: str(cell.benchmark["name"]),
+    "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else ABSENT,
+    GPUS: lambda cell: ",".join(map(str, cell.gpus)),
+    "NCCL": _settings,
+    "batch": lambda cell: str(cell.batch_size) if cell.trains else ABSENT,
+    "precision": lambda cell: cell.precision if cell.trains else ABSENT,
+    "optimize": lambda cell: cell.optimize if cell.trains else ABSENT,
+}
+# Fields of a cell that have a column above, or that people need not see.
+_NOT_OPTIONS = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels",
+                "profiler_options", "declared")  # fmt: skip
+
+
+def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return what is the same for all cells, by name, and the columns in which cells differ, with a text for each cell."""
+    columns = {name: [text(planned.cell) for planned in cells] for name, text in _ASKED.items()}
+    same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
+    columns |= _options([planned.cell for planned in cells])
+    columns["repeat"] = ["drift" if planned.drift else str(planned.cell.repeat) for planned in cells]
+    return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
+
+
+def _options(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """Return a column for every other option in which two cells of the same model, strategy and benchmark differ."""
+    listed = []
+    for cell in cells:
+        whole = cell.to_dict()
+        flat: dict[str, Any] = {name: value for name, value in whole.items() if name not in _NOT_OPTIONS}
+        for group in ("model", "strategy", "benchmark"):
+            flat |= {f"{group}.{name}": value for name, value in whole[group].items() if name != "name"}
+        kind = (cell.model.name, cell.strategy["name"], cell.benchmark["name"])
+        listed.append((kind, {name: str(value) for name, value in flat.items()}))
+    columns = {}
+    for name in dict.fromkeys(name for _, flat in listed for name in flat):
+        pairs = {(kind, flat[name]) for kind, flat in listed if name in flat}
+        if len(pairs) > len({kind for kind, _ in pairs}):
+            columns[name.rpartition(".")[2]] = [flat.get(name, ABSENT) for _, flat in listed]
+    return columns
+
+
+def measured(numbers: Sequence[Mapping[str, str]], rows: Sequence[int]) -> dict[str, list[str]]:
+    """Return the columns of numbers that at least one cell of the sweep has, with a text for each row."""
+    shown = [name for name in COLUMNS if any(name in of_cell for of_cell in numbers)]
+    return {name: [numbers[row].get(name, "") for row in rows] for name in shown}
+
+
+def verdict(record: Record | None, codes: str = "all") -> str:
+    """Return a record's verdict with `all` its codes, the `first` of them or their `count`; of a failed cell the cause."""
+    if record is None:
+        return ""
+    if record.state != "finished":
+        failure = record.failure
+        if failure is None or failure.cause == record.state:
+            return ""
+        return failure.cause + (f", rank {failure.rank}" if failure.rank is not None else "")
+    word, found = record.validity.verdict, list(record.validity.codes)
+    if not found:
+        return word
+    if codes == "count":
+        return f"{word}, {len(found)} {'code' if len(found) == 1 else 'codes'}"
+    more = f" +{len(found) - 1}" if len(found) > 1 else ""
+    return f"{word}: {', '.join(found) if codes == 'all' else found[0] + more}"
+
+
+def fit(
+    columns: dict[str, list[str]], words: Sequence[str], records: Sequence[Record | None], width: int
+) -> dict[str, int]:
+    """Make the columns fit a terminal of `width` characters: shorten the verdicts, leave columns out, cut `words`.
+
+    No number is cut. Changes `columns`; `records` are those of the rows. Returns the width of each column that is left.
+    """
+
+    def widths() -> dict[str, int]:
+        widest = {name: max(map(cell_len, [name, *texts])) for name, texts in columns.items()}
+        return widest | {STATE: max(STATE_WIDTH, widest[STATE])}
+
+    def excess() -> int:
+        return sum(widths().values()) + GAP * (len(columns) - 1) - width
+
+    def shorten(codes: str) -> None:
+        columns[VALIDITY] = [verdict(record, codes) for record in records]
+
+    if excess() > 0:
+        shorten("first")
+    for name in DISPENSABLE:
+        if excess() > 0:
+            columns.pop(name, None)
+    if excess() > 0:
+        shorten("count")
+    found, over = widths(), max(0, excess())
+    for name in sorted(words, key=lambda name: (-found[name], name)):
+        cut = min(over, max(0, found[name] - LEAST_WIDTH))
+        found[name], over = found[name] - cut, over - cut
+    return found
+
+
+def filled(parts: Sequence[str], width: int) -> list[str]:
+    """Return lines of at most `width` characters, broken between parts only."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and cell_len(lines[-1]) + GAP + cell_len(part) <= width:
+            lines[-1] += " " * GAP + part
+        else:
+            lines.append(part)
+    return lines
