@@ -89,6 +89,17 @@ def refuse(cell, memory_bytes):
     if cell.world_size > 2:
         raise Refused(f"gpus={cell.gpus}: a barrier of three is too much for me")
 '''
+SECTION = '''"""What the report says of barriers."""
+
+from analysis.report.section import Section
+from analysis.report.tables import Column, Table
+
+
+def section(study, findings):
+    times = [record.metrics["barrier/us"] for record in study.usable if record.cell.benchmark["name"] == "barrier"]
+    table = Table("barriers", "How long a barrier takes.", (Column("us", "shortest, µs", "number"),), tuple(zip(times)))
+    return Section("barrier", "Barriers", tables=(table,), finding=(f"The shortest barrier took {min(times):.9f} µs.",))
+'''
 BENCHMARK_YAML = """# How long a barrier takes.
 name: barrier
 _target_: my_package.barrier.measure.run
@@ -96,7 +107,7 @@ trains: false
 rounds: auto
 auto:
   rounds: {cuda: 100, cpu: 7}
-code: {refuse: my_package.barrier.request.refuse}
+code: {refuse: my_package.barrier.request.refuse, section: my_package.barrier.section.section}
 accepts:
   rounds: {least: 1, most: 1000, whole: true}
 """
@@ -119,6 +130,7 @@ FILES = {
     "src/my_package/barrier/__init__.py": "",
     "src/my_package/barrier/measure.py": BENCHMARK,
     "src/my_package/barrier/request.py": REQUEST,
+    "src/my_package/barrier/section.py": SECTION,
     "src/my_package/models.py": MODEL,
     "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, memory_bytes): ...\n",
     "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
@@ -194,6 +206,39 @@ def test_a_benchmark_of_ones_own_runs(own):
     assert record.validity.verdict == "valid", record.validity
     assert content["cell"]["benchmark"] == {"name": "barrier", "rounds": 7}
     assert content["cell"]["declared"]["benchmark"]["sha256"] == hash_of(own, "barrier/measure.py")
+
+
+def report_again(own, **environment):
+    """What `python -m analysis report` writes as Markdown, in a process that has not seen the YAML."""
+    command = [sys.executable, "-m", "analysis", "report", str(own.folder / "outputs" / "default")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    subprocess.run(command, cwd=own.folder, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    return (own.folder / "outputs" / "default" / "report" / "report.md").read_text()
+
+
+def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(own):
+    done = own("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none")
+    record, content = only_record(own, done)
+    assert content["cell"]["declared"]["benchmark"]["section"] == "my_package.barrier.section.section"
+    folder = own.folder / "outputs" / "default" / "report"
+    us, finding = record.metrics["barrier/us"], f"The shortest barrier took {record.metrics['barrier/us']:.9f} µs."
+    assert (folder / "tables" / "barriers.csv").read_text() == f"us\n{us}\n"
+    page = (folder / "index.html").read_text()
+    places = [
+        page.index(f'<section id="{anchor}">') for anchor in ("links", "barrier", "comparisons", "validity", "cells")
+    ]
+    assert finding in page and places == sorted(places) and '<a href="#barrier">Barriers</a>' in page
+    assert report_again(own, PYTHONPATH=f"{ROOT}:{own.folder / 'src'}") == (folder / "report.md").read_text()
+    text = report_again(own)
+    assert (
+        "This section cannot be made: my\\_package.barrier.section.section: cannot be imported (ModuleNotFound" in text
+    )
+    assert "## Every cell" in text
+    (own.folder / "src" / "my_package" / "barrier" / "section.py").write_text(
+        "def section(study, findings):\n    return 1 / 0\n"
+    )
+    text = report_again(own, PYTHONPATH=f"{ROOT}:{own.folder / 'src'}")
+    assert "my\\_package.barrier.section.section failed (ZeroDivisionError: division by zero)." in text
 
 
 def test_a_model_of_ones_own_trains(own):

@@ -438,7 +438,7 @@ def test_the_finding_names_the_largest_part_and_the_residual():
     one = make_record(cell=dataclasses.replace(make_record().cell, gpus=(0,)))
     one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[])
     found = Findings(waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
-    second = sentences(Study("s", (one,)), found)[1].replace("\u00a0", " ")
+    second = sentences(Study("s", (one,)), found, {})[1].replace("\u00a0", " ")
     assert second == (
         "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
         "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVIL, record, study
 
+from analysis.findings.model import Findings
 from analysis.findings.study import open_study
+from analysis.report import finding
 from analysis.report.build import examine, report
-from analysis.report.sections.microbenchmarks import measured, sentences
+from analysis.report.contents import benchmark_sections
 from analysis.report.style import style, within
 
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
@@ -19,6 +21,10 @@ def of(number, benchmark, gpus, metrics, tables, name=""):
     made = record(number, gpus, 1.0, cell=UNTRAINED | {"benchmark": {"name": benchmark}})
     words = f"{benchmark} · gpus {','.join(map(str, gpus))}{name}"
     return made | {"name": words, "metrics": metrics, "tables": tables, "schema_version": 2}
+
+
+def sentences(known):
+    return finding.sentences(known, Findings(), benchmark_sections(known, Findings()))
 
 
 def run(ranks, busbws):
@@ -152,7 +158,8 @@ def test_any_table_gives_a_section(tmp_path_factory, kind, content):
     made = of(1, kind[0], [0, 1], {}, {kind[1]: content})
     known = open_study(study(tmp_path_factory.mktemp("any") / "any", [made]))
     with style():
-        measured(known, None)
+        (section,) = benchmark_sections(known, Findings()).values()
+    assert section.title == "Links measured alone", section.lines
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ The same records give the same bytes. What a study cannot say, the report says t
 """
 
 import re
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,26 +16,14 @@ from analysis.findings.examine import study_findings
 from analysis.findings.model import Findings
 from analysis.findings.study import Study, hardware, named, open_study
 from analysis.gc_pause import gc_paused
+from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding import sentences
 from analysis.report.numbers import count, listed
 from analysis.report.page import Report, markdown_page, page
-from analysis.report.section import Section, few, sentence
-from analysis.report.sections.comparisons import comparisons
-from analysis.report.sections.conditions import cells, commands, environment, validity
-from analysis.report.sections.links import wires
-from analysis.report.sections.machine import machine
-from analysis.report.sections.microbenchmarks import measured
-from analysis.report.sections.scaling import scaling
-from analysis.report.sections.strategies import strategies
-from analysis.report.sections.trace import traces
-from analysis.report.sections.waterfall import waterfall
+from analysis.report.section import first_lines, sentence
 from analysis.report.style import style
 from analysis.report.tables import plain, to_csv, to_latex
 
-OF_TRAINING = (scaling, waterfall, wires, strategies, traces)
-SECTIONS: tuple[Callable[[Study, Findings], Section], ...] = (
-    scaling, waterfall, wires, machine, measured, strategies, traces, comparisons, validity, environment, commands, cells,
-)  # fmt: skip
 FIGURES = re.compile(
     r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives|timeline)(-\d+)?\.(svg|pdf)"
 )
@@ -66,11 +53,11 @@ def tell(study: Study, found: Findings) -> Report:
     if study.unreadable:
         unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
     with style():
-        every = (section(study, found) for section in SECTIONS if study.trains or section not in OF_TRAINING)
-        sections = tuple(one for one in every if one.lines or one.pictures or one.tables or one.commands)
+        of_benchmarks = benchmark_sections(study, found)
+        sections = contents(study, found, of_benchmarks.values())
     return Report(
-        plain(study.name), _setting(study), tuple(sentences(study, found)),
-        tuple(few(sentence(plain(line, 1000)) for line in unsaid)), sections,
+        plain(study.name), _setting(study), tuple(sentences(study, found, of_benchmarks)),
+        tuple(first_lines(sentence(plain(line, 1000)) for line in unsaid)), sections,
     )  # fmt: skip
 
 

@@ -1,33 +1,80 @@
 """The finding of a study in three sentences: how far it scales, where the rest goes, which differences are real."""
 
+from collections.abc import Iterator, Mapping
+
 from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
 from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, hardware, middle, named
 from analysis.report.main_point import Headline, compared_with, main_point
-from analysis.report.measured_values import RATE
-from analysis.report.names import BETWEEN, unit_of
+from analysis.report.measured_values import RATE, first_records, median_and_range
+from analysis.report.names import BETWEEN, run_name, unit_of
 from analysis.report.numbers import central, count, estimate, interval, number
+from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.microbenchmarks import SENTENCES, nothing
-from analysis.report.sections.microbenchmarks import sentences as links
+from analysis.report.sections.microbenchmarks import largest_cells
 from analysis.report.tables import plain
 from benchmarks.record import Record
 
+SENTENCES = 3
+UNITS = {"_gb_per_s": " GB/s", "_us": " µs", "seconds": " s"}  # by the end of a metric's name
 
-def sentences(study: Study, found: Findings) -> list[str]:
-    """Three, whatever the study holds; one that cannot be said says so and what would let it."""
+
+def sentences(study: Study, found: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
+    """Return at most three sentences, whatever the study holds; where one cannot be said, it says what is missing.
+
+    `of_benchmarks` are the sections of the study's benchmarks by the name of the benchmark.
+    """
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
     if not study.trains or (study.usable and middle(study.usable, RATE) is None):
-        said, judged = links(study), any(one.verdict for one in found.comparisons)
+        said, judged = _of_benchmarks(study, of_benchmarks), any(one.verdict for one in found.comparisons)
         return [*said[: SENTENCES - 1], differences(found)] if judged else said
     headline = main_point(study, found)
     return [_scale(study, headline), _why(study, found, headline), differences(found)]
 
 
+def _of_benchmarks(study: Study, sections: Mapping[str, Section]) -> list[str]:
+    """Return what the benchmarks found, for a study in which no usable cell counts images.
+
+    Benchmarks with a model come first, then the others in the order in which they ran.
+    """
+    lines: list[str] = []
+    first = first_records(study.usable)
+    for benchmark in sorted(first, key=lambda name: not first[name].cell.trains):
+        section = sections.get(benchmark)
+        lines += section.finding if section and section.finding else _first_number(study, benchmark)
+    return lines[:SENTENCES] or [_nothing(study)]
+
+
+def _first_number(study: Study, benchmark: str) -> Iterator[str]:
+    """Yield the first number of a benchmark that brings no sentence of its own."""
+    groups, _ = largest_cells(study, benchmark)
+    record = groups[0][0]
+    first = next((metric for metric in record.metrics if metric.startswith(f"{benchmark}/")), None)
+    if first is None:
+        return
+    label = first.removeprefix(f"{benchmark}/")
+    end = next((end for end in UNITS if label.endswith(end)), "")
+    kind = "share" if label.endswith(("share", "efficiency")) else "number"
+    words = label.removesuffix(end).replace("_", " ").strip() or "time"
+    yield f"{plain(run_name(record))}: {words} {median_and_range(groups[0], first, kind)}{UNITS.get(end, '')}."
+
+
+def _nothing(study: Study) -> str:
+    """Return that no cell gave a number for the first screen."""
+    if study.usable:
+        cells = count(len(study.usable), "usable cell")
+        if len(study.usable) == 1:
+            return "The one usable cell of this study measured neither images per second nor a link."
+        return f"None of the {cells} of this study measured images per second or a link."
+    if len(study.records) == 1:
+        return "The one cell of this study gave no number that may be used."
+    return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
+
+
 def _scale(study: Study, headline: Headline | None) -> str:
     if headline is None:
-        return nothing(study)
+        return _nothing(study)
     curve, point = headline
     first = next(iter(study.of(point)), study.records[0])
     said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"

@@ -1,19 +1,16 @@
 """Values of records as a report needs them: medians over runs with their range, rows of tables, finite numbers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
 from analysis.findings.study import Study, middle, named
-from analysis.report.names import short_names
-from analysis.report.numbers import estimate, finite, listed
-from analysis.report.tables import plain
+from analysis.report.numbers import estimate, finite
 from benchmarks.record import Record
 
 RATE = "throughput/images_per_second"
 Group = tuple[Record, ...]  # runs of equal cells
-NAMED = 4  # cells of one sentence
 
 
 def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
@@ -29,6 +26,14 @@ def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
 def records_of(study: Study, benchmark: str) -> list[Record]:
     """Return the usable records of a benchmark."""
     return [record for record in study.usable if named(record, "benchmark") == benchmark]
+
+
+def first_records(records: Iterable[Record]) -> dict[str, Record]:
+    """Return {benchmark: its first record}, in the order in which the benchmarks first ran."""
+    first: dict[str, Record] = {}
+    for record in records:
+        first.setdefault(named(record, "benchmark"), record)
+    return first
 
 
 def mappings(table: object) -> Iterator[Mapping[str, Any]]:
@@ -50,20 +55,3 @@ def median_and_range(group: Group, metric: str, kind: str = "number") -> str:
         return ""
     spread = (min(values), max(values)) if len(values) > 1 else (None, None)
     return estimate(Estimate(middle(group, metric) or 0.0, *spread), kind)
-
-
-def ranking(what: str, rows: Sequence[tuple[float, Group, str]]) -> Iterator[str]:
-    """`what: A; then B and C` of (what they are ordered by, cells, what was found), each with what tells it from the others."""
-    if not rows:
-        return
-    names = short_names(dict.fromkeys(group[0].name for _, group, _ in rows))
-    first, *others = (
-        said if len(rows) == 1 else f"{own_name(names[group[0].name], group[0])} {said}"
-        for _, group, said in sorted(rows, key=lambda row: row[0])
-    )  # fmt: skip
-    yield f"{what}: {first}" + (f"; then {listed(others, NAMED)}." if others else ".")
-
-
-def own_name(name: str, record: Record) -> str:
-    """What tells a cell from the others; nothing does where it has the defaults."""
-    return plain("as it is" if name == record.name else name, 80)

@@ -1,20 +1,43 @@
-"""benchmark=collectives: latency and bandwidth by message size: sentence, table and figure."""
+"""Collectives by message size (benchmark=collectives): sentence, table and figure."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.findings.model import Findings
 from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, mapping, middle
-from analysis.report.measured_values import Group, mappings, median_and_range, ranking, records_of
+from analysis.report.measured_values import Group, mappings, median_and_range, records_of
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import count, finite
+from analysis.report.section import Section
+from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report.tables import Column, Table, plain
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
 SIZES = 4  # steps of the axis of messages
+
+
+def section(study: Study, found: Findings) -> Section:
+    """Return bandwidth and latency of each collective."""
+    sentences = _sentences(*largest_cells(study, "collectives"))
+    return links_alone(51, sentences, [_table(study)], _figure(study))
+
+
+def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+    """Yield the bandwidth of the largest message, the highest first, and the time of the smallest message."""
+    rows = []
+    for group in groups:
+        busbw, small = (median_and_range(group, f"collectives/{name}") for name in ("busbw_gb_per_s", "latency_us"))
+        if busbw:
+            also = f" and {small} µs for the smallest" if small else ""
+            rows.append((-(middle(group, "collectives/busbw_gb_per_s") or 0.0), group, f"{busbw} GB/s{also}"))
+    kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
+    (kind,) = kinds if len(kinds) == 1 else ("",)
+    what = f"{plain(kind, 80)} " if kind else ""
+    yield from ranking(f"Busbw of the largest {what}message on {devices}", rows)
 
 
 def _runs(study: Study) -> Iterator[tuple[Record, Mapping[str, Any]]]:
@@ -28,7 +51,7 @@ def _placed(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return mapping(row.get("out_of_place")) or mapping(row.get("in_place"))
 
 
-def collectives_table(study: Study) -> Table:
+def _table(study: Study) -> Table:
     """Return a row for each run: its smallest and largest message, and the fit."""
     rows = []
     for record, run in _runs(study):
@@ -55,7 +78,7 @@ def collectives_table(study: Study) -> Table:
     )  # fmt: skip
 
 
-def busbw_figure(study: Study) -> Iterator[Picture]:
+def _figure(study: Study) -> Iterator[Picture]:
     """busbw against the size of the message, a curve for each cell."""
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for record, run in _runs(study):
@@ -107,17 +130,3 @@ def _size(value: float) -> str:
         if value >= unit:
             return f"{value / unit:g} {name}"
     return f"{value:g} B"
-
-
-def collectives_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
-    """benchmark=collectives: the bandwidth of the largest message, the highest first, and the time of the smallest."""
-    metric, rows = "collectives/busbw_gb_per_s", []
-    for group in groups:
-        busbw, small = median_and_range(group, metric), median_and_range(group, "collectives/latency_us")
-        if busbw:
-            also = f" and {small} µs for the smallest" if small else ""
-            rows.append((-(middle(group, metric) or 0.0), group, f"{busbw} GB/s{also}"))
-    kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
-    (kind,) = kinds if len(kinds) == 1 else ("",)
-    what = f"{plain(kind, 80)} " if kind else ""
-    yield from ranking(f"Busbw of the largest {what}message on {on}", rows)

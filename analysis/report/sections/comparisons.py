@@ -180,5 +180,8 @@ def comparisons(study: Study, found: Findings) -> Section:
         lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
     pictures = tuple(comparison_figure(found.comparisons, found.noises, names))
     return Section(
-        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,)
+        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,), place=80
     )
+
+
+SECTIONS = (comparisons,)

@@ -47,7 +47,7 @@ def validity(study: Study, found: Findings) -> Section:
     )  # fmt: skip
     skipped = Counter((code, why) for record in study.usable for code, why in record.validity.unchecked.items())
     return Section(
-        "validity", "Validity, and what was left out", tuple(plain(line, 1200) for line in lines),
+        "validity", "Validity, and what was left out", tuple(plain(line, 1200) for line in lines), place=90,
         tables=(
             Table(
                 "excluded", "Left out: failed, interrupted, invalid or unreadable.",
@@ -92,7 +92,7 @@ def environment(study: Study, found: Findings) -> Section:
         "environment", "What the records say of the machine and of the variables that the ranks had.",
         (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")), tuple(rows),
     )  # fmt: skip
-    return Section("environment", "Environment", tables=(table,))
+    return Section("environment", "Environment", tables=(table,), place=100)
 
 
 def _facts(record: Record) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def commands(study: Study, found: Findings) -> Section:
         for overrides, n in typed.items()
     ]
     shown = lines[:40] + ([f"# {len(lines) - 40:,} more commands are in the records"] if len(lines) > 40 else [])
-    return Section("commands", "The exact commands", commands=tuple(shown))
+    return Section("commands", "The exact commands", commands=tuple(shown), place=110)
 
 
 def cells(study: Study, found: Findings) -> Section:
@@ -163,8 +163,11 @@ def cells(study: Study, found: Findings) -> Section:
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[1] != "valid"),
     )  # fmt: skip
-    return Section("cells", "Every cell", tables=(table,))
+    return Section("cells", "Every cell", tables=(table,), place=120)
 
 
 def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+SECTIONS = (validity, environment, commands, cells)

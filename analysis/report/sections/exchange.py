@@ -1,26 +1,34 @@
-"""benchmark=exchange, the exchange of gradients alone: its sentence."""
+"""The exchange of gradients without training (benchmark=exchange): sentences. Its table is that of the strategies."""
 
 from collections.abc import Iterator, Sequence
 
-from analysis.findings.study import middle, named
-from analysis.report.measured_values import NAMED, Group
+from analysis.findings.model import Findings
+from analysis.findings.study import Study, middle, named
+from analysis.report.measured_values import Group
 from analysis.report.names import short_names
 from analysis.report.numbers import listed, number
+from analysis.report.section import Section
+from analysis.report.sections.microbenchmarks import NAMED, largest_cells, links_alone
 from analysis.report.tables import plain
 
 
-def exchange_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
-    """benchmark=exchange: a sentence for each model, its strategies from the fastest on."""
+def section(study: Study, found: Findings) -> Section:
+    """Return the time of each strategy's exchange."""
+    return links_alone(54, _sentences(*largest_cells(study, "exchange")))
+
+
+def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+    """Yield a sentence for each model: its strategies, the fastest first."""
     timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
     for model in sorted({named(group[0], "model") for _, group in timed}):
+        cells = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
+        names = short_names(group[0].name for _, group in cells)
         parts = []
-        its = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
-        names = short_names(group[0].name for _, group in its)
-        for ms, group in its:
-            name = plain(names[group[0].name] if len(its) > 1 else named(group[0], "strategy"), 80)
+        for ms, group in cells:
+            name = plain(names[group[0].name] if len(cells) > 1 else named(group[0], "strategy"), 80)
             busbw = middle(group, "comm/busbw_gb_per_s")
             parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
         (name, time), *others = parts
         if others:
             time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], NAMED)}"
-        yield f"The exchange of {plain(model, 80)} on {on}: {name} {time}."
+        yield f"The exchange of {plain(model, 80)} on {devices}: {name} {time}."

@@ -1,15 +1,18 @@
-"""benchmark=host_link, copies between the host and the devices: sentence and table."""
+"""Copies between the host and the devices (benchmark=host_link): sentence and table."""
 
 from collections.abc import Iterator, Sequence
 
+from analysis.findings.model import Findings
 from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, mapping
 from analysis.report.measured_values import Group, mappings, median_and_range, numbers, records_of
 from analysis.report.names import unit_of
 from analysis.report.numbers import finite
+from analysis.report.section import Section
+from analysis.report.sections.microbenchmarks import largest_cells, links_alone
 from analysis.report.tables import Column, Table, plain
 
-HOST = {
+OPERATIONS = {
     "to_device": "host to device",
     "to_host": "device to host",
     "both": "both at once, each way",
@@ -18,16 +21,36 @@ HOST = {
 }
 
 
-def host_table(study: Study) -> Table:
-    """Return a row for each operation and kind of memory."""
+def section(study: Study, found: Findings) -> Section:
+    """Return what copies to and from the host reach."""
+    return links_alone(50, _sentences(*largest_cells(study, "host_link")), [_table(study)])
+
+
+def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+    """Yield the rates of one device at a time, then of all at once."""
+    parts = []
+    for group in groups[:1]:
+        for prefix, words in (("one", "one at a time"), ("all", "all at once")):
+            rates = [
+                f"{rate} {direction}"
+                for name, direction in (("to_device", "to it"), ("to_host", "from it"), ("both", "each way at once"))
+                if (rate := median_and_range(group, f"host_link/{prefix}_{name}_gb_per_s"))
+            ]
+            parts += [f"{words} {', '.join(rates)}"] if rates else []
+    if parts:
+        yield f"GB/s between the host and {devices}: {'; '.join(parts)}."
+
+
+def _table(study: Study) -> Table:
+    """Return a row for each operation and kind of memory of each record."""
     rows = []
     for record in records_of(study, "host_link"):
         for row in mappings(mapping(record.tables.get("host_link")).get("rows")):
             rates = numbers(row.get("gb_per_s"))
             if rates:
-                what = str(row.get("operation"))
+                operation = str(row.get("operation"))
                 rows.append((
-                    gpu_ids(record.cell.gpus), plain(HOST.get(what, what)), plain(str(row.get("memory"))),
+                    gpu_ids(record.cell.gpus), plain(OPERATIONS.get(operation, operation)), plain(str(row.get("memory"))),
                     finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(
@@ -39,17 +62,3 @@ def host_table(study: Study) -> Table:
         ),
         tuple(rows),
     )  # fmt: skip
-
-
-def host_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
-    """benchmark=host_link: one device at a time, then all at once."""
-    parts = []
-    for prefix, words in (("one", "one at a time"), ("all", "all at once")):
-        told = [
-            f"{rate} {what}"
-            for name, what in (("to_device", "to it"), ("to_host", "from it"), ("both", "each way at once"))
-            if (rate := median_and_range(groups[0], f"host_link/{prefix}_{name}_gb_per_s"))
-        ]
-        parts += [f"{words} {', '.join(told)}"] if told else []
-    if parts:
-        yield f"GB/s between the host and {on}: {'; '.join(parts)}."

@@ -1,28 +1,39 @@
-"""benchmark=jacobi, halo exchange: sentence and table."""
+"""Halo exchange (benchmark=jacobi): sentence and table."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.findings.model import Findings
 from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, middle
-from analysis.report.measured_values import Group, bounded, median_and_range, ranking, records_of
+from analysis.report.measured_values import Group, bounded, median_and_range, records_of
 from analysis.report.names import run_name
+from analysis.report.section import Section
+from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.tables import Column, Table, plain
 from benchmarks.record import Record
 
 
-def jacobi_table(study: Study) -> Table:
-    """Return a row for each cell."""
+def section(study: Study, found: Findings) -> Section:
+    """Return the times of the solver, and its speed-up over one device."""
+    return links_alone(53, _sentences(*largest_cells(study, "jacobi")), [_table(study)])
 
-    def row(record: Record) -> tuple[Any, ...]:
-        told = record.metrics.get
-        return (
-            plain(run_name(record)), gpu_ids(record.cell.gpus), told("jacobi/one_gpu_seconds"),
-            told("jacobi/seconds"), told("jacobi/speedup"), bounded([record], "jacobi/efficiency"),
-            told("jacobi/stencil_gb_per_s"), told("jacobi/copy_share"),
-        )  # fmt: skip
 
-    found: Sequence[Record] = records_of(study, "jacobi")
+def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+    """Yield the fastest exchange first; on one device how near the stencil comes to a copy's rate."""
+    rows = []
+    for group in groups:
+        seconds, speedup = (median_and_range(group, f"jacobi/{name}") for name in ("seconds", "speedup"))
+        efficiency, copy = (median_and_range(group, f"jacobi/{name}", "share") for name in ("efficiency", "copy_share"))
+        also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
+        also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
+        if seconds:
+            rows.append((middle(group, "jacobi/seconds") or 0.0, group, f"{seconds} s{also}"))
+    yield from ranking(f"Jacobi on {devices}", rows)
+
+
+def _table(study: Study) -> Table:
+    """Return a row for each record."""
     return Table(
         "jacobi", "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a share of a copy's.",
         (
@@ -31,21 +42,14 @@ def jacobi_table(study: Study) -> Table:
             Column("efficiency", "efficiency", "share"), Column("stencil_gb_per_s", "stencil GB/s", "number"),
             Column("copy_share", "of a copy", "share"),
         ),
-        tuple(row(record) for record in found),
+        tuple(_row(record) for record in records_of(study, "jacobi")),
     )  # fmt: skip
 
 
-def jacobi_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
-    """benchmark=jacobi: the fastest exchange first; on one device how near the stencil is to a copy."""
-    metric, rows = "jacobi/seconds", []
-    for group in groups:
-        speedup, efficiency = (
-            median_and_range(group, "jacobi/speedup"),
-            median_and_range(group, "jacobi/efficiency", "share"),
-        )
-        copy = median_and_range(group, "jacobi/copy_share", "share")
-        also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
-        also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
-        if seconds := median_and_range(group, metric):
-            rows.append((middle(group, metric) or 0.0, group, f"{seconds} s{also}"))
-    yield from ranking(f"Jacobi on {on}", rows)
+def _row(record: Record) -> tuple[Any, ...]:
+    metric = record.metrics.get
+    return (
+        plain(run_name(record)), gpu_ids(record.cell.gpus), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
+        metric("jacobi/speedup"), bounded([record], "jacobi/efficiency"), metric("jacobi/stencil_gb_per_s"),
+        metric("jacobi/copy_share"),
+    )  # fmt: skip

@@ -8,14 +8,16 @@ from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import ABSENT, number
-from analysis.report.section import Section, few, sentence
+from analysis.report.section import Section, first_lines, sentence
 from analysis.report.style import INK, Picture, colours, marker, rendered
 from analysis.report.tables import Column, Table, plain
 from analysis.topology.link_classes import best_first
 
 
-def wires(study: Study, found: Findings) -> Section:
+def wires(study: Study, found: Findings) -> Section | None:
     """The exchange beside the links that it had, and what a link is worth."""
+    if not study.trains:
+        return None
     names = short_names(dict.fromkeys(w.label or w.strategy for w in found.wires))
     rows = tuple(
         (
@@ -45,10 +47,12 @@ def wires(study: Study, found: Findings) -> Section:
         ),
         tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in found.worth),
     )  # fmt: skip
-    lines = few(sentence(w.stands_out) for w in found.wires if w.stands_out)
+    lines = first_lines(sentence(w.stands_out) for w in found.wires if w.stands_out)
     if not rows:
         lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
-    return Section("wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth))
+    return Section(
+        "wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth), place=30
+    )
 
 
 def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:
@@ -84,3 +88,6 @@ def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Pic
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; upright strokes: the measured peer copy over the worst link of the ring"
     yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")
+
+
+SECTIONS = (wires,)

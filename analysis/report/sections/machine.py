@@ -41,7 +41,7 @@ def machine(study: Study, found: Findings) -> Section:
     pictures = [*_drawings(study, lines), *_maps(study, found)]
     if not pictures:
         lines.append("No record knows the machine's links, and no p2p matrix was measured (benchmark=p2p).")
-    return Section("links", "The machine and its links", tuple(lines), tuple(pictures))
+    return Section("links", "The machine and its links", tuple(lines), tuple(pictures), place=40)
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
@@ -111,3 +111,6 @@ def _square(rows: object) -> list[list[float | None]] | None:
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
         return None
     return [[finite(value) for value in row] for row in rows]
+
+
+SECTIONS = (machine,)

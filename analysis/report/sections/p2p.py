@@ -1,18 +1,60 @@
-"""benchmark=p2p: copies between pairs, alone and at the same time: sentence and table."""
+"""Copies between pairs of devices, alone and several at once (benchmark=p2p): sentences and table.
 
-from collections.abc import Iterator, Sequence
+The matrices of pairs stand in the section on the machine.
+"""
 
+from collections.abc import Iterator
+
+from analysis.findings.model import Findings
 from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, mapping
 from analysis.report.measured_values import Group, mappings, median_and_range, records_of
 from analysis.report.names import unit_of
 from analysis.report.numbers import finite
+from analysis.report.section import Section
+from analysis.report.sections.microbenchmarks import largest_cells, links_alone
 from analysis.report.tables import Column, Table, plain
 
 PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_to_one": "all to one"}
 
 
-def contention_table(study: Study) -> Table:
+def section(study: Study, found: Findings) -> Section:
+    """Return what pairs reach, and what copies at the same time cost each other."""
+    groups, devices = largest_cells(study, "p2p")
+    sentences = [*_pairs(groups[0], devices), *_at_once(groups[0])] if groups else []
+    return links_alone(52, sentences, [_table(study)])
+
+
+def _pairs(group: Group, devices: str) -> Iterator[str]:
+    """Yield the rates with peer access and without."""
+    words = mapping(mapping(group[0].tables.get("p2p")).get("words"))
+    parts = []
+    for state in ("enabled", "disabled"):
+        directions = {"one way": "unidirectional", "both ways": "bidirectional"}
+        rates = {way: median_and_range(group, f"p2p/{name}_{state}_gb_per_s") for way, name in directions.items()}
+        values = [f"{rate} GB/s {way}" for way, rate in rates.items() if rate]
+        latencies = (median_and_range(group, f"p2p/latency_{clock}_{state}_us") for clock in ("gpu", "cpu"))
+        small = next(filter(None, latencies), "")
+        if values:
+            values += [f"{small} µs for a small one"] if small else []
+            parts.append(f"{plain(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
+    if parts:
+        yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
+
+
+def _at_once(group: Group) -> Iterator[str]:
+    """Yield the sums of copies at the same time, and the smallest share that one keeps of its rate alone."""
+    kept = [
+        f"{what} {total} GB/s in all, of which the worst-off keeps {share} of its rate alone"
+        for pattern, what in PATTERNS.items()
+        if (total := median_and_range(group, f"p2p/{pattern}_gb_per_s"))
+        and (share := median_and_range(group, f"p2p/{pattern}_share", "share"))
+    ]
+    if kept:
+        yield f"Copies at the same time: {'; '.join(kept)}."
+
+
+def _table(study: Study) -> Table:
     """Return a row for each round of copies at the same time."""
     rows = []
     for record in records_of(study, "p2p"):
@@ -38,32 +80,3 @@ def contention_table(study: Study) -> Table:
         ),
         tuple(rows),
     )  # fmt: skip
-
-
-def p2p_sentences(groups: Sequence[Group], on: str) -> Iterator[str]:
-    """benchmark=p2p: with peer access and without, then what copies at the same time take from each other."""
-    group = groups[0]
-    words = mapping(mapping(group[0].tables.get("p2p")).get("words"))
-    parts = []
-    for state in ("enabled", "disabled"):
-        rates = {
-            "one way": median_and_range(group, f"p2p/unidirectional_{state}_gb_per_s"),
-            "both ways": median_and_range(group, f"p2p/bidirectional_{state}_gb_per_s"),
-        }
-        told = [f"{rate} GB/s {way}" for way, rate in rates.items() if rate]
-        small = median_and_range(group, f"p2p/latency_gpu_{state}_us") or median_and_range(
-            group, f"p2p/latency_cpu_{state}_us"
-        )
-        if told:
-            told += [f"{small} µs for a small one"] if small else []
-            parts.append(f"{plain(str(words.get(state, f'P2P {state}')), 80)} {', '.join(told)}")
-    if parts:
-        yield f"Copies between {on}, the median of pairs: {'; '.join(parts)}."
-    kept = [
-        f"{what} {total} GB/s in all, of which the worst-off keeps {share} of its rate alone"
-        for pattern, what in PATTERNS.items()
-        if (total := median_and_range(group, f"p2p/{pattern}_gb_per_s"))
-        and (share := median_and_range(group, f"p2p/{pattern}_share", "share"))
-    ]
-    if kept:
-        yield f"Copies at the same time: {'; '.join(kept)}."

@@ -10,7 +10,7 @@ from analysis.findings.runs import gpu_ids
 from analysis.findings.study import Study, named
 from analysis.report.names import BETWEEN, short_names, unit_of
 from analysis.report.numbers import count, number
-from analysis.report.section import Section, few, sentence
+from analysis.report.section import Section, first_lines, sentence
 from analysis.report.style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, window
 from analysis.report.tables import Column, Table, plain
 
@@ -22,8 +22,10 @@ ASIDE = 5.0  # points between the intervals of curves that would cover each othe
 MOST_ASIDE = 12.0  # between the outermost of them
 
 
-def scaling(study: Study, found: Findings) -> Section:
+def scaling(study: Study, found: Findings) -> Section | None:
     """Curves, their points, the fits, and what was not compared."""
+    if not study.trains:
+        return None
     curves, one = found.scaling.curves, unit_of(study).removesuffix("s")
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     rows = tuple(
@@ -46,11 +48,11 @@ def scaling(study: Study, found: Findings) -> Section:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = few([sentence(text) for text in found.scaling.refusals])
+    lines = first_lines([sentence(text) for text in found.scaling.refusals])
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
     pictures = tuple(scaling_figures(study, curves))
-    return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)))
+    return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)), place=10)
 
 
 def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
@@ -245,3 +247,6 @@ def _short(label: str) -> str:
     while len(parts) > 1 and len(BETWEEN.join(parts)) > LABEL_LENGTH:
         parts[:2] = [f"… {parts[1]}"]
     return plain(BETWEEN.join(parts), LABEL_LENGTH)
+
+
+SECTIONS = (scaling,)

@@ -11,7 +11,7 @@ from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import count, estimate
-from analysis.report.section import Section, few
+from analysis.report.section import Section, first_lines
 from analysis.report.style import Picture, colours, marker, rendered, window
 from analysis.report.tables import Column, Table, plain
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
@@ -21,8 +21,10 @@ STRATEGY_FIGURES = 2
 WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 
 
-def strategies(study: Study, found: Findings) -> Section:
+def strategies(study: Study, found: Findings) -> Section | None:
     """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
+    if not study.trains:
+        return None
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
     groups = [group for group in study.groups if len(group[0].cell.gpus) > 1 and _measured(group)]
     groups.sort(key=lambda group: (-len(group[0].cell.gpus), -(middle(group, RATE) or 0.0)))
@@ -53,7 +55,9 @@ def strategies(study: Study, found: Findings) -> Section:
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
     lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
-    return Section("strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,))
+    return Section(
+        "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,), place=60
+    )
 
 
 def _without_effect(study: Study) -> tuple[str, ...]:
@@ -61,7 +65,9 @@ def _without_effect(study: Study) -> tuple[str, ...]:
     told = Counter(
         str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
     )
-    return tuple(few(f"Changed nothing: {plain(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()))
+    return tuple(
+        first_lines(f"Changed nothing: {plain(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items())
+    )
 
 
 def _measured(group: Sequence[Record]) -> bool:
@@ -115,3 +121,6 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
     caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
     return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
+
+
+SECTIONS = (strategies,)

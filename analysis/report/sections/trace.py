@@ -30,8 +30,10 @@ _VALUE = re.compile(r"[^<>&\"'\\]*")
 _RULE = re.compile(r"(\.?[a-z]+)\{([a-z0-9#:;. -]*)\}")
 
 
-def traces(study: Study, found: Findings) -> Section:
+def traces(study: Study, found: Findings) -> Section | None:
     """The timeline of the cell that the finding is about, else of the first traced one; nothing without a trace."""
+    if not study.trains:
+        return None
     headline = main_point(study, found)
     wanted = headline[1].record_ids if headline else ()
     traced = sorted(_timelines(study), key=lambda pair: pair[0].record_id not in wanted)
@@ -40,8 +42,8 @@ def traces(study: Study, found: Findings) -> Section:
         if svg is not None:
             caption = f"One step of {plain(run_name(record))}, recorded in a pass of its own, which supplied no rate."
             picture = Picture(NAME, caption, svg, b"", card=True, wide=True)
-            return Section("traces", "One step, traced", pictures=(picture,))
-    return Section("traces", "One step, traced")
+            return Section("traces", "One step, traced", pictures=(picture,), place=70)
+    return None
 
 
 def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
@@ -92,3 +94,6 @@ def _clean(element: ET.Element) -> None:
             _clean(child)
         else:
             element.remove(child)
+
+
+SECTIONS = (traces,)

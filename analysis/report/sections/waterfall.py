@@ -20,8 +20,10 @@ LOSS = COLOURS["vermillion"][0]
 GAIN = COLOURS["green"][0]
 
 
-def waterfall(study: Study, found: Findings) -> Section:
+def waterfall(study: Study, found: Findings) -> Section | None:
     """Where the rate goes, part by part, down to the residual."""
+    if not study.trains:
+        return None
     names = short_names(dict.fromkeys(one.label for one in found.waterfalls))
     rows: list[tuple[Any, ...]] = []
     for one in found.waterfalls:
@@ -50,6 +52,7 @@ def waterfall(study: Study, found: Findings) -> Section:
         tuple(lines),
         tuple(waterfall_figures(found.waterfalls, names, unit_of(study))),
         (table,),
+        place=20,
     )
 
 
@@ -154,3 +157,6 @@ def _loss(lost: float, ideal: float) -> str:
     share = f" ({number(abs(lost) / ideal, 'share')})" if ideal else ""
     sign = "−" if lost > 0 else "+" if lost < 0 else ""
     return f"{sign}{number(abs(lost), 'rate')}{share}"
+
+
+SECTIONS = (waterfall,)
