@@ -15,7 +15,8 @@ from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
 from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
-from launch.machine.devices import Machine, facts, variables
+from launch.machine.devices import Machine
+from launch.machine.facts import facts, variables
 from launch.plan.order import PlannedCell
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys

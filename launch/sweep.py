@@ -13,7 +13,7 @@ from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
 from launch.display.screen import Screen, duration
-from launch.machine import devices
+from launch.machine.facts import nccl_configuration
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import Measurer
@@ -56,7 +56,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     Raises:
         Refused: the request is wrong; nothing was started.
     """
-    surrounding = nccl.with_configuration_files(os.environ, devices.nccl_configuration(os.environ))
+    surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
     console = Console(highlight=False)
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at

@@ -10,6 +10,7 @@ from benchmarks.record import CellFolder
 from conf import nccl
 from conf.options import Refused
 from launch.machine import devices
+from launch.machine.facts import _gpu_facts, nccl_configuration
 from launch.supervision.gpu_samples import Sampler, summary
 
 
@@ -73,7 +74,7 @@ def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
 
 
 def test_facts_hold_what_the_driver_tells(driver):
-    facts = devices._gpu_facts()
+    facts = _gpu_facts()
     assert facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
     assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
 
@@ -132,7 +133,7 @@ def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, pha
 def test_nccls_own_files_can_forbid_multicast(tmp_path):
     file = tmp_path / "nccl.conf"
     file.write_text("NCCL_DEBUG=WARN\nNCCL_NVLS_ENABLE=0\n")
-    texts = devices.nccl_configuration({"NCCL_CONF_FILE": str(file)})
+    texts = nccl_configuration({"NCCL_CONF_FILE": str(file)})
     merged = nccl.with_configuration_files({"HOME": "h"}, texts)
     assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
     with pytest.raises(Refused, match="forbids NVLink multicast"):

@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.variables import TOKEN
-from launch.machine.devices import RECORDED, Machine
+from launch.machine.devices import Machine
+from launch.machine.facts import RECORDED
 
 ROOT = Path(__file__).parent.parent.parent
 # What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.record import SCHEMA_VERSION
-from launch.machine.devices import facts
+from launch.machine.facts import facts
 
 PYPROJECT = Path(__file__).parent.parent.parent / "pyproject.toml"
 # The package that brings NCCL, by the version of CUDA that torch was built for; the newest first.

@@ -1,0 +1,155 @@
+"""The facts of machine and software that a record keeps: host, CPU, GPUs, links, packages, commit, variables. Without torch."""
+
+import functools
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from analysis.errors import UnreadableInput
+from analysis.topology.source import load_topology
+from launch.machine.devices import nvml_text
+
+# Environment variables that can change a result. Nothing else of the environment is kept: it holds secrets.
+RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_ORDER", "OMP_", "MKL_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_",
+            "GLOO_", "SHARP_", "NVSHMEM_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "SLURM_JOB_ID")  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def facts() -> dict[str, Any]:
+    """Return the facts of machine and software; a part that cannot be read is absent."""
+    memory = psutil.virtual_memory().total
+    known: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "logical": os.cpu_count(),
+            "memory_bytes": memory,
+        },
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "packages": {
+            name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
+        },
+        "git": _git(),
+        "nccl_conf": _read("/etc/nccl.conf"),
+    }
+    known["gpu"] = _gpu_facts()
+    known["topology"] = _output(["nvidia-smi", "topo", "-m"])
+    known["links"] = _links() if known["gpu"] else None
+    return {name: value for name, value in known.items() if value not in (None, {}, "")}
+
+
+def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
+    """Return the texts of NCCL's configuration files here, the user's first, as NCCL reads them."""
+    user = surrounding.get("NCCL_CONF_FILE", "~/.nccl.conf")
+    return [text for path in (user, "/etc/nccl.conf") if (text := _read(str(Path(path).expanduser()))) is not None]
+
+
+def _links() -> dict[str, str] | None:
+    """Return {"0-1": "NV18"} for every pair of GPUs of this machine, as the driver has it."""
+    try:
+        links: dict[str, str] = load_topology(None).to_json()["links"]
+    except UnreadableInput:
+        return None
+    return links
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that a record keeps."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
+
+
+def _gpu_facts() -> dict[str, Any]:
+    """Return driver and GPUs; what the driver does not say is absent."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+
+    def answer(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            value = question(*arguments)
+        except pynvml.NVMLError:
+            return None
+        return nvml_text(value) if isinstance(value, bytes) else value
+
+    gpus = []
+    for number in range(answer(pynvml.nvmlDeviceGetCount) or 0):
+        handle = answer(pynvml.nvmlDeviceGetHandleByIndex, number)
+        if handle is None:
+            continue
+        memory, pci = answer(pynvml.nvmlDeviceGetMemoryInfo, handle), answer(pynvml.nvmlDeviceGetPciInfo, handle)
+        answers = {
+            "uuid": answer(pynvml.nvmlDeviceGetUUID, handle),
+            "name": answer(pynvml.nvmlDeviceGetName, handle),
+            "bus_id": nvml_text(pci.busId).lower() if pci else None,
+            "memory_bytes": int(memory.total) if memory else None,
+            "max_sm_mhz": answer(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "max_memory_mhz": answer(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "nvlinks": _nvlinks(pynvml, handle),
+        }
+        gpus.append({"id": number, **{name: value for name, value in answers.items() if value is not None}})
+    return {"driver": answer(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
+
+
+def _nvlinks(pynvml: Any, handle: Any) -> int:
+    """Return the number of active NVLinks of a GPU; 0 if it has none."""
+    active = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+        except pynvml.NVMLError:
+            break
+    return active
+
+
+def _cpu_model() -> str:
+    text = _read("/proc/cpuinfo") or ""
+    return next(
+        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")),
+        platform.machine(),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    root = str(Path(__file__).parent.parent.parent)
+    commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
+    if not commit:
+        return None
+    return {"commit": commit.strip(), "modified": bool(_output(["git", "-C", root, "status", "--porcelain", "-uno"]))}
+
+
+def _output(command: list[str]) -> str | None:
+    """Return what a command prints; None if it is missing, fails, or takes longer than 20 s."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return done.stdout
