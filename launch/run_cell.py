@@ -4,6 +4,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from analysis.findings.baselines import efficiency
 from analysis.trace.metrics import disagreement
@@ -18,7 +19,6 @@ from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
 from launch.machine.devices import Machine
 from launch.machine.facts import facts, variables
 from launch.plan.order import PlannedCell
-from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
 from launch.study.identity import Sweep
@@ -26,6 +26,9 @@ from launch.study.study import Study, prepare
 from launch.supervision import gpu_samples, supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
+
+if TYPE_CHECKING:
+    from launch.profile.profiled_pass import Profiled
 
 TUNING_PASS = "benchmarks.training.tuning_pass.run"
 
@@ -114,7 +117,7 @@ class Measurer:
 
     def _profiled(
         self, cell: Cell, folder: CellFolder, variable: Mapping[str, str], progress: Callable[[Watch], None]
-    ) -> profiled_pass.Profiled | None:
+    ) -> "Profiled | None":
         """The profiled pass; None where the user stopped it. Under nsys its environment is scrubbed: a report embeds it."""
 
         def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
@@ -122,7 +125,9 @@ class Measurer:
             logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
             return self._run(asked, inside, {**needed, **logged}, [], progress, command)
 
-        trace = profiled_pass.profiled(cell, folder, self.nsys, run)
+        from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
+
+        trace = profiled(cell, folder, self.nsys, run)
         if trace.finding.severity == "unchecked" and self.stopping():
             return None  # the next launcher measures the cell again, with its trace
         if trace.finding.severity == "unchecked":
@@ -151,7 +156,7 @@ class Measurer:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 
 
-def _with_trace(record: Record, trace: profiled_pass.Profiled) -> Record:
+def _with_trace(record: Record, trace: "Profiled") -> Record:
     """The record with what the profiled pass adds to it."""
     metrics = record.metrics | trace.metrics
     findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]

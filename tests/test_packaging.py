@@ -243,7 +243,7 @@ def test_the_supervising_process_never_loads_torch():
     statement = (
         "import launch.sweep, launch.__main__, analysis.__main__, conf.cell, conf.hydra_errors, conf.command_line"
     )
-    assert loaded(statement, "torch", "torchvision", "trainers", "benchmarks.rank.worker", "launch.sweep") == [
+    assert loaded(statement, "torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep") == [
         "launch.sweep"
     ]
 

@@ -4,14 +4,16 @@ A metric is present only if every rank of the trace knows it: what is not known 
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from analysis.trace.summary import RankSummary, TraceSummary
+if TYPE_CHECKING:  # the names of metrics are read where numpy would cost a tenth of a second
+    from analysis.trace.summary import RankSummary, TraceSummary
 
 TRACE_EXPOSED = "trace/exposed_ms_per_step"
 DISAGREEMENT = "trace/exposed_disagreement_ms"
 
 
-def trace_metrics(summary: TraceSummary) -> dict[str, float]:
+def trace_metrics(summary: "TraceSummary") -> dict[str, float]:
     """Return the metrics of a summary of whole steps (analysis.trace.steps.within_steps)."""
     steps = [rank.steps for rank in summary.ranks if rank.steps is not None]
     every = len(steps) == len(summary.ranks)
@@ -45,7 +47,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(value for value in known if value is not None) / len(known)
 
 
-def _average_us(ranks: list[RankSummary]) -> float | None:
+def _average_us(ranks: "list[RankSummary]") -> float | None:
     """Return the average µs of a collective's call, over all calls of all ranks."""
     calls = [one for rank in ranks for one in rank.nccl]
     count = sum(one.calls for one in calls)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.trace.source import exported
 from conf.options import Refused
 
 # The oldest release that was tried with the options below: Debian 12's.
@@ -54,6 +53,8 @@ class Nsys:
             self._import(partial)
         if not whole.exists():
             raise UnreadableInput(f"nsys {self.version} ended and left no report: nothing was recorded")
+        from analysis.trace.source import exported  # with numpy, which a plan does not need
+
         try:
             made = exported(whole, report.parent, str(self.path))
         except UnreadableInput as error:
