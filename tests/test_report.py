@@ -18,7 +18,7 @@ from records import EVIL, REAL, make_record, record, study
 from analysis.__main__ import main
 from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
 from analysis.findings.study import Study, open_study
-from analysis.report.build import FIGURES, TABLES, examine, report
+from analysis.report.build import examine, report
 from analysis.report.finding import sentences
 from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
@@ -346,28 +346,79 @@ def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
         assert said.out == "" and said.err.count("\n") == 1 and str(tmp_path) in said.err
 
 
-def test_a_table_or_figure_of_an_earlier_report_does_not_stay(tmp_path):
-    figures, tables = tmp_path / "out" / "figures", tmp_path / "out" / "tables"
-    figures.mkdir(parents=True)
-    tables.mkdir()
-    for old in (
-        figures / "waterfall-7.svg",
-        figures / "mine.svg",
-        tables / "mine.csv",
-        *(tables / f"jacobi.{end}" for end in ("csv", "tex")),
-    ):
-        old.write_text("")
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(written, out)
+    mine = {"figures/mine.svg": b"drawn", "tables/mine.csv": b"1", "notes/deep/mine.txt": b"text"}
+    for name, content in mine.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(content)
+    (out / "link").symlink_to("nowhere")
     (tmp_path / "study").mkdir()
-    told, _ = examine(tmp_path / "study")
-    report(tmp_path / "study", tmp_path / "out")
-    assert [path.name for path in figures.iterdir()] == ["mine.svg"]
-    made = {f"{table.name}.{end}" for table in told.tables for end in ("csv", "tex")}
-    assert {path.name for path in tables.iterdir()} == made | {"mine.csv"}
+    report(tmp_path / "study", out)
+    again = report(tmp_path / "study", tmp_path / "fresh").parent
+    assert contents(out) == contents(again) | mine and (out / "link").readlink() == Path("nowhere")
+    assert "figures/waterfall-1.svg" in contents(written) and "figures/waterfall-1.svg" not in contents(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "study"], "nothing is left beside"
+    assert out.stat().st_mode == again.stat().st_mode
 
 
-def test_every_table_is_known_so_that_it_does_not_stay(written):
-    assert all(TABLES.fullmatch(path.name) for path in written.glob("tables/*"))
-    assert all(FIGURES.fullmatch(path.name) for path in written.glob("figures/*"))
+def test_a_report_of_an_older_version_is_replaced(written, tmp_path):
+    """Its page does not list its files: those that are written again are its own, others may be the user's."""
+    out = tmp_path / "out"
+    shutil.copytree(written, out)
+    page = out / "index.html"
+    page.write_text(re.sub(r'<meta name="(generator|ringside-files)"[^>]*>\n', "", page.read_text()))
+    (tmp_path / "study").mkdir()
+    report(tmp_path / "study", out)
+    assert b"no readable record" in page.read_bytes() and (out / "figures" / "waterfall-1.svg").exists()
+
+
+@pytest.mark.parametrize("kept", ["thesis.tex", "index.html", "report.md"])
+def test_a_folder_with_something_else_is_not_touched(kept, tmp_path, capsys):
+    out, folder = tmp_path / "out", study(tmp_path / "study", [small(1, [0], 100.0)])
+    out.mkdir()
+    (out / kept).write_text("<title>Mine</title>")
+    assert main(["report", str(folder), "-o", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert f"{out}: holds files, and no report of Ringside; nothing was written" in said and said.count("\n") == 1
+    assert contents(out) == {kept: b"<title>Mine</title>"}
+
+
+def test_a_file_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "study").mkdir()
+    out = report(tmp_path / "study", tmp_path / "out").parent
+    (out / "figures").mkdir(exist_ok=True)
+    (out / "figures" / "scaling-1.svg").write_text("drawn by hand")
+    before = contents(out)
+    made = study(tmp_path / "later", [small(n, gpus, 100.0) for n, gpus in enumerate(([0], [1], [0, 1]))])
+    with pytest.raises(FileExistsError, match=r"figures/scaling-1\.svg: is not of the earlier report"):
+        report(made, out)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "rename"])
+def test_writing_that_ends_early_leaves_the_earlier_report(step, written, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(written, out)
+    (tmp_path / "study").mkdir()
+    true, calls = getattr(Path, step), []
+
+    def fails_the_second_time(path, *arguments):
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError("No space left on device")
+        return true(path, *arguments)
+
+    monkeypatch.setattr(Path, step, fails_the_second_time)
+    with pytest.raises(OSError, match="No space left"):
+        report(tmp_path / "study", out)
+    assert contents(out) == contents(written)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "study"]
 
 
 HOSTILE = (

@@ -8,7 +8,6 @@
 The same records give the same bytes. What a study cannot say, the report says that it cannot.
 """
 
-import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,19 +17,12 @@ from analysis.findings.study import Study, hardware, named, open_study
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding import sentences
+from analysis.report.folder import PAGE, write_folder
 from analysis.report.numbers import count, listed
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.section import first_lines, sentence
 from analysis.report.style import style
 from analysis.report.tables import plain, to_csv, to_latex
-
-FIGURES = re.compile(
-    r"(scaling|efficiency|waterfall|strategies|wires|topology|pairs|comparisons|collectives|timeline)(-\d+)?\.(svg|pdf)"
-)
-TABLES = re.compile(
-    r"(points|fits|waterfall|wires|worth|strategies|comparisons|excluded|remarks|unchecked|environment|cells|host_links"
-    r"|collectives|contention|jacobi)\.(csv|tex)"
-)
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
@@ -78,23 +70,25 @@ def _setting(study: Study) -> str:
 
 
 def write(told: Report, folder: Path) -> Path:
-    """Write every file of a report; tables and figures of an earlier one are removed. Raises OSError."""
-    tables, figures = folder / "tables", folder / "figures"
-    for one in (tables, figures):
-        one.mkdir(parents=True, exist_ok=True)
-    for of, known in ((tables, TABLES), (figures, FIGURES)):
-        for old in of.iterdir():
-            if known.fullmatch(old.name):
-                old.unlink()
+    """Write every file of a report in place of an earlier report's, and return its page.
+
+    Raises:
+        OSError: the folder cannot be written, or holds something else than a report.
+    """
+    files = _files(told)
+    write_folder(folder, files | {PAGE: page(told, sorted(files)).encode()})
+    return folder / PAGE
+
+
+def _files(told: Report) -> dict[str, bytes]:
+    """Return the content of every file but the page."""
+    files = {"report.md": markdown_page(told).encode()}
     for section in told.sections:
         for table in section.tables:
-            (tables / f"{table.name}.csv").write_text(to_csv(table), encoding="utf-8")
-            (tables / f"{table.name}.tex").write_text(to_latex(table), encoding="utf-8")
+            files[f"tables/{table.name}.csv"] = to_csv(table).encode()
+            files[f"tables/{table.name}.tex"] = to_latex(table).encode()
         for picture in section.pictures:
-            (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+            files[f"figures/{picture.name}.svg"] = picture.svg.encode()
             if picture.pdf:
-                (figures / f"{picture.name}.pdf").write_bytes(picture.pdf)
-    (folder / "report.md").write_text(markdown_page(told), encoding="utf-8")
-    index = folder / "index.html"
-    index.write_text(page(told), encoding="utf-8")
-    return index
+                files[f"figures/{picture.name}.pdf"] = picture.pdf
+    return files

@@ -3,6 +3,7 @@
 The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text of a record.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,9 @@ class Report:
         return [table for section in self.sections for table in section.tables]
 
 
-def page(report: Report) -> str:
-    """The HTML page."""
-    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS)
+def page(report: Report, files: Sequence[str] = ()) -> str:
+    """Return the HTML page; `files` are those that are written with it, which analysis.report.folder reads."""
+    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS, files=files)
 
 
 def markdown_page(report: Report) -> str:

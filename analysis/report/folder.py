@@ -1,0 +1,99 @@
+"""Put the files of a report into a folder, in place of those of an earlier report.
+
+A report's page lists the files that were written with it (`<meta name="ringside-files" …>`). A folder with such a page is
+replaced as a whole: the new files are written into a folder beside it, files that the page does not list are the user's and
+are taken along, and then the two folders are swapped. Whatever ends the writing leaves the earlier report as it was.
+"""
+
+import html
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PAGE = "index.html"
+OLDER_PAGE = "· Ringside</title>"  # of versions whose page lists no files
+_LISTED = re.compile(r'<meta name="ringside-files" content="([^"]*)">')
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, by their paths from the folder, and remove those of an earlier report.
+
+    Raises:
+        FileExistsError: the folder holds something else than a report, or a file of the user's that would be overwritten.
+        NotADirectoryError: it is a file.
+        OSError: it cannot be written.
+    """
+    place = folder.resolve()
+    users_own = _users_files(folder, place, files)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (place.with_name(f".{place.name}.{uuid.uuid4().hex}.{end}") for end in ("new", "old"))
+    try:
+        for name, content in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_bytes(content)
+        for name in users_own:
+            _take_along(place / name, new / name)
+        if place.exists():
+            place.rename(old)
+        try:
+            new.rename(place)
+        except OSError:
+            if old.exists():
+                old.rename(place)
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
+    if not place.exists():
+        return []
+    if not place.is_dir():
+        raise NotADirectoryError(f"{folder}: is no folder; nothing was written")
+    present = list(_files_in(place))
+    if not present:
+        return []
+    earlier = _files_of_report(place / PAGE)
+    if earlier is None:
+        raise FileExistsError(
+            f"{folder}: holds files, and no report of Ringside; nothing was written (-o names another folder)"
+        )
+    kept = [name for name in present if name not in (earlier or files)]
+    if both := [name for name in kept if name in files]:
+        raise FileExistsError(
+            f"{folder / both[0]}: is not of the earlier report and would be overwritten; nothing was written (move it away)"
+        )
+    return kept
+
+
+def _files_of_report(page: Path) -> set[str] | None:
+    """Return the files that were written with a page; none where an older version wrote it; None for no page of Ringside's."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+        if listed := _LISTED.search(text):
+            return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
+    except (OSError, ValueError, TypeError):
+        return None
+    return set() if OLDER_PAGE in text else None
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    """Yield every file and link below a folder, as a path from it."""
+    for where, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(where) / name).is_symlink()]
+        yield from (str((Path(where) / name).relative_to(folder)) for name in sorted([*names, *links]))
+
+
+def _take_along(source: Path, target: Path) -> None:
+    """Make a file of the user's appear in the new folder too: as a second name of the same file, else as a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
