@@ -9,6 +9,8 @@ import dataclasses
 import itertools
 import json
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -540,6 +542,13 @@ def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
 @pytest.mark.parametrize("copy", ["engine", "sm"])
 @pytest.mark.parametrize("enabled", [False, True])
 def test_real_copies_arrive_and_peer_access_stays_as_it_was(copy, enabled):
+    # In a process that ends: a CUDA context left here would be foreign load to the cells of later tests.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+        own.submit(check_real_copies, copy, enabled).result()
+
+
+def check_real_copies(copy, enabled):
+    """Copy between two GPUs in every way, with peer access as it was before and after."""
     from cuda.bindings import runtime
 
     from benchmarks.p2p.gpus import Gpus

@@ -6,6 +6,7 @@ import psutil
 
 from conf.cell import Cell
 from conf.options import Refused
+from conf.variables import SHARED_MEMORY_FOLDER
 
 BUFFERS = 2  # of one GPU or CPU worker: one to send, one that others write into; a worker's second is shared memory
 ROOM_BYTES = 2 << 30  # left free on a GPU, for CUDA itself and to compare what arrived
@@ -28,7 +29,9 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     limits = {}
     if cell.device == "cpu":
         limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)
-        limits["/dev/shm"] = (shutil.disk_usage("/dev/shm").free - SHM_ROOM_BYTES) // cell.world_size
+        limits[str(SHARED_MEMORY_FOLDER)] = (
+            shutil.disk_usage(SHARED_MEMORY_FOLDER).free - SHM_ROOM_BYTES
+        ) // cell.world_size
     elif memory_bytes is not None:
         limits["the smallest GPU's memory"] = (memory_bytes - ROOM_BYTES) // BUFFERS
     for where, most in limits.items():
