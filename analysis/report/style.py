@@ -154,26 +154,15 @@ def within(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float
     return low - margin, high + margin
 
 
-def spread(wanted: list[float], least: float) -> list[float]:
-    """Places near the wanted ones, at least so far apart: labels that would overlap move away from each other."""
+def spread(wanted: Sequence[float], least: float) -> list[float]:
+    """Return places at least `least` apart for labels that want to be elsewhere, in the same order.
+
+    They are as near to the wanted places as possible, by least squares (scipy: isotonic regression).
+    """
+    from scipy.optimize import isotonic_regression
+
     order = sorted(range(len(wanted)), key=lambda place: (wanted[place], place))
-    # Blocks of neighbours that touch; a block's centre is the mean of what its members want.
-    blocks: list[list[int]] = []
-    for place in order:
-        blocks.append([place])
-        while len(blocks) > 1 and _start(blocks[-1], wanted, least) < _end(blocks[-2], wanted, least) + least:
-            last = blocks.pop()
-            blocks[-1] += last
-    places = [0.0] * len(wanted)
-    for block in blocks:
-        for offset, place in enumerate(block):
-            places[place] = _start(block, wanted, least) + offset * least
-    return places
-
-
-def _start(block: list[int], wanted: list[float], least: float) -> float:
-    return sum(wanted[place] for place in block) / len(block) - least * (len(block) - 1) / 2
-
-
-def _end(block: list[int], wanted: list[float], least: float) -> float:
-    return _start(block, wanted, least) + least * (len(block) - 1)
+    steps = [number * least for number in range(len(order))]
+    rising = isotonic_regression([wanted[place] - step for place, step in zip(order, steps, strict=True)]).x
+    places = dict(zip(order, (float(one) + step for one, step in zip(rising, steps, strict=True)), strict=True))
+    return [places[place] for place in range(len(wanted))]
