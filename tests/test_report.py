@@ -1,5 +1,6 @@
 """The report of a study: what it says, that nothing in a record gets out of its place, and that it always comes."""
 
+import base64
 import csv
 import dataclasses
 import json
@@ -430,23 +431,27 @@ HOSTILE = (
 
 
 def test_a_traced_cell_shows_its_step_and_what_the_trace_says_of_exposure(tmp_path):
-    """Of the cell that the finding is about, without what could act on the page."""
+    """Of the cell that the finding is about, as an image and never as a part of the page."""
     traced = {"trace/exposed_ms_per_step": 0.5, "trace/exposed_disagreement_ms": -0.25}
     made = [small(1, [0], 100.0), small(2, [0, 1], 190.0, metrics=traced)]
     folder = study(tmp_path / "study", made)
     for one, drawing in zip(made, ("<svg", HOSTILE), strict=True):
         (folder / one["record_id"] / "profile").mkdir()
         (folder / one["record_id"] / "profile" / "timeline.svg").write_text(drawing)
-    text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
-    (drawn,) = re.findall(r'<svg[^>]*timeline-1-drawing".*?</svg>', text)
-    ET.fromstring(drawn)
-    assert (
-        "&lt;script&gt; rank 0" in drawn and 'id="timeline-1-copy"' in drawn and 'fill="url(#timeline-1-copy)"' in drawn
-    )
-    assert "#timeline-1-drawing text" in drawn and "fill:#20262d" in drawn
-    for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
-        assert word not in drawn
-    assert (tmp_path / "out" / "figures" / "timeline-1.svg").exists()
+    page = report(folder, tmp_path / "out").read_text(encoding="utf-8")
+    file = (tmp_path / "out" / "figures" / "timeline-1.svg").read_text(encoding="utf-8")
+    assert "![One step of" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"<svg[^>]*><image[^>]*/></svg>", page)
+    for text in (page, file):
+        (data,) = re.findall(
+            r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>', text
+        )
+        assert base64.b64decode(data).decode() == HOSTILE, "a browser runs nothing in an image"
+        assert text.count("data:") == 1
+        for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
+            assert word not in text
+    ET.fromstring(file)
+    assert re.match(r'<svg [^>]*style="max-width: 165px"', drawn)
     for name in ("strategies", "cells"):
         row = list(csv.DictReader((tmp_path / "out" / "tables" / f"{name}.csv").open(encoding="utf-8")))[-1]
         assert (row["exposed_by_trace_ms"], row["difference_ms"]) == ("0.5", "-0.25")

@@ -1,8 +1,9 @@
-"""The section on traces: one step of a traced cell, as launch.profile.profiled_pass drew it beside the cell's record.
+"""One step of a traced cell, as launch.profile.profiled_pass drew it.
 
-The drawing is a file that anybody may have edited: only shapes, texts and plain styles of it reach the page.
+Anybody may have edited the drawing. It is shown as an image: a browser runs nothing in an image and loads nothing for it.
 """
 
+import base64
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -18,16 +19,9 @@ from analysis.report.tables import plain
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 
 NAME = "timeline-1"
-FILE = "profile/timeline.svg"  # in the folder of a cell
 LARGEST = 4 * 2**20  # bytes of a drawing on the page
 SVG = "http://www.w3.org/2000/svg"
-_SHAPES = frozenset({"svg", "title", "style", "defs", "pattern", "g", "rect", "path", "line", "text", "tspan"})
-_ATTRIBUTES = frozenset({
-    "id", "class", "x", "y", "x1", "x2", "y1", "y2", "dx", "dy", "d", "width", "height", "viewBox", "fill", "stroke",
-    "stroke-width", "opacity", "transform", "patternUnits", "patternTransform", "text-anchor", "font-size", "font-weight",
-})  # fmt: skip
-_VALUE = re.compile(r"[^<>&\"'\\]*")
-_RULE = re.compile(r"(\.?[a-z]+)\{([a-z0-9#:;. -]*)\}")
+SIZE = re.compile(r"0 0 ([0-9.]+) ([0-9.]+)")
 
 
 def traces(study: Study, found: Findings) -> Section | None:
@@ -62,7 +56,7 @@ def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
 
 
 def _drawing(path: Path) -> str | None:
-    """The drawing without anything that could act or reach beyond it; None where it is no drawing."""
+    """Return a drawing as an image inside an SVG of our own; None where the file holds no drawing."""
     try:
         if path.stat().st_size > LARGEST:
             return None
@@ -72,28 +66,15 @@ def _drawing(path: Path) -> str | None:
         root = ET.fromstring(text)
     except (OSError, ValueError, ET.ParseError):
         return None
-    if root.tag != f"{{{SVG}}}svg" or not re.fullmatch(r"0 0 [0-9.]+ [0-9.]+", root.get("viewBox", "")):
+    size = SIZE.fullmatch(root.get("viewBox", ""))
+    if root.tag != f"{{{SVG}}}svg" or size is None:
         return None
-    _clean(root)
-    root.set("id", "drawing")
-    return '<svg xmlns="http://www.w3.org/2000/svg"' + ET.tostring(root, encoding="unicode").removeprefix("<svg") + "\n"
-
-
-def _clean(element: ET.Element) -> None:
-    """In place, and names lose their namespace."""
-    element.tag = element.tag.removeprefix(f"{{{SVG}}}")
-    for name, value in list(element.attrib.items()):
-        outside = "url(" in value.replace("url(#", "")
-        if name not in _ATTRIBUTES or outside or not _VALUE.fullmatch(value):
-            del element.attrib[name]
-    if element.tag == "style":  # a page has one set of rules: those of a drawing are for the drawing
-        rules = _RULE.findall(element.text or "")
-        element.text = "".join(f"#{NAME}-drawing {of},#drawing {of}{{{how}}}" for of, how in rules)
-    for child in list(element):
-        if isinstance(child.tag, str) and child.tag.removeprefix(f"{{{SVG}}}") in _SHAPES and element.tag != "style":
-            _clean(child)
-        else:
-            element.remove(child)
+    width, height = size.groups()
+    data = base64.b64encode(text.encode()).decode()
+    return (
+        f'<svg xmlns="{SVG}" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}"><image width="{width}" height="{height}" xlink:href="data:image/svg+xml;base64,{data}"/></svg>\n'
+    )
 
 
 SECTIONS = (traces,)
