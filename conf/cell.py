@@ -126,9 +126,12 @@ class Cell:
         return f"{kind}-gpus{gpus}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cell as plain JSON types."""
-        lists = {name: list(getattr(self, name)) for name in LISTS}
-        return {**dataclasses.asdict(self), **lists}
+        """Return the cell as plain JSON types. Nested mappings are the cell's own: read them, do not change them.
+
+        A report does this for thousands of records: dataclasses.asdict, which copies every value, would take far longer.
+        """
+        nested = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
+        return {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":

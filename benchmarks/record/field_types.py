@@ -5,9 +5,10 @@ import functools
 import sys
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
-_hints: Any = functools.cache(typing.get_type_hints)  # a study may have thousands of records
+Check = Callable[[Any], bool]
 
 
 def check_types(instance: Any, prefix: str = "") -> None:
@@ -16,32 +17,42 @@ def check_types(instance: Any, prefix: str = "") -> None:
     Raises:
         TypeError: names the first field that holds something else, and its value.
     """
-    for name, hint in _hints(type(instance)).items():
+    for name, fits in _checks(type(instance)):
         value = getattr(instance, name)
+        if not fits(value):
+            raise TypeError(f"{prefix}{name}={value!r:.100}")
         if dataclasses.is_dataclass(value):
             check_types(value, f"{prefix}{name}.")
-        if not fits(value, hint):
-            raise TypeError(f"{prefix}{name}={value!r:.100}")
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is what an annotation allows. A number that is declared float fits a double."""
-    if hint is Any:
-        return True
-    origin = typing.get_origin(hint)
-    if origin is not None:
-        return _fits_generic(value, origin, typing.get_args(hint))
+@functools.cache
+def _checks(cls: type) -> list[tuple[str, Check]]:
+    """Return each field's name and check; made once, since a study may have thousands of records."""
+    return [(name, _check(hint)) for name, hint in typing.get_type_hints(cls).items() if hint is not Any]
+
+
+def _check(hint: Any) -> Check:
+    """Return a function that tells whether a value is what an annotation allows."""
     if hint is float:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return isinstance(value, float) or (whole and abs(value) <= sys.float_info.max)
+        return _is_double
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _fits_generic(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        return lambda value: isinstance(value, hint)
     if origin in (types.UnionType, typing.Union):
-        return any(fits(value, one) for one in inner)
+        choices = [_check(one) for one in inner]
+        return lambda value: any(fits(value) for fits in choices)
+    item = inner[1] if origin is dict else inner[0]
+    if item is Any:
+        return lambda value: isinstance(value, origin)
+    fits = _check(item)
     if origin is dict:
-        return isinstance(value, dict) and (inner[1] is Any or all(fits(item, inner[1]) for item in value.values()))
-    return isinstance(value, origin) and (inner[0] is Any or all(fits(item, inner[0]) for item in value))
+        return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+    return lambda value: isinstance(value, origin) and all(map(fits, value))
+
+
+def _is_double(value: Any) -> bool:
+    """Return whether a value is a number that fits a double. JSON has 1 for 1.0."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (whole and abs(value) <= sys.float_info.max)
