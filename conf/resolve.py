@@ -123,7 +123,7 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
     options = groups.resolved("strategy", config.strategy, device, len(gpus))
     precision = _precision(config, device)
     _check_together(strategy, options, precision, common)
-    return Cell(
+    cell = Cell(
         **common.fields(),
         model=_network(config, sizes),
         strategy=options,
@@ -135,10 +135,10 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
         channels_last=device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True"),
-        labels=_labels(config, strategy, options, global_batch_size),
         server_gpus=placed(options, gpus, device, everyone),
         declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **_declared_model(config.model)},
     )
+    return labelled(cell, config)
 
 
 def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | None:
@@ -256,17 +256,26 @@ def _typed_options(choice: groups.Choice, typed: Mapping[str, Any], resolved: Ma
     return [f"{name}={resolved[name]}" for name, value in typed.items() if value not in (choice.options[name], "auto")]
 
 
-def _labels(
-    config: Config, strategy: groups.Choice, options: Mapping[str, Any], global_batch_size: int | None
-) -> tuple[str, ...]:
-    """Return what differs from the defaults, for people: 'batch 512', 'compile', 'comm_hook=bf16'."""
+def labelled(cell: Cell, config: Config) -> Cell:
+    """Return a cell that trains, made from a configuration, with its labels.
+
+    They are what the configuration asks for besides the defaults, as the cell has it, for people: 'batch 512', 'compile',
+    'comm_hook=bf16'. No code reads them.
+    """
+    strategy = cell.strategy["name"]
+    is_same_strategy = strategy == config.strategy["name"]
+    with_batch = config.batch_size != "auto" or (config.global_batch_size is not None and not cell.global_batch_size)
     labels = [
-        f"global batch {global_batch_size}" if global_batch_size else "",
-        f"batch {config.batch_size}" if config.batch_size != "auto" else "",
+        f"global batch {cell.global_batch_size}" if cell.global_batch_size else "",
+        f"batch {cell.batch_size}" if with_batch else "",
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",
         config.optimize if config.optimize == "compile" else "",
-        *_typed_options(strategy, config.strategy, options),
-        f"profiler={config.profiler['name']}" if config.profiler["name"] != "none" else "",
+        *(
+            _typed_options(groups.choice("strategy", strategy), config.strategy, cell.strategy)
+            if is_same_strategy
+            else ()
+        ),
+        f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]
-    return tuple(label for label in labels if label)
+    return dataclasses.replace(cell, labels=tuple(label for label in labels if label))

@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.findings.baselines import efficiency
+from analysis.findings import study as findings
+from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
@@ -93,10 +94,7 @@ class Measurer:
             checks=record.checks | checks,
             effective=observe(record, folder, known, self.study.folder_of),
         )
-        share = efficiency(record, known)
-        if share is not None:
-            record.metrics["scaling/efficiency"] = share
-        return record
+        return _with_efficiency(record, known)
 
     def _run(
         self,
@@ -165,4 +163,20 @@ def _with_trace(record: Record, trace: "Profiled") -> Record:
         metrics=metrics | disagreement(metrics),
         tables=record.tables | trace.tables,
         effective=record.effective | trace.effective | {"findings": findings},
+    )
+
+
+def _with_efficiency(record: Record, known: Sequence[Record]) -> Record:
+    """Return the record with its efficiency against the baselines that are known by now, if any, and their ids.
+
+    A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
+    """
+    baselines = Baselines(findings.Study.of([*known, record]))
+    share = baselines.efficiency(record)
+    if share is None:
+        return record
+    return dataclasses.replace(
+        record,
+        metrics=record.metrics | {EFFICIENCY: share},
+        checks=record.checks | {BASELINES: baselines.record_ids(record)},
     )

@@ -10,15 +10,15 @@ import pytest
 from cells import changed_cell
 from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 
-from analysis.findings.baselines import efficiency
-from analysis.findings.comparisons import comparisons
-from analysis.findings.control_cells import controls
-from analysis.findings.examine import study_findings
-from analysis.findings.link_value import wires, worth
+from analysis.findings import comparisons as of_comparisons
+from analysis.findings import scaling as of_scaling
+from analysis.findings import waterfall as of_waterfall
+from analysis.findings.baselines import efficiencies
+from analysis.findings.control_cells import control_cells
+from analysis.findings.examine import findings_of
 from analysis.findings.model import Findings
-from analysis.findings.runs import gather
-from analysis.findings.scaling import scaling
-from analysis.findings.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING, waterfalls
+from analysis.findings.study import Study
+from analysis.findings.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
 from analysis.topology.source import load_topology
 from benchmarks import record as records
 
@@ -26,6 +26,30 @@ FOUR = (0, 1, 2, 3)
 TRIALS = 100
 FEWER = 60  # studies with controls: slower to make
 MOST_MISSED = 6  # of 60: 95 % intervals miss 3 on average, more than 6 in three sets of a hundred
+
+
+def study_findings(made, topology=None):
+    return findings_of(Study.of(made), topology)
+
+
+def scaling(made):
+    return of_scaling.curves(Study.of(made))
+
+
+def waterfalls(made):
+    return of_waterfall.waterfalls(Study.of(made))
+
+
+def comparisons(made):
+    return of_comparisons.comparisons(Study.of(made))
+
+
+def wires(made, topology=None):
+    return study_findings(made, topology).wires
+
+
+def worth(made):
+    return study_findings(made).worth
 
 
 def holds(interval, truth):
@@ -127,7 +151,7 @@ def test_how_long_was_measured_does_not_matter():
     longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
     made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
     assert together(scaling(made).curves, (0, 1)).efficiency is not None
-    assert efficiency(made[1], made) is not None
+    assert made[1].record_id in efficiencies(made)
 
 
 def test_members_without_a_baseline_are_named():
@@ -252,7 +276,7 @@ def test_a_trace_tells_waiting_from_communication(waiting_ms, known):
 
 def test_controls_are_the_cells_that_a_waterfall_uses():
     cell = changed_cell(template(STRATEGY).cell, nccl={"NCCL_P2P_LEVEL": "LOC"}, labels=["compile"])
-    made = controls(cell)
+    made = control_cells(cell)
     assert [(one.strategy["name"], one.gpus) for one in made] == [
         *(("none", (gpu,)) for gpu in FOUR),
         *((STRATEGY, (gpu,)) for gpu in FOUR),
@@ -262,8 +286,8 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
     assert len({one.key for one in made}) == 9
     asked = template("none")
     assert made[-1].key == asked.cell.key, "a user's own cell is the same cell"
-    assert controls(made[0]) == controls(made[-1]) == []
-    assert controls(dataclasses.replace(cell, benchmark={"name": "exchange"})) == []
+    assert control_cells(made[0]) == control_cells(made[-1]) == []
+    assert control_cells(dataclasses.replace(cell, benchmark={"name": "exchange"})) == []
     # Records of these cells explain the cell.
     simulator = Simulator(Truth(noise=0.0))
     ran = [simulator.record(one.gpus, one.strategy["name"], nccl=one.nccl) for one in (cell, *made)]
@@ -274,14 +298,13 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
 def test_controls_of_strong_scaling_keep_the_images_of_a_rank():
     cell = template(STRATEGY).cell
     cell = dataclasses.replace(cell, batch_size=64, global_batch_size=256, labels=("global batch 256", "compile"))
-    assert {(one.batch_size, one.global_batch_size) for one in controls(cell)} == {(64, None)}
-    assert {one.labels for one in controls(cell)} == {("batch 64", "compile")}
+    assert {(one.batch_size, one.global_batch_size) for one in control_cells(cell)} == {(64, None)}
     simulator = Simulator(Truth(noise=0.0))
     ran = [
         simulator.record(
             one.gpus, one.strategy["name"], batch_size=one.batch_size, global_batch_size=one.global_batch_size
         )
-        for one in (cell, *controls(cell))
+        for one in (cell, *control_cells(cell))
     ]
     assert len(waterfalls(ran)[0]) == 1
 
@@ -500,7 +523,7 @@ def test_what_a_link_is_worth():
 
 
 def test_an_empty_study_says_so():
-    assert study_findings([]) == Findings(unsaid=("nothing: the study has no record",))
+    assert study_findings([]) == Findings(unsaid=("no results: the study has no record",))
 
 
 def test_only_unusable_records_say_why():
@@ -508,7 +531,7 @@ def test_only_unusable_records_say_why():
     made = [simulator.record((0,), verdict="invalid"), simulator.record((0, 1), state="failed")]
     found = study_findings(made)
     assert [why.split(":")[0] for _, why in found.excluded] == ["invalid", "failed"]
-    assert "none of 2 records is valid" in found.unsaid[0]
+    assert found.unsaid[0] == "no results: none of 2 records is finished and valid"
     assert not found.scaling.curves and not found.comparisons and not found.wires
 
 
@@ -597,4 +620,4 @@ def test_real_records_of_settings_and_strategies():
     assert busbw["nccl_allreduce"] == pytest.approx(277.7, abs=0.1)
     assert busbw["kvstore_device · reduce=owner"] == pytest.approx(118.0, abs=0.1)
     assert {one.link_class for one in found.wires} == {"NV18"}
-    assert len(gather(real("strategies")).around) == 0, "one machine"
+    assert len(Study.of(real("strategies")).varied_provenance) == 0, "one machine"

@@ -5,7 +5,8 @@ from statistics import median
 
 import pytest
 
-from analysis.findings.examine import study_findings
+from analysis.findings.examine import findings_of
+from analysis.findings.study import Study
 from analysis.nccl_tests.reader import parse_nccl_tests
 from analysis.p2p.source import read_p2p
 from analysis.report.build import examine
@@ -40,7 +41,7 @@ def test_every_cell_that_ended_is_valid():
 
 
 def test_the_waterfall_closes_on_the_measured_rate():
-    found = study_findings(records("scaling"))
+    found = findings_of(Study.of(records("scaling")))
     (waterfall,) = found.waterfalls
     lost = sum(part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal)
     assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(waterfall.measured.value)
@@ -59,7 +60,7 @@ def verdicts(study, asked, part=-1):
     """(first, second): verdict; each named by one part of its label."""
     return {
         (one.first.split(" · ")[part], one.second.split(" · ")[part]): one.verdict
-        for one in study_findings(records(study)).comparisons if one.asked == asked and one.rate == "images/s"
+        for one in findings_of(Study.of(records(study))).comparisons if one.asked == asked and one.rate == "images/s"
     }  # fmt: skip
 
 

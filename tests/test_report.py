@@ -237,7 +237,7 @@ def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     made = [finished, invalid, failed, elsewhere, only_invalid, later]
     known = open_study(study(tmp_path / "study", made))
     assert [one.record_id for one in known.records] == [one["record_id"] for one in (finished, elsewhere, only_invalid)]
-    assert [len(group) for group in known.groups] == [1, 1], "two machines are no repeats of each other"
+    assert [len(one.records) for one in known.runs] == [1, 1], "two machines are no repeats of each other"
     told, found = examine(tmp_path / "study")
     points = [point for curve in found.scaling.curves for point in curve.points]
     assert {one for point in points for one in point.record_ids} == {one.record_id for one in known.usable}
@@ -469,7 +469,7 @@ def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
 
 
 FALL = Waterfall(
-    "resnet50", (0, 1), Estimate(2000.0, 1990.0, 2010.0), Estimate(1900.0),
+    "resnet50", (0, 1), {}, Estimate(2000.0, 1990.0, 2010.0), Estimate(1900.0),
     (
         Part("spread between GPUs", Estimate(10.0), above_ideal=True),
         Part("exposed communication", Estimate(80.0, 70.0, 90.0)),
@@ -494,7 +494,7 @@ def test_the_finding_names_the_largest_part_and_the_residual():
     one = make_record(cell=dataclasses.replace(make_record().cell, gpus=(0,)))
     one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[])
     found = Findings(waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
-    second = sentences(Study("s", (one,)), found, {})[1].replace("\u00a0", " ")
+    second = sentences(Study.of([one]), found, {})[1].replace("\u00a0", " ")
     assert second == (
         "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
         "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from cells import changed_cell
 
-from analysis.findings.baselines import RATE, baselines, efficiency
+from analysis.findings.baselines import Baselines
+from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.study import Study
 from analysis.validity.checks import CHECKS, CODES, SETTINGS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Record, Validity
@@ -238,11 +240,12 @@ def test_the_judgement_survives_the_file(tmp_path):
 
 def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **cell):
     """A record of a cell that differs from PAIR's in what is given."""
+    cell = changed_cell(PAIR.cell, gpus=gpus, **cell)
     return Record(
         record_id=f"{number:032x}",
-        cell_key=f"{number:016x}",
+        cell_key=cell.key,
         name="",
-        cell=changed_cell(PAIR.cell, gpus=gpus, **cell),
+        cell=cell,
         study="s",
         sweep_id="",
         overrides=[],
@@ -250,8 +253,19 @@ def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **cell):
         started_at=1.0 + number,
         ended_at=2.0,
         validity=Validity(verdict),
-        metrics={} if rate is None else {RATE: rate},
+        metrics={} if rate is None else {IMAGES_PER_SECOND: rate},
     )
+
+
+def baselines(record, others):
+    """{GPU: images per second alone} of a record's subset."""
+    study = Study.of([record, *others])
+    found = Baselines(study).of(study.single(record))
+    return {gpu: pytest.approx(math.exp(runs.log_rate.value), rel=1e-12) for gpu, runs in found.items()}
+
+
+def efficiency(record, others):
+    return Baselines(Study.of([record, *(other for other in others if other is not record)])).efficiency(record)
 
 
 def test_efficiency_is_against_the_slowest_member():
@@ -288,7 +302,7 @@ def test_only_usable_cells_are_baselines():
         cell_of([0, 1], 50.0),
     ):
         assert baselines(cell_of([0, 1], 1.0), [unusable]) == {}
-        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0)]) == {0: 100.0}
+        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0, number=1)]) == {0: 100.0}
     assert baselines(cell_of([0, 1], 1.0), [cell_of([0], 70.0, verdict="suspect")]) == {0: 70.0}
 
 
@@ -314,12 +328,14 @@ def test_only_cells_of_the_same_condition_are_baselines(other):
     "other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}, {"profiler": "nsys"}]
 )
 def test_what_one_gpu_cannot_feel_does_not_matter(other):
-    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == 0.75
+    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == pytest.approx(0.75, rel=1e-12)
 
 
 def test_strong_scaling_keeps_the_images_per_step():
     alone = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
-    assert efficiency(cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone) == 0.75
+    assert efficiency(cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone) == pytest.approx(
+        0.75, rel=1e-12
+    )
     assert efficiency(cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024), alone) is None
     assert efficiency(cell_of([0, 1], 150.0, batch_size=512), alone) is None, "weak and strong are never mixed"
 

@@ -9,9 +9,10 @@ from cells import changed_cell
 from records import record, study
 from simulated import STRATEGY, Simulator, Truth, changed
 
-from analysis.findings.comparisons import comparisons, noises
-from analysis.findings.rates import HEADLINES
-from analysis.findings.runs import gather
+from analysis.findings import comparisons as of_comparisons
+from analysis.findings.comparisons import noises
+from analysis.findings.rates import primary_rate
+from analysis.findings.study import Study
 from analysis.report.build import examine
 
 EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
@@ -27,6 +28,10 @@ UNTRAINED = {"model": {"name": "none"}, "labels": []}
 VALUES = {"exchange": 0.45, "collectives": 330.0, "jacobi": 0.26}  # of each headline's metric
 
 
+def comparisons(made):
+    return of_comparisons.comparisons(Study.of(made))
+
+
 class Laboratory:
     """Makes runs of benchmarks that count no images; equal seeds make equal records."""
 
@@ -40,7 +45,7 @@ class Laboratory:
         asked = cell if name == "exchange" else UNTRAINED | cell
         made = self.simulator.record((0, 1), strategy, repeat, benchmark=benchmark, **asked)
         cell = changed_cell(made.cell, strategy={"name": strategy if name == "exchange" else "none"})
-        return changed(made, cell=cell, metrics={HEADLINES[name].metric: value})
+        return changed(made, cell=cell, metrics={primary_rate(cell).metric: value})
 
     def runs(self, *cells, repeats=5):
         """Repeats of several cells, interleaved; each is what `run` takes."""
@@ -120,7 +125,7 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
     together = comparisons(trained + others)
     assert [one.rate for one in together] == ["exchanges/s", "images/s"]
     assert together[1].smallest > alone[0].smallest, "two tests share the 5 %"
-    floors = {one.rate: (one.deviation, one.freedom) for one in noises(gather(trained + others))}
+    floors = {one.rate: (one.deviation, one.freedom) for one in noises(Study.of(trained + others))}
     assert list(floors) == ["images/s", "exchanges/s", "solves/s"]
     assert floors["images/s"] == pytest.approx((0.002, 8), rel=0.6)
     assert floors["exchanges/s"] == pytest.approx((0.01, 8), rel=0.6)
@@ -137,7 +142,7 @@ def test_the_drift_of_a_time_is_that_of_its_rate():
     laboratory = Laboratory(noise=0.0)
     made = laboratory.runs({"benchmark": JACOBI})
     last = dataclasses.replace(laboratory.run(JACOBI, repeat=5, factor=1.25), drift=True)
-    (found,) = noises(gather([*made, last]))
+    (found,) = noises(Study.of([*made, last]))
     assert found.drift == pytest.approx(-0.2) and found.pairs == 10
 
 

@@ -1,94 +1,80 @@
-"""Scaling efficiency of one record against one-GPU baselines, while a sweep runs: without scipy, which takes a second to import.
+"""Scaling efficiency against one-GPU baselines: the one algorithm that the terminal, the record, MLflow and the report use.
 
-Efficiency = measured rate / (N × rate of the slowest member alone), with the images per GPU unchanged (weak scaling) or the
-images per step unchanged (strong scaling, where `global_batch_size` was asked for).
+    efficiency = rate ÷ (N × rate of the slowest member alone)
+
+The images per GPU are unchanged (weak scaling), or the images per step where `global_batch_size` was asked for (strong
+scaling). The launching process imports this module, so it needs neither numpy nor scipy, which take a second to import.
 """
 
-import json
+import math
+from collections import defaultdict
 from collections.abc import Iterable
-from statistics import median
 from typing import Any
 
-from analysis.findings.provenance import part
+from analysis.findings.runs import Runs, merged
+from analysis.findings.study import Study
 from benchmarks.record import Record
-from conf.cell import Cell
 
-RATE = "throughput/images_per_second"
-# A profiler has a pass of its own: the timed one is the same.
-INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
+EFFICIENCY = "scaling/efficiency"  # a metric
+BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
 
 
-def condition(record: Record) -> tuple[Any, ...]:
-    """What must be equal between a cell and its baseline: the machine, the software, and all that was asked but the GPUs,
-    NCCL's settings, the repeat and a profiler, which has a pass of its own.
-    """
-    different = ("server_gpus", "batch_size") if record.cell.global_batch_size else ("server_gpus",)
-    asked = sorted(item for item in flat(record.cell).items() if not no_matter(item[0], different))
-    hardware = [str(record.environment.get("host")), *sorted({str(rank.get("name")) for rank in record.ranks})]
-    versions, driver = part(record.environment, "versions"), part(record.environment, "gpu").get("driver")
-    return (*asked, *hardware, driver, *(versions.get(name) for name in ("torch", "cuda", "nccl")))
+class Baselines:
+    """The runs on one GPU of a study, found by what they must share with others."""
+
+    def __init__(self, study: Study) -> None:
+        """Sort them by their condition; runs of cells that one GPU cannot tell apart are runs of one baseline."""
+        self._study = study
+        together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        for runs in study.timed:
+            if runs.world_size == 1:
+                together[_condition(runs)][runs.gpus[0]].append(runs)
+        self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
+
+    def of(self, runs: Runs) -> dict[int, Runs]:
+        """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
+        known = self._known.get(_condition(runs), {})
+        return {gpu: known[gpu] for gpu in runs.gpus if gpu in known}
+
+    def efficiency(self, record: Record) -> float | None:
+        """Return the efficiency of one record; None for one GPU, without a rate or without any baseline."""
+        one = self._study.single(record)
+        if one.world_size == 1 or one.median_log_rate is None:
+            return None
+        alone = [runs.median_log_rate for runs in self.of(one).values() if runs.median_log_rate is not None]
+        return efficiency(one.median_log_rate, min(alone), one.world_size) if alone else None
+
+    def record_ids(self, record: Record) -> dict[str, list[str]]:
+        """Return {GPU: ids of the records of its baseline} for the members of a record's subset."""
+        members = self.of(self._study.single(record))
+        return {str(gpu): [one.record_id for one in runs.records] for gpu, runs in members.items()}
 
 
-def no_matter(name: str, different: Iterable[str]) -> bool:
-    """Whether an asked thing may differ between a cell and its baseline: one GPU does not use NCCL's settings."""
-    return name in different or name.startswith("nccl.")
+def efficiency(log_rate: float, log_slowest: float, world_size: int) -> float:
+    """Return rate ÷ (N × slowest), of the logarithms of both rates."""
+    return math.exp(log_rate - log_slowest) * (1 / world_size)
 
 
-def baselines(record: Record, records: Iterable[Record]) -> dict[int, float]:
-    """{GPU: images/sec alone} for the members of a record's subset that have one; the median of several runs.
-
-    Of several attempts at a cell the last usable one counts. A GPU is known by its UUID, where records have one.
-    """
-    members, wanted = uuids(record), condition(record)
-    rates: dict[int, dict[tuple[str, bool], float]] = {}
-    for other in sorted(records, key=lambda one: one.started_at):
-        gpus = other.cell.gpus
-        if len(gpus) != 1 or gpus[0] not in members or not other.usable or RATE not in other.metrics:
-            continue
-        if uuids(other)[gpus[0]] == members[gpus[0]] and condition(other) == wanted:
-            rates.setdefault(gpus[0], {})[other.cell_key, other.drift] = other.metrics[RATE]
-    return {gpu: median(values.values()) for gpu, values in rates.items()}
+def efficiencies(records: Iterable[Record]) -> dict[str, float]:
+    """Return {record_id: efficiency} for the records of a study that have one."""
+    study = Study.of(records)
+    baselines = Baselines(study)
+    shares = ((record, baselines.efficiency(record)) for record in (*study.records, *study.replaced))
+    return {record.record_id: share for record, share in shares if share is not None}
 
 
-def uuids(record: Record) -> dict[int, str | None]:
-    """{GPU: its UUID} of a record's subset; None for CPU workers."""
-    gpus, planned = record.cell.gpus, record.environment.get("planned_uuids")
-    known = planned if isinstance(planned, list) and len(planned) == len(gpus) else [None] * len(gpus)
-    return {gpu: None if one is None else str(one) for gpu, one in zip(gpus, known, strict=True)}
+def _condition(runs: Runs) -> Any:
+    """Return a key that is equal for a subset and its baselines."""
+    follows = follows_from_gpus(runs)
+    asked = frozenset(item for item in runs.request.items() if not is_irrelevant_alone(item[0], follows))
+    return asked, tuple(runs.provenance.values())
 
 
-def efficiency(record: Record, records: Iterable[Record]) -> float | None:
-    """Share of ideal scaling against the slowest member that has a baseline; None for one GPU or without any baseline."""
-    alone = baselines(record, records)
-    count = len(record.cell.gpus)
-    if count == 1 or not alone or RATE not in record.metrics:
-        return None
-    return record.metrics[RATE] / (count * min(alone.values()))
+def is_irrelevant_alone(name: str, follows: Iterable[str]) -> bool:
+    """Tell whether an option may differ between a cell and its baseline: one GPU does not use NCCL's settings."""
+    return name in follows or name.startswith("nccl.")
 
 
-def flat(cell: Cell) -> dict[str, str]:
-    """Flatten a cell's request to {"strategy.comm_hook": "bf16"}, without its GPUs and INCIDENTAL fields.
-
-    How long throughput is measured does not change what it is: of that benchmark only the name counts.
-    """
-    made: dict[str, str] = {}
-    for name, value in cell.to_dict().items():
-        if name in INCIDENTAL or name == "gpus" or value in (None, [], ()):
-            continue
-        if name == "declared":  # of what the YAML says, only a change of the user's own code makes another cell
-            hashes = {group: rules["sha256"] for group, rules in value.items() if "sha256" in rules}
-            made |= {f"{group}.sha256": text(one) for group, one in hashes.items()}
-        elif name == "benchmark" and isinstance(value, dict) and value.get("name") == "throughput":
-            made["benchmark.name"] = "throughput"
-        elif isinstance(value, dict):
-            made |= {f"{name}.{inner}": text(one) for inner, one in value.items() if one is not None}
-        else:
-            made[name] = text(value)
-    return made
-
-
-def text(value: Any) -> str:
-    """Equal values as equal text."""
-    if type(value) in (int, float):
-        return repr(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+def follows_from_gpus(runs: Runs) -> tuple[str, ...]:
+    """Return what differs between the points of one curve because their GPUs do; in strong scaling the images per rank too."""
+    return ("server_gpus", "batch_size") if runs.strong else ("server_gpus",)

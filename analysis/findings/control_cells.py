@@ -1,4 +1,4 @@
-"""The control cells that explain another one (analysis.findings.waterfall), for a planner to add."""
+"""The control cells that explain another cell (analysis.findings.waterfall), for a planner to add."""
 
 import dataclasses
 
@@ -8,29 +8,17 @@ from conf.cell import Cell
 WITHOUT = "none"  # the strategy without exchange
 
 
-def controls(cell: Cell) -> list[Cell]:
-    """The control cells that explain one cell, for a planner to add; none for one GPU, no strategy or no training step.
+def control_cells(cell: Cell) -> list[Cell]:
+    """Return the control cells that explain one cell; none for one GPU, for strategy=none or without a training step.
 
-    All keep model, batch size per rank, seed and repeat. `strategy=none` uses neither NCCL's settings nor servers.
+    All keep model, batch size per rank, seed and repeat. `strategy=none` uses neither NCCL's settings nor servers. A
+    profiler is left out: a trace explains the cell itself. They have no labels yet (conf.resolve.labelled).
     """
     if cell.world_size == 1 or cell.strategy["name"] == WITHOUT or cell.benchmark["name"] != "throughput":
         return []
-    labels = cell.labels
-    if cell.global_batch_size is not None:  # alone, a GPU gets what it gets in the subset
-        labels = tuple(one for one in labels if not one.startswith("global batch "))
-        labels = (f"batch {cell.batch_size}", *labels)
-    labels = tuple(one for one in labels if not one.startswith("profiler="))  # a trace explains the cell itself
-    alike = dataclasses.replace(
-        cell, nccl={}, global_batch_size=None, labels=labels, profiler="none", profiler_options={}
-    )
-    options = {f"{name}={value}" for name, value in cell.strategy.items()}
+    # Alone, a GPU gets as many images as in the subset.
+    alike = dataclasses.replace(cell, nccl={}, global_batch_size=None, labels=(), profiler="none", profiler_options={})
     declared = cell.declared and {**cell.declared, "strategy": groups.choice("strategy", WITHOUT).declared()}
-    without = dataclasses.replace(
-        alike,
-        strategy={"name": WITHOUT},
-        declared=declared,
-        server_gpus=(),
-        labels=tuple(one for one in labels if one not in options),
-    )
+    without = dataclasses.replace(alike, strategy={"name": WITHOUT}, declared=declared, server_gpus=())
     alone = [dataclasses.replace(one, gpus=(gpu,)) for one in (without, alike) for gpu in cell.gpus]
     return [*alone, without]

@@ -1,16 +1,16 @@
 """Estimates with 95 % intervals from few runs: the parametric bootstrap that every finding shares.
 
-A rate is compared on a logarithmic scale, where a scatter is a share. What is known of it is a Sample: of several runs their
-median, with a standard error from the scatter *between* runs and Student's t with runs − 1 degrees of freedom; of one run
-its own 95 % interval. Quantities made of several samples (an efficiency, a part of a waterfall) are computed on draws of
-each sample. Runs themselves are not resampled: three runs have ten different resamples, and the interval that these give
-holds the truth in three studies of four, not in nineteen of twenty.
+A rate is compared on a logarithmic scale, where the scatter is a share of the rate. A Sample holds the median of several
+runs, with a standard error from the scatter *between* runs and Student's t with runs − 1 degrees of freedom; one run has
+its own 95 % interval. A quantity made of several samples (an efficiency, a part of a waterfall) is computed on draws of
+each sample. Runs are not resampled: three runs have ten different resamples, and the interval from these holds the truth
+in three studies of four, not in nineteen of twenty.
 """
 
 import functools
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,25 +25,25 @@ NORMAL = 1.959964  # quantile of the normal distribution that belongs to LEVEL
 # The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
 
-# The most that a logarithm may be off, and a draw in standard errors: two runs know almost nothing, and say so without overflow.
+# The most that a logarithm may be off, and a draw in standard errors. Two runs know little of their scatter: no overflow then.
 WIDEST = 100.0
 
-Draws = np.ndarray[Any, np.dtype[np.float64]]
+Draws = np.ndarray[Any, np.dtype[np.float64]]  # (DRAWS,), in the unit of the sample: of a rate its logarithm
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A value from one or several runs. `error` is its standard error, None where nothing tells its scatter."""
+    """A value from one or several runs."""
 
     value: float
-    error: float | None
+    error: float | None  # standard error; None where the scatter is not known
     freedom: float = math.inf  # degrees of freedom of the error
     runs: int = 1
     name: str = ""  # seeds the draws, so that equal records give equal intervals
 
     @functools.cached_property
     def draws(self) -> Draws | None:
-        """DRAWS values that it could have had; None where nothing tells the scatter."""
+        """Values that it could have had; None where the scatter is not known."""
         if self.error is None:
             return None
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -53,7 +53,7 @@ class Sample:
         return drawn
 
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval."""
+        """Return the 95 % interval; None where the scatter is not known."""
         if self.error is None:
             return None
         half = self.error * quantile(self.freedom)
@@ -61,7 +61,7 @@ class Sample:
 
 
 def sample(values: Sequence[float], low: float, high: float, name: str) -> Sample:
-    """What runs tell of a value; `low` and `high` are the interval within the run where there is one run."""
+    """Return the sample of several runs; of a single run, with `low` and `high`, the 95 % interval within the run."""
     runs = len(values)
     value = float(np.median(values))
     if runs > 1:
@@ -72,10 +72,9 @@ def sample(values: Sequence[float], low: float, high: float, name: str) -> Sampl
 
 
 def estimate(value: float, draws: Draws | None) -> Estimate:
-    """A value with the interval that draws of it give, reversed: 2 · value − quantile.
+    """Return a value with the interval that its draws give, reversed: 2 · value − quantile.
 
-    Draws of the slowest of several members lie below the slowest, as it itself lies below the truth (noise makes the
-    smallest of equal ones smaller); the reversed interval corrects for that, the plain one would count it twice.
+    The minimum of noisy values is biased low. Reversing the interval removes that bias, a plain interval doubles it.
     """
     if draws is None:
         return Estimate(value)
@@ -84,8 +83,22 @@ def estimate(value: float, draws: Draws | None) -> Estimate:
     return Estimate(value, float(2 * value - high), float(2 * value - low))
 
 
+def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
+    """Return the logarithm of the slowest of several rates, and draws of it; None where one member's scatter is not known."""
+    listed = list(members)
+    value = min(member.value for member in listed)
+    drawn = [member.draws for member in listed if member.draws is not None]
+    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
+
+
+def scaled(value: Estimate, factor: float) -> Estimate:
+    """Return an estimate times a positive number."""
+    ends = (None if end is None else end * factor for end in (value.low, value.high))
+    return Estimate(value.value * factor, *ends)
+
+
 def exponential(value: Estimate) -> Estimate:
-    """From a logarithm back to the number."""
+    """Return the estimate of a number from that of its logarithm."""
     most = value.value + WIDEST
     ends = (None if end is None else math.exp(min(end, most)) for end in (value.low, value.high))
     return Estimate(math.exp(value.value), *ends)
@@ -93,5 +106,5 @@ def exponential(value: Estimate) -> Estimate:
 
 @functools.lru_cache(maxsize=1024)
 def quantile(freedom: float, level: float = LEVEL) -> float:
-    """How many standard errors to each side a two-sided interval of a level has."""
+    """Return the number of standard errors on each side of a two-sided interval, by Student's t."""
     return float(student.ppf((1 + level) / 2, freedom))

@@ -1,48 +1,49 @@
-"""All that a study says, in one call: what the report prints."""
+"""Everything that a study says, in one call: what the report prints."""
 
-from collections.abc import Sequence
-
-from analysis.findings.comparisons import compared, noises
-from analysis.findings.link_value import lost, machines, wired
+from analysis.findings.comparisons import comparisons, noises
+from analysis.findings.link_value import link_values, machine_links, subset_links
 from analysis.findings.model import Findings
-from analysis.findings.runs import gather
 from analysis.findings.scaling import curves
-from analysis.findings.waterfall import explained
+from analysis.findings.study import Study
+from analysis.findings.waterfall import waterfalls
 from analysis.topology.model import Topology
-from benchmarks.record import Record
 
 
-def study_findings(records: Sequence[Record], topology: Topology | None = None) -> Findings:
-    """Everything that a study's records tell. What they cannot tell is absent, with a sentence in `unsaid` or `refusals`.
+def findings_of(study: Study, topology: Topology | None = None) -> Findings:
+    """Return everything that a study's records say.
 
-    Args:
-        records: of one study, in any order; unusable ones and earlier attempts too.
-        topology: of the machine; None: the link classes that the records name.
+    What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`. `topology` is that of the machine;
+    without it, the link classes that the records name count.
     """
-    study = gather(records)
-    waterfalls, unexplained = explained(study)
-    scaling, known = curves(study), machines(study, topology)
-    comparisons, noise, worth = compared(study), noises(study), lost(study, known)
-    unsaid = [*unexplained]
-    if not records:
-        unsaid.append("nothing: the study has no record")
-    elif not study.runs:
-        unsaid.append(f"nothing but why: none of {len(records)} records is valid and finished")
-    elif not study.timed:
-        nothing = "no scaling" if study.rated else "no scaling and no comparison"
-        unsaid.append(f"{nothing}: no cell counts images per second")
+    explained, unexplained = waterfalls(study)
+    scaling, machines = curves(study), machine_links(study, topology)
+    noise, values = noises(study), link_values(study, machines)
+    links = subset_links(study, machines, scaling)
+    unsaid = [*unexplained, *_nothing(study)]
     if study.rated and all(one.floor is None for one in noise):
-        unsaid.append("no noise floor and no significance: no cell was run twice (repeats=5 does)")
-    beside = wired(study, known, scaling)
-    if not worth and any(wire.link_class for wire in beside):
+        unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")
+    if not values and any(one.link_class for one in links):
         unsaid.append("what a link is worth: no two subsets of equal size and settings have different link classes")
     return Findings(
         scaling=scaling,
-        waterfalls=waterfalls,
-        comparisons=comparisons,
+        waterfalls=explained,
+        comparisons=comparisons(study),
         noises=noise,
-        wires=beside,
-        worth=worth,
-        excluded=tuple((record.name, why) for record, why in study.excluded),
+        wires=links,
+        worth=values,
+        excluded=tuple((record.name, why) for record, why in study.left_out),
         unsaid=tuple(unsaid),
     )
+
+
+def _nothing(study: Study) -> list[str]:
+    """Return a sentence where a study has no results, or no rates."""
+    if not study.records:
+        return ["no results: the study has no record"]
+    if not study.runs:
+        count = len(study.records) + len(study.replaced)
+        return [f"no results: none of {count} records is finished and valid"]
+    if not study.timed:
+        missing = "no scaling" if study.rated else "no scaling and no comparison"
+        return [f"{missing}: no cell counts images per second"]
+    return []

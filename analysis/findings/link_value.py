@@ -1,5 +1,5 @@
-"""Results tied to the wires: what each subset exchanged over which links, which member of a class stands out, what a link
-is worth.
+"""Results next to the links: what each subset exchanged over which links, which member of a class stands out, and how many
+images per second a link class costs.
 """
 
 import math
@@ -11,12 +11,14 @@ from statistics import median
 
 import numpy as np
 
-from analysis.findings.baselines import RATE
+from analysis.findings import labels
 from analysis.findings.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
-from analysis.findings.model import Estimate, Scaling, Wire, Worth
-from analysis.findings.provenance import part
-from analysis.findings.runs import Gathered, Runs, between_runs, gather, gpu_list
-from analysis.findings.scaling import curves
+from analysis.findings.labels import gpu_list
+from analysis.findings.model import Estimate, LinkValue, Scaling, SubsetLinks
+from analysis.findings.provenance import mapping
+from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.runs import Runs, between_runs
+from analysis.findings.study import Study
 from analysis.topology.link_classes import best_first, is_known
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.placement import MOST_GPUS, Ring, place
@@ -29,15 +31,15 @@ P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without 
 Matrix = dict[tuple[int, int], float]
 
 
-class Machine:
-    """The links of one machine: classes, and GB/s between pairs where benchmark=p2p measured them."""
+class MachineLinks:
+    """The links of one machine: their classes, and GB/s between pairs where benchmark=p2p measured them."""
 
     def __init__(self, topology: Topology | None, measured: Mapping[str, Matrix]) -> None:
         self._topology, self._measured = topology, measured
         self._rings: dict[frozenset[int], Ring | None] = {}
 
     def ring(self, gpus: Iterable[int]) -> Ring | None:
-        """The best ring of a subset by link class; None where a class is not known."""
+        """Return the best ring of a subset by link class; None where a class is not known."""
         members = frozenset(gpus)
         if members not in self._rings:
             self._rings[members] = self._best(members)
@@ -54,7 +56,7 @@ class Machine:
         return place(Topology(devices, (), topology.links, None, topology.source), len(gpus)).best
 
     def slowest_gb_per_s(self, gpus: Sequence[int], transport: str | None) -> float | None:
-        """The slowest measured link of the ring, with peer access or without as the transport has it."""
+        """Return the slowest measured link of the ring, with peer access or without, as the transport has it."""
         ring = self.ring(gpus)
         order = ring.order if ring else tuple(gpus)
         matrix = self._measured.get(P2P[0] if transport is None or "P2P" in transport else P2P[1], {})
@@ -63,38 +65,29 @@ class Machine:
         return min(found) if all(map(math.isfinite, found)) else None
 
 
-def wires(records: Iterable[Record], topology: Topology | None = None) -> tuple[Wire, ...]:
-    """One line for every subset of several GPUs whose cell exchanged or trained."""
-    study = gather(records)
-    return wired(study, machines(study, topology), curves(study))
+def machine_links(study: Study, topology: Topology | None) -> dict[str, MachineLinks]:
+    """Return the links of every machine of a study, by the machine's name.
 
-
-def worth(records: Iterable[Record], topology: Topology | None = None) -> tuple[Worth, ...]:
-    """What each link class costs against the best one of the study, for each strategy and number of GPUs."""
-    study = gather(records)
-    return lost(study, machines(study, topology))
-
-
-def machines(study: Gathered, topology: Topology | None) -> dict[str, Machine]:
-    """By name. `topology` is that of a study on one machine; else the records' own."""
+    `topology` is that of a study on one machine; otherwise the links that the records name count.
+    """
     by_machine: dict[str, list[Runs]] = defaultdict(list)
     for runs in study.runs:
-        by_machine[runs.around["machine"]].append(runs)
-    made = {}
+        by_machine[runs.provenance["machine"]].append(runs)
+    links = {}
     for name, members in by_machine.items():
         records = [record for runs in members for record in runs.records]
         own = topology if len(by_machine) == 1 and topology is not None else _links(records)
-        made[name] = Machine(own, _matrices(records))
-    return made
+        links[name] = MachineLinks(own, _matrices(records))
+    return links
 
 
 def _links(records: Iterable[Record]) -> Topology | None:
-    """The classes that the records of a machine name."""
-    told: dict[str, str] = {}
+    """Return the link classes that the records of a machine name; None unless every pair has one."""
+    pairs: dict[str, str] = {}
     for record in records:
-        told |= part(record.environment, "links")
+        pairs |= mapping(record.environment.get("links"))
     words: dict[frozenset[int | str], str] = {}
-    for pair, word in told.items():
+    for pair, word in pairs.items():
         ends = pair.split("-")
         if len(ends) == 2 and all(end.isdigit() for end in ends):
             words[frozenset(map(int, ends))] = str(word)
@@ -105,45 +98,46 @@ def _links(records: Iterable[Record]) -> Topology | None:
 
 
 def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
-    """What records of benchmark=p2p measured: GB/s from each of the cell's GPUs (row) to each other."""
-    made: dict[str, Matrix] = {name: {} for name in P2P}
+    """Return what records of benchmark=p2p measured: {name: {(from GPU, to GPU): GB/s}}."""
+    matrices: dict[str, Matrix] = {name: {} for name in P2P}
     for record in records:
-        told = part(part(record.tables, "p2p"), "matrices")
+        measured = mapping(mapping(record.tables.get("p2p")).get("matrices"))
         gpus = record.cell.gpus
         for name in P2P:
-            rows = told.get(name)
+            rows = measured.get(name)
             if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
                 continue
             for a, row in zip(gpus, rows, strict=False):
                 for b, value in zip(gpus, row, strict=False):
                     if a != b and isinstance(value, int | float) and value > 0:
-                        made[name][a, b] = float(value)
-    return made
+                        matrices[name][a, b] = float(value)
+    return matrices
 
 
-def wired(study: Gathered, known: Mapping[str, Machine], scaling: Scaling) -> tuple[Wire, ...]:
-    """What `wires` returns, of runs that were gathered before."""
+def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling) -> tuple[SubsetLinks, ...]:
+    """Return one line for every subset of several GPUs whose cell exchanged or trained."""
     points = {point.record_ids[0]: point for curve in scaling.curves for point in curve.points}
     listed = []
     for runs in study.runs:
         busbw = runs.metric(BUSBW)
-        if runs.world_size == 1 or (busbw is None and runs.rate is None):
+        if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
             continue
-        machine, transport = known[runs.around["machine"]], _transport(runs)
+        machine, transport = machines[runs.provenance["machine"]], _transport(runs)
         point = points.get(runs.records[0].record_id)
-        wire = Wire(
+        links = SubsetLinks(
             runs.gpus,
+            runs.key,
             runs.strategy,
-            study.label(runs),
+            labels.label(study, runs),
             class_of(machine, runs),
             transport,
             busbw.value if busbw else None,
             machine.slowest_gb_per_s(runs.gpus, transport),
             point.efficiency.value if point and point.efficiency else None,
         )
-        listed.append((wire, runs))
+        listed.append((links, runs))
     sentences = _outstanding(study, listed)
-    return tuple(replace(wire, stands_out=sentences.get(at, "")) for at, (wire, _) in enumerate(listed))
+    return tuple(replace(links, stands_out=sentences.get(at, "")) for at, (links, _) in enumerate(listed))
 
 
 def _transport(runs: Runs) -> str | None:
@@ -151,30 +145,31 @@ def _transport(runs: Runs) -> str | None:
     return next((str(one) for one in found if one), None)
 
 
-def class_of(machine: Machine, runs: Runs) -> str | None:
-    """The worst class between neighbours of the best ring; of a machine without topology the worst that a record names."""
+def class_of(machine: MachineLinks, runs: Runs) -> str | None:
+    """Return the worst class between neighbours of the best ring; without a topology the worst that a record names."""
     ring = machine.ring(runs.gpus)
     if ring:
         return list(ring.links)[-1]
-    told = str(runs.records[0].effective.get("link_class") or "")
-    return told.split("+")[-1] or None
+    classes = str(runs.records[0].effective.get("link_class") or "")
+    return classes.split("+")[-1] or None
 
 
-def _outstanding(study: Gathered, listed: Sequence[tuple[Wire, Runs]]) -> dict[int, str]:
-    """A sentence for every member that differs from the median of its class by more than equal cells of this study do.
+def _outstanding(study: Study, listed: Sequence[tuple[SubsetLinks, Runs]]) -> dict[int, str]:
+    """Return a sentence for every member that differs from the median of its class by more than equal cells of this study do.
 
-    Classes of exchange bandwidth, or of images per second where nothing was exchanged alone; all members tested are one family.
+    Members are compared in exchange bandwidth, or in images per second where nothing was exchanged alone. All members that
+    are tested are one family.
     """
     found: dict[int, str] = {}
-    for metric, name in ((BUSBW, "exchanges"), (RATE, "trains")):
+    for metric, name in ((BUSBW, "exchanges"), (IMAGES_PER_SECOND, "trains")):
         deviation, freedom = between_runs((runs for _, runs in listed), metric)
         if not freedom:
             continue
         classes: dict[Hashable, list[tuple[int, float, int]]] = defaultdict(list)
-        for at, (wire, runs) in enumerate(listed):
+        for at, (links, runs) in enumerate(listed):
             values = runs.logarithms(metric)
             if values and at not in found:
-                key = (len(wire.gpus), wire.link_class, study.condition(runs))
+                key = (len(links.gpus), links.link_class, study.condition(runs))
                 classes[key].append((at, sum(values) / len(values), len(values)))
         members = [one for one in classes.values() if len(one) >= FEWEST_MEMBERS]
         level = 1 - (1 - LEVEL) / max(1, sum(map(len, members)))
@@ -187,19 +182,19 @@ def _outstanding(study: Gathered, listed: Sequence[tuple[Wire, Runs]]) -> dict[i
     return found
 
 
-def _sentence(wire: Wire, name: str, share: float, members: int) -> str:
-    size, links = len(wire.gpus), f" with {wire.link_class}" if wire.link_class else ""
+def _sentence(one: SubsetLinks, name: str, share: float, members: int) -> str:
+    size, links = len(one.gpus), f" with {one.link_class}" if one.link_class else ""
     return (
-        f"{gpu_list(wire.gpus)} {name} {abs(share):.1%} {'slower' if share < 0 else 'faster'} than the median of the "
+        f"{gpu_list(one.gpus)} {name} {abs(share):.1%} {'slower' if share < 0 else 'faster'} than the median of the "
         f"{members} subsets of {size}{links}, more than noise explains"
     )
 
 
-def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
-    """What `worth` returns, of runs that were gathered before."""
+def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[LinkValue, ...]:
+    """Return what each link class costs against the best one of the study, for each strategy and number of GPUs."""
     alike: dict[Hashable, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
     for runs in study.timed:
-        link = class_of(known[runs.around["machine"]], runs) if runs.world_size > 1 else None
+        link = class_of(machines[runs.provenance["machine"]], runs) if runs.world_size > 1 else None
         if link is not None and is_known(link):
             alike[runs.world_size, study.condition(runs)][link].append(runs)
     found = []
@@ -208,9 +203,10 @@ def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
         for link in others:
             first = classes[link][0]
             found.append(
-                Worth(
+                LinkValue(
+                    first.key,
                     first.strategy,
-                    f"{study.label(first)} · {first.world_size} GPUs, {best} against {link}",
+                    f"{labels.label(study, first)} · {first.world_size} GPUs, {best} against {link}",
                     link,
                     _difference(classes[best], classes[link]),
                     first.records[0].model.get("gradient_bytes"),
@@ -221,14 +217,14 @@ def lost(study: Gathered, known: Mapping[str, Machine]) -> tuple[Worth, ...]:
 
 
 def _difference(better: Sequence[Runs], worse: Sequence[Runs]) -> Estimate:
-    """Images per second and GPU between the means of two classes."""
+    """Return the images per second and GPU between the means of two classes."""
     (one, first), (two, second) = _mean(better), _mean(worse)
     return estimate(one - two, first - second if first is not None and second is not None else None)
 
 
 def _mean(members: Sequence[Runs]) -> tuple[float, Draws | None]:
-    """Mean rate per GPU of several subsets, and draws of it where the scatter of all is known."""
-    rates = [runs.rate for runs in members if runs.rate is not None]
+    """Return the mean rate per GPU of several subsets, and draws of it where the scatter of all is known."""
+    rates = [runs.log_rate for runs in members if runs.log_rate is not None]
     size = members[0].world_size
     value = sum(math.exp(rate.value) for rate in rates) / len(rates) / size
     drawn = [rate.draws for rate in rates if rate.draws is not None]

@@ -1,14 +1,20 @@
-"""What a study says: the types that scaling, waterfall, comparisons and links return and that the report prints.
+"""The findings of a study: what scaling, waterfall, comparisons and links return and what the report prints.
 
 A share is a part of one (0.98), a rate is in images per second. What a study cannot say is absent, with a sentence why.
+A finding names its cell by `gpus` and `key`: what was asked and where it ran, {option: value} (Runs.key). `label` is for
+people; no code reads it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Key: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval. `low` and `high` are None where there is nothing to make one of."""
+    """A number with its 95 % interval. `low` and `high` are None where the scatter is not known."""
 
     value: float
     low: float | None = None
@@ -17,18 +23,19 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Fit:
-    """A law fitted to the points of a curve. `parameters` are shares by name; `error` is the largest relative miss of a point."""
+    """A law fitted to the points of a curve."""
 
     law: str  # amdahl or usl
-    parameters: dict[str, float]
-    error: float
+    parameters: dict[str, float]  # shares
+    error: float  # largest relative miss of a point
 
 
 @dataclass(frozen=True)
 class Point:
-    """One subset of a curve: the runs of equal cells that differ in their repeat alone."""
+    """One subset of a curve: runs of equal cells that differ in their repeat alone."""
 
     gpus: tuple[int, ...]
+    key: Key
     rate: Estimate  # images per second, all GPUs
     runs: int
     batch_size: int  # images per rank and step
@@ -42,23 +49,25 @@ class Point:
 
     @property
     def world_size(self) -> int:
-        """Number of GPUs."""
+        """The number of GPUs."""
         return len(self.gpus)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points that differ in their GPUs alone; `kind` is weak (images per GPU unchanged) or strong (images per step)."""
+    """Points that differ in their GPUs alone."""
 
-    label: str  # what tells it from the other curves of the study
-    kind: str
+    label: str
+    kind: str  # weak (images per GPU unchanged) or strong (images per step unchanged)
     points: tuple[Point, ...]  # by number of GPUs, then as listed
     fits: tuple[Fit, ...] = ()
+    settings: int = 0  # number of options that tell it from the other curves
+    details: tuple[str, ...] = ()  # parts of the label besides model, strategy and benchmark
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Every curve of a study, and what was not compared and why, a sentence each."""
+    """Every curve of a study; `refusals` are sentences on what was not compared and why."""
 
     curves: tuple[Curve, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -66,12 +75,12 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Part:
-    """One step down of a waterfall. `lost` is in images per second; None with `why` where no cell tells it."""
+    """One step down of a waterfall."""
 
     name: str
-    lost: Estimate | None
-    why: str = ""
-    above_ideal: bool = False  # taken off before the ideal: the spread, which `ideal` is already free of
+    lost: Estimate | None  # images per second; None where no cell measured it
+    why: str = ""  # where it is None, or what qualifies it
+    above_ideal: bool = False  # subtracted before the ideal: the spread, which is not in `ideal`
 
 
 @dataclass(frozen=True)
@@ -83,10 +92,11 @@ class Waterfall:
 
     label: str
     gpus: tuple[int, ...]
+    key: Key
     ideal: Estimate  # images per second: world_size times the slowest member alone, without a strategy
     measured: Estimate
-    parts: tuple[Part, ...]  # in the order in which they are taken off
-    residual: float  # images per second: what no part explains
+    parts: tuple[Part, ...]  # in the order in which they are subtracted
+    residual: float  # images per second that no part explains
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None
 
@@ -96,37 +106,41 @@ VERDICTS = ("faster", "slower", "no difference seen")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of runs; `difference` is (second − first) ÷ first, the verdict faster, slower or no difference seen."""
+    """The runs of two cells that differ in one thing, on the same GPUs."""
 
-    first: str
-    second: str
-    difference: Estimate
+    first: str  # label
+    second: str  # label
+    difference: Estimate  # (second − first) ÷ first
     smallest: float | None  # the smallest share that these runs could have shown
-    verdict: str  # VERDICTS, or empty where nothing can be said
+    verdict: str  # VERDICTS, of the second; empty where nothing can be said
     why: str = ""  # where there is no verdict, or what qualifies it
-    asked: str = ""  # the one thing that differs: strategy, optimize, NCCL_P2P_LEVEL, …
+    asked: str = ""  # what differs, for people: strategy, optimize, NCCL_P2P_LEVEL, …
     gpus: tuple[int, ...] = ()
     runs: tuple[int, int] = (1, 1)
     rate: str = "images/s"  # what is compared; more is faster
+    differing: tuple[str, ...] = ()  # names in the keys that differ
+    first_key: Key = field(default_factory=dict)
+    second_key: Key = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The A/A floor: how far equal cells of this study differ, as a share. None where no cell was run twice."""
+    """The A/A floor: how far runs of equal cells of this study differ. None where no cell was run twice."""
 
-    floor: float | None  # 19 of 20 pairs of single runs of equal cells differ by less
+    floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
     pairs: int
-    drift: float | None  # the first cell once more at the end, as a share of its first rate
+    drift: float | None  # change of the first cell when it ran once more at the end, as a share of its first rate
     deviation: float | None = None  # standard deviation between runs of equal cells, as a share
-    freedom: int = 0  # degrees of freedom of that
-    rate: str = "images/s"  # of which
+    freedom: int = 0  # degrees of freedom of the deviation
+    rate: str = "images/s"
 
 
 @dataclass(frozen=True)
-class Wire:
-    """A subset's exchange beside the links that it had."""
+class SubsetLinks:
+    """The exchange of a subset next to the links that it had."""
 
     gpus: tuple[int, ...]
+    key: Key
     strategy: str
     label: str
     link_class: str | None  # the worst between neighbours of the best ring
@@ -138,9 +152,10 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Worth:
-    """What a link is worth: images per second per GPU lost with a class instead of the best one, for one strategy."""
+class LinkValue:
+    """Images per second and GPU that one strategy loses with a link class instead of the best one."""
 
+    key: Key  # of the first cell with the class
     strategy: str
     label: str
     link_class: str
@@ -151,13 +166,13 @@ class Worth:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a study says. Every part may be empty; then `unsaid` or `scaling.refusals` say why."""
+    """Everything that a study says. A part may be empty; then `unsaid` or `scaling.refusals` say why."""
 
     scaling: Scaling = Scaling()
     waterfalls: tuple[Waterfall, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
-    noises: tuple[Noise, ...] = ()  # of every rate that cells of the study have
-    wires: tuple[Wire, ...] = ()
-    worth: tuple[Worth, ...] = ()
+    noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
+    wires: tuple[SubsetLinks, ...] = ()
+    worth: tuple[LinkValue, ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
-    unsaid: tuple[str, ...] = ()  # what could not be said and why, a sentence each
+    unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why

@@ -1,21 +1,22 @@
-"""Where a record was made: which machine, with which software. Records that differ in it are not compared."""
+"""Where a record was made: on which machine, with which software. Records that differ in it are not compared."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.record import Record
 
-SURROUNDINGS = ("machine", "driver", "torch", "CUDA", "NCCL")
+PROVENANCE = ("machine", "driver", "torch", "CUDA", "NCCL")
 
 
 class Machines:
-    """Which records are of one machine: one host, and no GPU id stands for two GPUs."""
+    """Names machines: one name for one host, as long as no GPU id stands for two GPUs."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[str, dict[int, str], str]] = []
+        self._known: list[tuple[str, dict[int, str], str]] = []  # name, {GPU: UUID}, host
 
     def name(self, record: Record) -> str:
-        """`vm`, and `vm (2)` for another machine of that name."""
+        """Return `vm`, or `vm (2)` for another machine with the host name `vm`."""
         host = str(record.environment.get("host", "unknown host"))
         gpus = _uuids(record)
         for name, known, name_of_host in self._known:
@@ -29,28 +30,49 @@ class Machines:
 
 
 def _uuids(record: Record) -> dict[int, str]:
-    listed = part(record.environment, "gpu").get("gpus")
-    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    """Return {GPU: UUID} as far as a record knows them."""
+    listed = mapping(record.environment.get("gpu")).get("gpus")
+    gpus = [mapping(one) for one in listed] if isinstance(listed, list) else []
     planned = record.environment.get("planned_uuids")
-    mine = dict(zip(record.cell.gpus, planned, strict=False)) if isinstance(planned, list) else {}
-    return {one["id"]: str(one["uuid"]) for one in known if type(one.get("id")) is int and "uuid" in one} | mine
+    of_cell = dict(zip(record.cell.gpus, planned, strict=False)) if isinstance(planned, list) else {}
+    return {one["id"]: str(one["uuid"]) for one in gpus if type(one.get("id")) is int and "uuid" in one} | of_cell
 
 
-def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested object of a record; empty where it is absent or something else."""
-    found = whole.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def surroundings(record: Record, machines: Machines) -> dict[str, str]:
-    """The machine and the software of a record, by SURROUNDINGS; '' where the record does not say."""
+def provenance(record: Record, machines: Machines) -> dict[str, str]:
+    """Return the machine and the software of a record, by PROVENANCE; '' where the record does not say."""
     environment = record.environment
-    versions, gpu = part(environment, "versions"), part(environment, "gpu")
+    versions, driver = mapping(environment.get("versions")), mapping(environment.get("gpu")).get("driver")
+    on_gpus = record.cell.device == "cuda"
     known = {
         "machine": machines.name(record),
-        "driver": gpu.get("driver") if record.cell.device == "cuda" else None,
+        "driver": driver if on_gpus else None,
         "torch": versions.get("torch"),
         "CUDA": versions.get("cuda"),
-        "NCCL": versions.get("nccl") if record.cell.device == "cuda" else None,
+        "NCCL": versions.get("nccl") if on_gpus else None,
     }
     return {name: "" if value is None else str(value) for name, value in known.items()}
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a value if it is a mapping, else an empty one: a record's environment and tables may hold anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def hardware(record: Record) -> str:
+    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine, not only those of the subset."""
+    gpus = mapping(record.environment.get("gpu")).get("gpus")
+    if record.cell.device == "cuda" and isinstance(gpus, list) and gpus:
+        kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
+        return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
+    cpu = mapping(record.environment.get("cpu"))
+    return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
+
+
+def installation(record: Record) -> str:
+    """Describe the machine and the software of a record in one line."""
+    versions = mapping(record.environment.get("versions"))
+    parts = [hardware(record), f"host {record.environment.get('host', 'unknown')}"]
+    driver = mapping(record.environment.get("gpu")).get("driver")
+    parts += [f"driver {driver}"] if driver else []
+    parts += [f"torch {versions['torch']}"] if "torch" in versions else []
+    return ", ".join(parts)

@@ -1,53 +1,71 @@
-"""The rate that the cells of each benchmark are compared in, and what may differ between two that do the same amount of work.
+"""Each benchmark's primary rate, and the options in which two comparable cells may differ.
 
-More of a rate is faster. Of a time the rate is 1 ÷ time, so that 5 % always are 5 % more in the same time. METHOD.md,
-"Comparisons".
+A higher rate is faster. The rate of a time is 1 ÷ time, so that 5 % more always means 5 % more work in the same time.
+Benchmarks declare theirs in their YAML, as `compared` (conf.groups). METHOD.md, "Comparisons".
 """
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from analysis.findings.baselines import RATE
+from conf import groups
 from conf.cell import Cell
+from conf.options import Refused
+
+IMAGES_PER_SECOND = "throughput/images_per_second"
 
 
 @dataclass(frozen=True)
-class Headline:
-    """One benchmark's. `rate` names for people what is compared, `metric` is what records have of it.
+class Rate:
+    """The primary rate of one benchmark."""
 
-    `choices` are the options of the benchmark that leave the amount of work as it is, `work` what changes it beside the
-    other options.
-    """
-
-    rate: str
-    metric: str
+    name: str  # for people: exchanges/s
+    metric: str  # what records have of it
     is_time: bool = False  # less of the metric is faster
-    choices: tuple[str, ...] = ()
-    work: tuple[str, ...] = ()
+    may_differ: tuple[str, ...] = ()  # options of the benchmark that leave the amount of work as it is
+    work: tuple[str, ...] = ()  # fields of the cell that change it, besides the benchmark's other options
 
-    def may_differ(self, asked: str) -> bool:
-        """Whether cells that differ in an asked thing do the same amount of work."""
-        return asked in self.choices if asked.startswith("benchmark.") else asked not in self.work
+    def is_same_work(self, option: str) -> bool:
+        """Tell whether cells that differ in an option do the same amount of work."""
+        group, _, name = option.partition(".")
+        return name in self.may_differ if group == "benchmark" else option not in self.work
 
     def change(self, first: float, second: float) -> float:
-        """From one value of the metric to another, as a share of the first rate."""
+        """Return the change from one value of the metric to another, as a share of the first rate."""
         return (first / second if self.is_time else second / first) - 1
 
 
-IMAGES = Headline("images/s", RATE)
-HEADLINES = {
-    "throughput": IMAGES,
-    "exchange": Headline(
-        "exchanges/s", "comm/exchange_ms", is_time=True, choices=("benchmark.per_key",), work=("precision",)
-    ),
-    "collectives": Headline(
-        "busbw of the largest message",
-        "collectives/busbw_gb_per_s",
-        choices=("benchmark.calls", "benchmark.cuda_graph"),
-    ),
-    "jacobi": Headline("solves/s", "jacobi/seconds", is_time=True, choices=("benchmark.exchange",)),
-}
+def _declared(compared: Mapping[str, Any]) -> Rate:
+    return Rate(
+        str(compared["rate"]),
+        str(compared["metric"]),
+        bool(compared["less_is_better"]),
+        tuple(compared["may_differ"]),
+        tuple(compared["work"]),
+    )
 
 
-def headline(cell: Cell) -> Headline:
-    """Of a cell's benchmark; images per second, which others do not count, where that has none of its own."""
-    return HEADLINES.get(cell.benchmark["name"], IMAGES)
+@functools.cache
+def _of_yaml(benchmark: str) -> Rate | None:
+    """Return the rate of a benchmark that this installation knows; None where it has none."""
+    try:
+        compared = groups.choice("benchmark", benchmark).rules.get("compared")
+    except Refused:
+        return None
+    return _declared(compared) if compared else None
+
+
+@functools.cache
+def images_rate() -> Rate:
+    """Return images per second, the rate of benchmarks that declare no rate."""
+    rate = _of_yaml("throughput")
+    assert rate is not None
+    return rate
+
+
+def primary_rate(cell: Cell) -> Rate:
+    """Return the rate that a cell's benchmark declares; a record of schema 2 declares nothing, so its YAML decides."""
+    compared = cell.declared.get("benchmark", {}).get("compared")
+    rate = _declared(compared) if compared else _of_yaml(cell.benchmark["name"])
+    return rate or images_rate()

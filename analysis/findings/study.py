@@ -1,74 +1,168 @@
-"""What a report is made of: the record that counts of every cell of a study, what could not be read, and what they agree in."""
+"""A study: which attempt counts for every cell, and the runs of equal cells.
 
-import json
-import math
+Every finding and every efficiency goes through here, so that each leaves out the same: unusable records, attempts that a
+later one replaced, other machines, other software.
+"""
+
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from analysis.findings.baselines import INCIDENTAL
 from analysis.findings.model import Point
-from analysis.findings.provenance import Machines, surroundings
+from analysis.findings.provenance import PROVENANCE, Machines, installation, provenance
+from analysis.findings.rates import Rate
+from analysis.findings.runs import Runs, merged, request_of
+from analysis.findings.strategy_options import chosen_options
 from benchmarks.record import Record, RecordError, read_study
 
+# Options that say nothing of a cell without a model.
+OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
+REPLACED = "superseded by a later attempt at the same cell"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Study:
-    """The records of one folder, in order of their start."""
+    """The records of one study, in order of their start. Make one with `Study.of` or `open_study`."""
 
     name: str
-    records: tuple[Record, ...]  # the one that counts of each cell
-    unreadable: tuple[str, ...] = ()  # a sentence each, paths from the study's folder
-    replaced: tuple[Record, ...] = ()  # attempts for which another one at the same cell counts
-    folder: Path | None = None  # where they lie
+    records: tuple[Record, ...]  # the attempt that counts of each cell
+    replaced: tuple[Record, ...]  # attempts for which another one at the same cell counts
+    runs: tuple[Runs, ...]  # the usable records, equal cells of one machine and software together
+    drift: tuple[tuple[Record, Runs], ...]  # the first cell once more at the end, and the runs that it belongs to
+    singles: Mapping[int, Runs]  # every record as runs of its own, by id()
+    unreadable: tuple[str, ...] = ()  # a sentence for each file, paths from the study's folder
+    folder: Path | None = None
+    varied: tuple[str, ...] = field(init=False)  # names of what was asked differently within the study
 
-    @cached_property
+    def __post_init__(self) -> None:
+        """Find what varies."""
+        names = dict.fromkeys(name for one in self.runs for name in one.request)
+        varied = tuple(name for name in names if len({one.request.get(name) for one in self.runs}) > 1)
+        object.__setattr__(self, "varied", varied)
+
+    @staticmethod
+    def of(records: Iterable[Record], unreadable: Sequence[str] = (), folder: Path | None = None) -> "Study":
+        """Choose the attempt that counts of every cell and put runs of equal cells together."""
+        machines = Machines()
+        singles = [
+            Runs((record,), record.cell.gpus, request_of(record.cell), provenance(record, machines))
+            for record in sorted(records, key=_start)
+        ]
+        chosen = _chosen(singles)
+        counting = [one.records[0] for one in chosen]
+        ids = {id(record) for record in counting}
+        runs, drift = _together([one for one in chosen if one.records[0].usable])
+        names = Counter(record.study for record in counting)
+        of_folder = folder.resolve().name if folder else ""
+        return Study(
+            names.most_common(1)[0][0] if names else of_folder,
+            tuple(counting),
+            tuple(one.records[0] for one in singles if id(one.records[0]) not in ids),
+            runs,
+            drift,
+            {id(one.records[0]): one for one in singles},
+            tuple(unreadable),
+            folder,
+        )
+
+    @functools.cached_property
     def usable(self) -> tuple[Record, ...]:
-        """Finished and not invalid."""
+        """Records that are finished and not invalid."""
         return tuple(record for record in self.records if record.usable)
 
-    @cached_property
+    @functools.cached_property
     def excluded(self) -> tuple[Record, ...]:
-        """Whose numbers enter nothing."""
+        """Records whose numbers enter nothing."""
         return tuple(record for record in self.records if not record.usable)
+
+    @functools.cached_property
+    def left_out(self) -> tuple[tuple[Record, str], ...]:
+        """Records whose numbers enter nothing, and attempts that were replaced, each with the reason."""
+        both = sorted([*self.excluded, *self.replaced], key=_start)
+        return tuple((record, REPLACED if record.usable else _why_unusable(record)) for record in both)
 
     @property
     def trains(self) -> bool:
-        """Whether a cell has a model; others measure links alone. A study without records could have had one."""
+        """Whether a cell has a model; others measure links. A study without records could have had one."""
         return not self.records or any(record.cell.trains for record in self.records)
 
-    @cached_property
+    @functools.cached_property
     def by_id(self) -> dict[str, Record]:
         """{record_id: record}."""
         return {record.record_id: record for record in self.records}
 
-    def of(self, point: Point) -> list[Record]:
-        """The records of a point's runs that are here."""
+    def records_of(self, point: Point) -> list[Record]:
+        """Return the records of a point's runs."""
         return [self.by_id[one] for one in point.record_ids if one in self.by_id]
 
-    @property
-    def attempts(self) -> tuple[Record, ...]:
-        """Every readable record: findings choose among them by the same rule."""
-        return self.records + self.replaced
+    @functools.cached_property
+    def installations(self) -> dict[str, int]:
+        """{machine and software: number of records}, in order of their first record."""
+        return dict(Counter(installation(record) for record in self.records))
 
-    @cached_property
-    def groups(self) -> tuple[tuple[Record, ...], ...]:
-        """Usable records by equal cells of one machine and software, whose repeat alone differs; the first started first."""
-        found: dict[tuple[str, tuple[str, ...]], list[Record]] = defaultdict(list)
-        machines = Machines()
-        for record in self.usable:
-            around = tuple(surroundings(record, machines).values())
-            found[cell_without_repeat(record), around].append(record)
-        return tuple(tuple(group) for group in found.values())
+    @functools.cached_property
+    def timed(self) -> tuple[Runs, ...]:
+        """Runs with images per second."""
+        return tuple(runs for runs in self.runs if runs.median_log_rate is not None)
 
-    @cached_property
-    def machines(self) -> dict[str, int]:
-        """{what a machine is: number of its records}, the first first."""
-        return dict(Counter(machine(record) for record in self.records))
+    @functools.cached_property
+    def rated(self) -> tuple[Runs, ...]:
+        """Runs with the primary rate of their benchmark."""
+        return tuple(runs for runs in self.runs if runs.log_rates)
+
+    @functools.cached_property
+    def rates(self) -> tuple[Rate, ...]:
+        """The primary rates that the study has, in order of their first run."""
+        return tuple(dict.fromkeys(runs.rate for runs in self.rated))
+
+    def single(self, record: Record) -> Runs:
+        """Return one record of the study as runs of its own, whether it counts or not."""
+        return self.singles[id(record)]
+
+    def distinguishing(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
+        """Return the names of what was asked that tell runs from others of the study, options with their defaults left out."""
+        chosen = {f"strategy.{option}" for option, _ in chosen_options(runs.cell)} | {"strategy.name"}
+        hides_defaults = "strategy.name" in self.varied
+        return [
+            name
+            for name in self.telling
+            if name in runs.request
+            and name not in without
+            and not (hides_defaults and name.startswith("strategy.") and name not in chosen)
+            and (runs.trains or name not in OF_TRAINING)
+        ]
+
+    @functools.cached_property
+    def telling(self) -> tuple[str, ...]:
+        """The varied names without those that follow from the model, from there being a model, or from the benchmark."""
+        names = [*self.varied]
+        for group in ("model", "benchmark"):
+            first: dict[str | None, Runs] = {}
+            following = {name for name in self.varied if name.startswith(f"{group}.") and name != f"{group}.name"}
+            following |= {"batch_size"} & set(self.varied) if group == "model" else set()
+            for runs in self.runs:
+                like = first.setdefault(runs.request.get(f"{group}.name"), runs)
+                following -= {name for name in following if runs.request.get(name) != like.request.get(name)}
+            names = [name for name in names if name not in following]
+        trained = [runs for runs in self.runs if runs.trains]
+        alike = {name for name in OF_TRAINING if len({runs.request.get(name) for runs in trained}) == 1}
+        names = [name for name in names if name not in alike]
+        return tuple(sorted(names, key=lambda name: not name.startswith(("model.name", "strategy.name"))))
+
+    @functools.cached_property
+    def varied_provenance(self) -> tuple[str, ...]:
+        """The names of PROVENANCE that differ within the study."""
+        return tuple(name for name in PROVENANCE if len({runs.provenance.get(name) for runs in self.runs}) > 1)
+
+    def condition(self, runs: Runs, without: Iterable[str] = ()) -> tuple[str | None, ...]:
+        """Return a key that is equal for runs that may be compared: all that varies, without the GPUs and the names left out."""
+        left_out = set(without)
+        asked = (runs.request.get(name) for name in self.varied if name not in left_out)
+        around = (runs.provenance.get(name) for name in self.varied_provenance if name not in left_out)
+        return (*asked, *around)
 
 
 def open_study(folder: Path) -> Study:
@@ -78,86 +172,53 @@ def open_study(folder: Path) -> Study:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
     records, errors = read_study(folder)
-    kept = counting(records)
-    ids = {id(record) for record in kept}
-    names = Counter(record.study for record in kept)
-    name = names.most_common(1)[0][0] if names else folder.resolve().name
-    return Study(
-        name, tuple(kept), tuple(_from(folder, error) for error in errors),
-        tuple(record for record in records if id(record) not in ids), folder,
-    )  # fmt: skip
+    return Study.of(records, [_inside(folder, error) for error in errors], folder)
 
 
-def counting(records: Iterable[Record]) -> list[Record]:
-    """The attempt that counts of every cell, in order of their start.
+def _chosen(singles: Sequence[Runs]) -> list[Runs]:
+    """Return the attempt that counts of every cell, in order of their start.
 
-    It is the last usable one, of each machine and software (as in analysis.findings.runs.gather); on a machine where none is, the
-    last finished one, else the last.
+    On each machine it is the last usable attempt with each software; where none is usable, the last finished one, else
+    the last. A failed attempt may not know its software, so one that failed counts only where none is usable.
     """
-    machines = Machines()
-    usable: dict[tuple[Any, ...], Record] = {}
-    others: dict[tuple[Any, ...], Record] = {}
+    usable: dict[tuple[Any, ...], Runs] = {}
+    others: dict[tuple[Any, ...], Runs] = {}
     measured: set[tuple[Any, ...]] = set()
-    for record in sorted(records, key=_started):
-        around = surroundings(record, machines)
-        # What failed may not know the software that it ran on.
-        cell = (record.cell_key, record.drift, around["machine"])
+    for one in singles:
+        record = one.records[0]
+        cell = (record.cell_key, record.drift, one.provenance["machine"])
         if record.usable:
-            usable[cell, tuple(around.values())] = record
+            usable[cell, tuple(one.provenance.values())] = one
             measured.add(cell)
-        elif cell not in others or record.state == "finished" or others[cell].state != "finished":
-            others[cell] = record
-    rest = [record for cell, record in others.items() if cell not in measured]
-    return sorted([*usable.values(), *rest], key=_started)
+        elif cell not in others or record.state == "finished" or others[cell].records[0].state != "finished":
+            others[cell] = one
+    rest = [one for cell, one in others.items() if cell not in measured]
+    return sorted([*usable.values(), *rest], key=lambda one: _start(one.records[0]))
 
 
-def _started(record: Record) -> tuple[float, str]:
+def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Record, Runs], ...]]:
+    """Return the runs of equal cells, and each drift run with the runs of its cell."""
+    alike: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
+    for one in usable:
+        alike[one.gpus, frozenset(one.key.items())].append(one)
+    runs, drift = [], []
+    for members in alike.values():
+        repeats = [one for one in members if not one.records[0].drift]
+        of_cell = merged(repeats or members)
+        runs.append(of_cell)
+        drift += [(one.records[0], of_cell) for one in members if repeats and one.records[0].drift]
+    return tuple(runs), tuple(drift)
+
+
+def _start(record: Record) -> tuple[float, str]:
     return record.started_at, record.record_id
 
 
-def _from(folder: Path, error: RecordError) -> str:
+def _why_unusable(record: Record) -> str:
+    if record.state != "finished":
+        return f"{record.state}: {record.failure.message}" if record.failure else record.state
+    return "invalid: " + ("; ".join(record.validity.codes.values()) or "no reason was recorded")
+
+
+def _inside(folder: Path, error: RecordError) -> str:
     return str(error).replace(f"{folder}/", "")
-
-
-def cell_without_repeat(record: Record, *without: str) -> str:
-    """Equal for equal cells; also for those that differ in fields that are left out."""
-    left_out = (*INCIDENTAL, *without)
-    asked = record.cell.to_dict()
-    return json.dumps({name: value for name, value in asked.items() if name not in left_out}, sort_keys=True)
-
-
-def named(record: Record, group: str) -> str:
-    """Return the name of a cell's model, strategy or benchmark."""
-    return record.cell.model.name if group == "model" else str(getattr(record.cell, group)["name"])
-
-
-def hardware(record: Record) -> str:
-    """`4 × NVIDIA H200`, or the CPU that workers ran on; of the machine, not of the subset."""
-    gpus = mapping(record.environment.get("gpu")).get("gpus")
-    if record.cell.device == "cuda" and isinstance(gpus, list) and gpus:
-        kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
-        return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
-    cpu = mapping(record.environment.get("cpu"))
-    return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
-
-
-def machine(record: Record) -> str:
-    """What must be one for rates to be comparable, as far as the record tells."""
-    versions = mapping(record.environment.get("versions"))
-    parts = [hardware(record), f"host {record.environment.get('host', 'unknown')}"]
-    driver = mapping(record.environment.get("gpu")).get("driver")
-    parts += [f"driver {driver}"] if driver else []
-    parts += [f"torch {versions['torch']}"] if "torch" in versions else []
-    return ", ".join(parts)
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value where it is a mapping, else an empty one: a record's environment may hold anything."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def middle(records: Iterable[Record], metric: str) -> float | None:
-    """The median of a metric over records that have a finite one."""
-    found = (record.metrics.get(metric) for record in records)
-    values = [value for value in found if value is not None and math.isfinite(value)]
-    return median(values) if values else None

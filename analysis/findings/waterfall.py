@@ -1,7 +1,7 @@
-"""Why a subset trains slower than its members would alone: the efficiency waterfall, and the control cells it needs.
+"""Why a subset trains slower than its members would alone: the efficiency waterfall, from control cells.
 
-Every part is a difference of step times, in ms, and each comes from another measurement, so that what is left over is a
-check and not zero by construction (METHOD.md, Waterfall):
+Every part is a difference of step times in ms, and each comes from another measurement, so that the residual is a check
+and not zero by construction (METHOD.md, Waterfall):
 
     spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
@@ -10,7 +10,7 @@ check and not zero by construction (METHOD.md, Waterfall):
                 without the overhead, which is in that difference
     waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
 
-Taken off one after the other they are images per second.
+Subtracted one after the other they become images per second.
 """
 
 import dataclasses
@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
+from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.estimates import WIDEST, Draws, Sample, estimate, exponential
+from analysis.findings.estimates import WIDEST, Draws, Sample, estimate, exponential, scaled, slowest
+from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Part, Waterfall
-from analysis.findings.runs import Gathered, Runs, gather, gpu_list, merged, several
-from analysis.findings.scaling import scaled, slowest_of
-from benchmarks.record import Record
+from analysis.findings.runs import Runs, merged
+from analysis.findings.study import Study
 
-EXPOSED = "comm/exposed_ms"
+EXPOSED_BY_DIFFERENCE = "comm/exposed_ms"
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
     "spread between GPUs",
@@ -39,15 +40,10 @@ SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
 )
 
 
-def waterfalls(records: Iterable[Record]) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
-    """A waterfall for every subset whose members ran alone with strategy=none, and sentences for the others."""
-    return explained(gather(records))
+class ControlRuns:
+    """The runs of a study's control cells, found by what they share with the cell that they explain."""
 
-
-class Controls:
-    """The controls of a study, found by what they share with the cell that they explain."""
-
-    def __init__(self, study: Gathered) -> None:
+    def __init__(self, study: Study) -> None:
         """Sort strategy=none and the one-GPU cells by their condition."""
         self._study = study
         self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", "server_gpus"]
@@ -63,30 +59,30 @@ class Controls:
         self._alone = {key: {gpu: merged(one) for gpu, one in found.items()} for key, found in alone.items()}
 
     def _key(self, runs: Runs, left_out: Iterable[str] = ()) -> tuple[Any, ...]:
-        # batch_size is the images per rank: a key has it whether it was asked for or follows from the images per step.
+        # A control cell has the same images per rank, whether these were asked for or follow from the images per step.
         return runs.batch_size, *self._study.condition(runs, (*self._free, *left_out))
 
     def without(self, runs: Runs) -> Mapping[tuple[int, ...], Runs]:
-        """strategy=none by subset."""
+        """Return the runs with strategy=none, by subset."""
         return self._without.get(self._key(runs, self._strategy), {})
 
     def alone(self, runs: Runs) -> Mapping[int, Runs]:
-        """The same strategy on one GPU, by GPU."""
+        """Return the runs of the same strategy on one GPU, by GPU."""
         return self._alone.get(self._key(runs), {})
 
 
-def explained(study: Gathered) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
-    """What `waterfalls` returns, of runs that were gathered before."""
-    controls_of = Controls(study)
+def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
+    """Return a waterfall for every subset with a member that ran alone with strategy=none, and a sentence on the others."""
+    controls = ControlRuns(study)
     found, without = [], []
     for runs in study.timed:
         if runs.world_size == 1 or runs.strategy == WITHOUT:
             continue
-        made = _waterfall(study, runs, controls_of)
+        made = _waterfall(study, runs, controls)
         if made:
             found.append(made)
         else:
-            without.append(f"{study.label(runs)} on {gpu_list(runs.gpus)}")
+            without.append(f"{labels.label(study, runs)} on {gpu_list(runs.gpus)}")
     sentence = (
         f"no waterfall of {several(without)}: no member was measured alone with strategy=none (waterfall=true adds that)"
         if without
@@ -97,46 +93,50 @@ def explained(study: Gathered) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step time, or a part of one: ms, and draws of it where its scatter is known."""
+    """A step time, or a part of one."""
 
     ms: float
-    draws: Draws | None
+    draws: Draws | None  # ms; None where the scatter is not known
 
-    def plus(self, other: "Step", sign: float = 1.0) -> "Step":
-        """The sum, or the difference."""
-        draws = None
-        if self.draws is not None and other.draws is not None:
-            draws = self.draws + sign * other.draws
-        return Step(self.ms + sign * other.ms, draws)
+    def __add__(self, other: "Step") -> "Step":
+        """Return the sum."""
+        known = self.draws is not None and other.draws is not None
+        return Step(self.ms + other.ms, self.draws + other.draws if known else None)  # type: ignore[operator]
+
+    def __sub__(self, other: "Step") -> "Step":
+        """Return the difference."""
+        known = self.draws is not None and other.draws is not None
+        return Step(self.ms - other.ms, self.draws - other.draws if known else None)  # type: ignore[operator]
 
 
-def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall | None:
-    """The waterfall of one subset; None where no member ran alone without a strategy."""
+def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | None:
+    """Return the waterfall of one subset; None where no member ran alone without a strategy."""
     size, batch = runs.world_size, runs.batch_size
-    without, alone = controls_of.without(runs), controls_of.alone(runs)
-    bare = {gpu: rate for gpu in runs.gpus if (gpu,) in without and (rate := without[(gpu,)].rate) is not None}
-    measured = runs.rate
+    without, alone = controls.without(runs), controls.alone(runs)
+    bare = {gpu: rate for gpu in runs.gpus if (gpu,) in without and (rate := without[(gpu,)].log_rate) is not None}
+    measured = runs.log_rate
     if not bare or measured is None or not batch:
         return None
     images = size * batch * 1e3  # a step's images, times the ms of a second
-    value, draws = slowest_of(bare.values())
+    value, draws = slowest(bare.values())
     ideal = scaled(exponential(estimate(value, draws)), size)
     whole = _step(measured, images)
-    slowest = Step(batch * 1e3 / math.exp(value), None if draws is None else batch * 1e3 / np.exp(draws))
+    of_slowest = Step(batch * 1e3 / math.exp(value), None if draws is None else batch * 1e3 / np.exp(draws))
     parts = [_spread(runs, bare)]
-    spent, overhead = slowest, _overhead(runs, bare, alone, batch)
+    spent, overhead = of_slowest, _overhead(runs, bare, alone, batch)
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
-        _contention(runs, without, slowest, images),
-        *_communication(runs, overhead, _for_the_slowest(slowest, bare, batch) if len(bare) == size else None),
+        _contention(runs, without, of_slowest, images),
+        *_communication(runs, overhead, _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None),
     ):
-        after = spent.plus(step) if step else spent
+        after = spent + step if step else spent
         parts.append(Part(name, _lost(images, spent, after) if step else None, why))
         spent = after
     residual = _lost(images, spent, whole)
     return Waterfall(
-        study.label(runs),
+        labels.label(study, runs),
         runs.gpus,
+        runs.key,
         ideal,
         exponential(estimate(measured.value, measured.draws)),
         tuple(parts),
@@ -147,12 +147,12 @@ def _waterfall(study: Gathered, runs: Runs, controls_of: Controls) -> Waterfall 
 
 
 def _step(rate: Sample, images: float) -> Step:
-    """The step time that belongs to a rate."""
+    """Return the step time that belongs to the logarithm of a rate."""
     return Step(images / math.exp(rate.value), None if rate.draws is None else images / np.exp(rate.draws))
 
 
 def _lost(images: float, before: Step, after: Step) -> Estimate:
-    """Images per second between two step times."""
+    """Return the images per second between two step times."""
     draws = None
     if before.draws is not None and after.draws is not None:  # a step takes some time, however little is known of it
         draws = images / np.maximum(before.draws, before.ms / WIDEST) - images / np.maximum(
@@ -162,7 +162,7 @@ def _lost(images: float, before: Step, after: Step) -> Estimate:
 
 
 def _spread(runs: Runs, bare: Mapping[int, Sample]) -> Part:
-    """What synchronous ranks lose because they wait for the slowest GPU: it is not in the ideal any more."""
+    """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
     missing = [gpu for gpu in runs.gpus if gpu not in bare]
     if missing:
         why = f"{gpu_list(missing)} not measured alone with strategy=none: one of them may be the slowest"
@@ -177,11 +177,11 @@ def _spread(runs: Runs, bare: Mapping[int, Sample]) -> Part:
 
 
 def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs], batch: int) -> Step | None:
-    """The mean over the members of what the strategy adds to a step of one rank."""
+    """Return what the strategy adds to a step of one rank, the mean over the members."""
     steps = [
-        _step(rate, batch * 1e3).plus(_step(bare[gpu], batch * 1e3), -1)
+        _step(rate, batch * 1e3) - _step(bare[gpu], batch * 1e3)
         for gpu in runs.gpus
-        if gpu in bare and gpu in alone and (rate := alone[gpu].rate) is not None
+        if gpu in bare and gpu in alone and (rate := alone[gpu].log_rate) is not None
     ]
     if not steps:
         return None
@@ -191,18 +191,18 @@ def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs],
 
 
 def _contention(
-    runs: Runs, without: Mapping[tuple[int, ...], Runs], slowest: Step, images: float
+    runs: Runs, without: Mapping[tuple[int, ...], Runs], of_slowest: Step, images: float
 ) -> tuple[str, Step | None, str]:
-    """What ranks take from each other without any exchange: power, host memory, the CPU."""
+    """Return what ranks take from each other without any exchange: power, host memory, the CPU."""
     together = without.get(runs.gpus)
-    if together is None or together.rate is None:
+    if together is None or together.log_rate is None:
         return CONTENTION, None, "strategy=none was not measured on this subset"
-    return CONTENTION, _step(together.rate, images).plus(slowest, -1), ""
+    return CONTENTION, _step(together.log_rate, images) - of_slowest, ""
 
 
-def _for_the_slowest(slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:
-    """How long the mean rank waits in a step because another GPU is slower: the spread, which is no loss any more."""
-    behind = [slowest.plus(_step(rate, batch * 1e3), -1) for rate in bare.values()]
+def _for_the_slowest(of_slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:
+    """Return how long the mean rank waits in a step for a slower GPU: that is the spread, which the ideal is without."""
+    behind = [of_slowest - _step(rate, batch * 1e3) for rate in bare.values()]
     known = [one.draws for one in behind if one.draws is not None]
     draws = np.mean(known, axis=0) if len(known) == len(behind) else None
     return Step(sum(one.ms for one in behind) / len(behind), draws)
@@ -211,27 +211,27 @@ def _for_the_slowest(slowest: Step, bare: Mapping[int, Sample], batch: int) -> S
 def _communication(
     runs: Runs, overhead: Step | None, for_the_slowest: Step | None
 ) -> list[tuple[str, Step | None, str]]:
-    """Exposed communication without what the strategy costs on one GPU, and of it the waiting, where a trace tells it.
+    """Return the exposed communication without what the strategy costs on one GPU, and the waiting, which a trace shows.
 
-    A trace tells how long the mean rank waits; that it waits for a slower GPU is the spread.
+    A trace shows how long the mean rank waits; the part in which it waits for a slower GPU is the spread.
     """
-    whole = _metric(runs, EXPOSED)
+    whole = _metric(runs, EXPOSED_BY_DIFFERENCE)
     if whole is None:
         why = "the cell has no comm/exposed_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
         return [(COMMUNICATION, None, why), (WAITING, None, why)]
     why = "" if overhead else "with what the strategy costs on one GPU"
-    exposed = whole.plus(overhead, -1) if overhead else whole
+    exposed = whole - overhead if overhead else whole
     waiting = _metric(runs, WAIT)
     if waiting is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace tells it apart from exposed communication")]
     if for_the_slowest is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "how long ranks wait for slower GPUs is not known")]
-    waiting = waiting.plus(for_the_slowest, -1)
+    waiting = waiting - for_the_slowest
     if waiting.ms <= 0 or exposed.ms <= 0:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "ranks wait for slower GPUs only, or it costs no step")]
     if waiting.ms > exposed.ms:  # part of it was hidden behind compute
         return [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
-    return [(COMMUNICATION, exposed.plus(waiting, -1), why), (WAITING, waiting, "")]
+    return [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]
 
 
 def _metric(runs: Runs, name: str) -> Step | None:

@@ -11,9 +11,11 @@ The same records give the same bytes. What a study cannot say, the report says t
 from datetime import datetime, timezone
 from pathlib import Path
 
-from analysis.findings.examine import study_findings
+from analysis.findings.examine import findings_of
 from analysis.findings.model import Findings
-from analysis.findings.study import Study, hardware, named, open_study
+from analysis.findings.provenance import hardware
+from analysis.findings.runs import named
+from analysis.findings.study import Study, open_study
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding import sentences
@@ -35,7 +37,7 @@ def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
     with gc_paused():  # thousands of records
         study = open_study(study_folder)
-        found = study_findings(study.attempts)
+        found = findings_of(study)
         return tell(study, found), found
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from analysis.findings.rates import headline
+from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
@@ -57,7 +57,7 @@ def first_number(record: Record) -> str:
     It is the metric in which cells of its benchmark are compared; for benchmarks whose cells are not compared, the first that the
     table of metrics marks, or the first of the user's own. Empty where a column shows it.
     """
-    compared = headline(record.cell).metric
+    compared = primary_rate(record.cell).metric
     if compared in _METRICS and compared in record.metrics:
         return ""
     own = [name for name in record.metrics if metrics.known(name) is None]

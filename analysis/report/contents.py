@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from analysis.findings.model import Findings
-from analysis.findings.study import Study, named
+from analysis.findings.runs import named
+from analysis.findings.study import Study
 from analysis.report import sections as folder
 from analysis.report.measured_values import first_records
 from analysis.report.section import Section, SectionFunction

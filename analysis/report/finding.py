@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, hardware, middle, named
-from analysis.report.main_point import Headline, compared_with, main_point
+from analysis.findings.provenance import hardware
+from analysis.findings.runs import middle, named
+from analysis.findings.study import Study
+from analysis.report.main_point import MainPoint, compared_with, main_point
 from analysis.report.measured_values import RATE, first_records, median_and_range
-from analysis.report.names import BETWEEN, run_name, unit_of
+from analysis.report.names import run_name, unit_of
 from analysis.report.numbers import central, count, estimate, interval, number
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
@@ -72,11 +74,11 @@ def _nothing(study: Study) -> str:
     return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
 
 
-def _scale(study: Study, headline: Headline | None) -> str:
+def _scale(study: Study, headline: MainPoint | None) -> str:
     if headline is None:
         return _nothing(study)
     curve, point = headline
-    first = next(iter(study.of(point)), study.records[0])
+    first = next(iter(study.records_of(point)), study.records[0])
     said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
     unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
     if point.world_size == 1:
@@ -98,7 +100,7 @@ def _scale(study: Study, headline: Headline | None) -> str:
 def _doubt(study: Study, point: Point) -> str:
     """` (suspect: clocks)` with the codes of the point's suspect records; empty where nothing casts doubt on it."""
     codes = dict.fromkeys(
-        code for one in study.of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
+        code for one in study.records_of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
     )
     return f" (suspect: {plain(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
 
@@ -106,8 +108,7 @@ def _doubt(study: Study, point: Point) -> str:
 def _what(curve: Curve, first: Record) -> str:
     """The model, the strategy, and what else tells the curve from the others."""
     model, strategy = named(first, "model"), named(first, "strategy")
-    more = [part for part in curve.label.split(BETWEEN) if part not in (model, strategy, named(first, "benchmark"))]
-    return plain(f"{model} with {strategy}" + (f" ({', '.join(more)})" if more else ""))
+    return plain(f"{model} with {strategy}" + (f" ({', '.join(curve.details)})" if curve.details else ""))
 
 
 def _first(rate: Estimate) -> str:
@@ -125,16 +126,14 @@ def _where(study: Study, point: Point, first: Record) -> str:
     return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
 
 
-def _why(study: Study, found: Findings, headline: Headline | None) -> str:
-    label, gpus = (headline[0].label, headline[1].gpus) if headline else ("", ())
-    closing = max(
-        found.waterfalls,
-        key=lambda one: (one.gpus == gpus and one.label == label, len(one.gpus), one.ideal.value),
-        default=None,
-    )
+def _why(study: Study, found: Findings, headline: MainPoint | None) -> str:
+    def is_main(one: Waterfall) -> bool:
+        return headline is not None and (one.gpus, one.key) == (headline[1].gpus, headline[1].key)
+
+    closing = max(found.waterfalls, key=lambda one: (is_main(one), len(one.gpus), one.ideal.value), default=None)
     if closing is not None:
-        same = closing.gpus == gpus and closing.label == label
-        return ("" if same else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: ") + _lost(closing)
+        where = "" if is_main(closing) else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: "
+        return where + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
     controls = "for want of control cells (waterfall=true plans them)"
     beside, lost = _beside_none(found, headline) if headline else ("", False)
@@ -143,12 +142,14 @@ def _why(study: Study, found: Findings, headline: Headline | None) -> str:
     return f"{beside}{exposed}; where the loss goes is not told, {controls}." if lost else f"{beside}{exposed}."
 
 
-def _beside_none(found: Findings, headline: Headline) -> tuple[str, bool]:
+def _beside_none(found: Findings, headline: MainPoint) -> tuple[str, bool]:
     """What is lost of the rate of the same devices without any exchange, and whether a loss is seen.
 
     Empty where that was not compared, or where they are slower.
     """
-    judged = compared_with(found, headline, lambda asked, parts: asked == "strategy" and "none" in parts)
+    judged = compared_with(
+        found, headline[1], lambda one, other: "strategy.name" in one.differing and other["strategy.name"] == "none"
+    )
     if judged is None:
         return "", False
     one, is_second = judged
@@ -183,7 +184,7 @@ def _lost(one: Waterfall) -> str:
 
 def _exposed(study: Study, point: Point) -> str:
     """What the cells themselves tell about their communication."""
-    records = study.of(point)
+    records = study.records_of(point)
     exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
     if exposed is None or not step:
         return ""

@@ -1,81 +1,76 @@
-"""The point that a study is about, and what its comparisons say of it."""
+"""The point that a study is about, and the comparisons of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from analysis.findings.model import Comparison, Curve, Findings, Point
-from analysis.findings.rates import IMAGES
-from analysis.findings.study import Study, cell_without_repeat, named
-from analysis.report.names import BETWEEN
-from benchmarks.record import Record
+from analysis.findings.model import Comparison, Curve, Findings, Key, Point
+from analysis.findings.rates import images_rate
+from analysis.findings.study import Study
 
-Headline = tuple[Curve, Point]
+MainPoint = tuple[Curve, Point]
 
 
-def main_point(study: Study, found: Findings) -> Headline | None:
-    """One that exchanges, with an efficiency over every member, of most GPUs, the fastest.
+def main_point(study: Study, found: Findings) -> MainPoint | None:
+    """Return the fastest point on most GPUs that exchanges and has an efficiency over every member; None without points.
 
-    Where that one has settings of NCCL that show no gain, the same cell without them stands for it.
+    If it has NCCL settings that show no gain, the same cell without them is returned.
     """
     every = [(curve, point) for curve in found.scaling.curves for point in curve.points]
     if not every:
         return None
-
-    def merit(pair: Headline) -> tuple[bool, bool, bool, bool, int]:
-        point = pair[1]
-        return (
-            any(named(one, "strategy") != "none" for one in study.of(point)),
-            point.efficiency is not None and point.world_size > 1,
-            not point.without_baseline,
-            not point.suspect,
-            point.world_size,
-        )
-
-    fastest = max(every, key=lambda pair: (merit(pair), pair[1].rate.value))
-    first = _first(study, fastest)
-    if first is None or not first.cell.nccl:
+    fastest = max(every, key=lambda pair: (_merit(pair[1]), pair[1].rate.value))
+    if fastest[1].key == _without_settings(fastest[1].key):
         return fastest
-    alike = cell_without_repeat(first, "nccl")
     for pair in every:
-        other = _first(study, pair)
-        if other is None or other.cell.nccl or merit(pair) != merit(fastest):
-            continue
-        if cell_without_repeat(other, "nccl") == alike:
-            return fastest if _gains(found, fastest, pair) else pair
+        point = pair[1]
+        alike = point.gpus == fastest[1].gpus and point.key == _without_settings(fastest[1].key)
+        if alike and _merit(point) == _merit(fastest[1]):
+            return fastest if _gains(found, fastest[1], point) else pair
     return fastest
 
 
-def _first(study: Study, headline: Headline) -> Record | None:
-    return next(iter(study.of(headline[1])), None)
+def _merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
+    return (
+        point.key["strategy.name"] != "none",
+        point.efficiency is not None and point.world_size > 1,
+        not point.without_baseline,
+        not point.suspect,
+        point.world_size,
+    )
 
 
-def _gains(found: Findings, fastest: Headline, plain: Headline) -> bool:
-    """By the verdict; where there is none, by whether the plain one's interval reaches as far."""
-    if judged := compared_with(
-        found, fastest, lambda asked, parts: f"{asked.removeprefix('NCCL_')} untouched" in parts
-    ):
+def _without_settings(key: Key) -> Key:
+    """Return a key without NCCL's settings."""
+    return {name: value for name, value in key.items() if not name.startswith("nccl.")}
+
+
+def _gains(found: Findings, fastest: Point, plain: Point) -> bool:
+    """Tell whether settings gain: by the verdict; without one, by whether the plain point's interval reaches as far."""
+
+    def lacks_setting(comparison: Comparison, other: Key) -> bool:
+        names = comparison.differing
+        return all(name.startswith("nccl.") for name in names) and names[0] not in other
+
+    if judged := compared_with(found, fastest, lacks_setting):
         comparison, is_second = judged
         return comparison.verdict == ("faster" if is_second else "slower")
-    rate = plain[1].rate
-    return fastest[1].rate.value > (rate.value if rate.high is None else rate.high)
+    high = plain.rate.high
+    return fastest.rate.value > (plain.rate.value if high is None else high)
 
 
 def compared_with(
-    found: Findings, headline: Headline, is_other: Callable[[str, set[str]], bool]
+    found: Findings, point: Point, is_other: Callable[[Comparison, Mapping[str, str]], bool]
 ) -> tuple[Comparison, bool] | None:
-    """The judged comparison of a point with the same devices where one thing is another; whether the point is its second.
+    """Return the judged comparison of a point with the cell that `is_other` accepts by its key; whether the point is its second.
 
-    `is_other` gets what differs and the parts of a side's name. Of several the one whose cells have the fewest settings.
+    Of several, the one whose cells have the fewest options is returned.
     """
-    curve, point = headline
-    mine = set(curve.label.split(BETWEEN))
     alike = []
     for one in found.comparisons:
-        if not one.verdict or one.gpus != point.gpus or one.rate != IMAGES.rate:
+        if not one.verdict or one.gpus != point.gpus or one.rate != images_rate().name:
             continue
-        first, second = (set(name.split(BETWEEN)) for name in (one.first, one.second))
-        for ours, theirs, is_second in ((second, first, True), (first, second, False)):
-            if mine <= ours and is_other(one.asked, theirs):
-                alike.append((len(ours | theirs), one, is_second))
+        for own, other, is_second in ((one.second_key, one.first_key, True), (one.first_key, one.second_key, False)):
+            if own == point.key and is_other(one, other):
+                alike.append((len(set(own.items()) | set(other.items())), one, is_second))
     if not alike:
         return None
     _, one, is_second = min(alike, key=lambda each: each[0])

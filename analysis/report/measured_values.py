@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
-from analysis.findings.study import Study, middle, named
+from analysis.findings.runs import middle, named
+from analysis.findings.study import Study
 from analysis.report.numbers import estimate, finite
 from benchmarks.record import Record
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
+from analysis.findings import labels
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
-BETWEEN = " · "  # the parts of a name
+BETWEEN = labels.BETWEEN
 
 
 def unit_of(study: Study) -> str:

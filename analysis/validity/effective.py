@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.baselines import INCIDENTAL
+from analysis.findings.runs import request_of
+from analysis.findings.study import Study
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
@@ -15,7 +16,6 @@ from analysis.topology.link_classes import distinct_classes
 from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
-from conf.cell import Cell
 
 
 def read_logs(folder: CellFolder) -> NcclLog | None:
@@ -52,9 +52,9 @@ def observe(
         ]
     evidence = None if log is None else Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
     findings: list[SettingResult] = []
-    others = list(known)
+    study = Study.of(known if record.cell.nccl else ())
     for name, value in record.cell.nccl.items():
-        reference = without(record, name, others)
+        reference = without(record, name, study)
         reference_log = read_logs(folder_of(reference)) if reference else None
         # the timed pass logs no choice of algorithm; the tuning pass does
         choices = tuning if name in ("NCCL_ALGO", "NCCL_PROTO") else None
@@ -90,13 +90,12 @@ def _not_applicable(name: str, value: str) -> dict[str, str]:
     return {"code": "setting_ignored", "sentence": sentence, "severity": "unchecked", "setting": name}
 
 
-def without(record: Record, setting: str, known: Iterable[Record]) -> Record | None:
-    """Return the newest finished record of the same cell without one NCCL setting."""
-    wanted = _condition(record.cell, setting)
-    same = [other for other in known if other.state == "finished" and _condition(other.cell, None) == wanted]
+def without(record: Record, setting: str, study: Study) -> Record | None:
+    """Return the newest finished record of a study with the same cell without one NCCL setting; None if there is none."""
+    wanted = {name: value for name, value in request_of(record.cell).items() if name != f"nccl.{setting}"}
+    same = [
+        other
+        for other in study.records
+        if other.state == "finished" and other.cell.gpus == record.cell.gpus and study.single(other).request == wanted
+    ]
     return same[-1] if same else None
-
-
-def _condition(cell: Cell, removed: str | None) -> dict[str, Any]:
-    kept = {name: value for name, value in cell.to_dict().items() if name not in INCIDENTAL}
-    return {**kept, "nccl": {name: value for name, value in cell.nccl.items() if name != removed}}

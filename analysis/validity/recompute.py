@@ -1,18 +1,18 @@
 """Compare the records of a study with what the raw lines of their ranks give when they are derived again."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.baselines import efficiency
+from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
+from analysis.findings.study import Study
 from benchmarks.derived import FIELDS, IncompleteLines, complete, function_of
 from benchmarks.record import CellFolder, Kind, Record, RecordError, read, read_lines, record_paths
 
 # Records of this version and later have lines that hold everything that is derived.
 FIRST_SCHEMA = 3
-EFFICIENCY = "scaling/efficiency"
 ABSENT = "absent"
 
 
@@ -75,9 +75,8 @@ def verify(study: Path) -> Verification:
         except NotRecomputable as error:
             result.omissions.append(Omission(name, str(error), wrong=False))
             continue
-        if EFFICIENCY in record.metrics:
-            share = efficiency(record, known_to(record, list(records.values())))
-            values["metrics"] |= {} if share is None else {EFFICIENCY: share}
+        if EFFICIENCY in record.metrics and BASELINES in record.checks:
+            values["metrics"] |= {EFFICIENCY: _efficiency(record, records.values())}
         _compare(name, record, values, result)
     return result
 
@@ -107,14 +106,12 @@ def _values(folder: CellFolder, record: Record) -> dict[str, Any]:
     return values
 
 
-def known_to(record: Record, records: Sequence[Record]) -> list[Record]:
-    """Return the records that a sweep knew when it wrote this one: its own before, and what there was when it began."""
-    began = min(one.started_at for one in records if one.sweep_id == record.sweep_id)
-    return [
-        other
-        for other in records
-        if other is not record and other.ended_at <= (record.started_at if other.sweep_id == record.sweep_id else began)
-    ]
+def _efficiency(record: Record, records: Iterable[Record]) -> float | str:
+    """Return a record's efficiency against the baselines that it names; ABSENT where the study has none of them."""
+    ids = {one for of_gpu in record.checks[BASELINES].values() for one in of_gpu}
+    study = Study.of([record, *(other for other in records if other.record_id in ids)])
+    share = Baselines(study).efficiency(record)
+    return ABSENT if share is None else share
 
 
 def _compare(name: str, record: Record, values: Mapping[str, Any], result: Verification) -> None:

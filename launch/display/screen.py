@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.findings.baselines import efficiency
+from analysis.findings.baselines import Baselines
+from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.trace.metrics import TRACE_EXPOSED
@@ -119,10 +120,11 @@ class Screen:
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later gives earlier cells their efficiency."""
+        baselines = Baselines(Study.of(self._known))
         for number in rows:
             record = self.records[number]
             if record is not None and record.state == "finished":
-                found = cell_numbers(record, efficiency(record, self._known))
+                found = cell_numbers(record, baselines.efficiency(record))
                 if TRACE_EXPOSED not in record.metrics:  # a terminal has little room, and every row would have it
                     found.pop(EXPOSED, None)
                 self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.findings.control_cells import controls
+from analysis.findings.control_cells import control_cells
 from conf.cell import Cell
 from conf.gpus import by_link
 from conf.options import Refused
-from conf.resolve import CheckedConfig, checked, resolve, without_effect
+from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Machine, look
 from launch.plan.order import PlannedCell, once_each, ordered, without_settings_alone
@@ -103,7 +103,8 @@ def _expand(configs: Sequence[CheckedConfig], machine: Machine) -> list[Cell]:
     for config in configs:
         for subset in subsets(config, machine):
             cell = resolve(config, subset, machine.kind, everyone=machine.everyone)
-            cells += [*(controls(cell) if config.waterfall else []), cell]
+            controls = control_cells(cell) if config.waterfall else []
+            cells += [*(labelled(one, config) for one in controls), cell]
     return cells
 
 

@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, mapping, middle
+from analysis.findings.provenance import mapping
+from analysis.findings.runs import middle
+from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_range, records_of
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import count, finite

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.model import Comparison, Estimate, Findings, Noise
-from analysis.findings.rates import HEADLINES, IMAGES
+from analysis.findings.rates import images_rate
 from analysis.findings.study import Study
 from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.names import BETWEEN, short_names
@@ -96,7 +96,7 @@ def differences(found: Findings) -> str:
         could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
         seen = count(len(judged), "comparison of runs shows", "comparisons of runs show")
         return f"{seen} no difference{could}; {floor}."
-    one = max(real, key=lambda item: (abs(item.difference.value), item.first, item.second))
+    one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
     first, second = (plain(pair[name], 80) for name in (one.first, one.second))
     every = short_names(dict.fromkeys(name for each in found.comparisons for name in (each.first, each.second)))
@@ -131,13 +131,12 @@ def _in(rate: str, noises: Sequence[Noise]) -> str:
     return f" in {rate}" if len(noises) > 1 else ""
 
 
-def _compared(found: Findings) -> str:
+def _compared(study: Study, found: Findings) -> str:
     """What is compared and which metric tells it; empty for images per second alone."""
     rates = {one.rate for one in found.comparisons}
-    known = [one for one in HEADLINES.values() if one.rate in rates]
-    if rates <= {IMAGES.rate}:
+    if rates <= {images_rate().name}:
         return ""
-    told = [f"{one.rate} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in known]
+    told = [f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in study.rates if one.name in rates]
     return f"Compared: {listed(told)}; more is faster."
 
 
@@ -164,7 +163,7 @@ def comparisons(study: Study, found: Findings) -> Section:
         rows,
     )  # fmt: skip
     lines = []
-    if compared := _compared(found):
+    if compared := _compared(study, found):
         lines.append(compared)
     for noise in found.noises:
         rate = _in(noise.rate, found.noises)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, hardware, mapping, middle, named
+from analysis.findings.provenance import hardware, mapping
+from analysis.findings.runs import middle, named
+from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import run_name
 from analysis.report.numbers import count, listed
@@ -33,10 +35,10 @@ def validity(study: Study, found: Findings) -> Section:
         lines.append(
             f"{count(others, 'other attempt')} at the same cells {'is' if others == 1 else 'are'} not counted."
         )
-    if len(study.machines) > 1:
-        each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.machines.items()]
+    if len(study.installations) > 1:
+        each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
-            f"The records are of {len(study.machines)} machines or installations, whose rates are not comparable: "
+            f"The records are of {len(study.installations)} machines or installations, whose rates are not comparable: "
             f"{plain('; '.join(each), 900)}."
         )
     excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from analysis.findings.model import Findings
-from analysis.findings.study import Study, middle, named
+from analysis.findings.runs import middle, named
+from analysis.findings.study import Study
 from analysis.report.measured_values import Group
 from analysis.report.names import short_names
 from analysis.report.numbers import listed, number

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, mapping
+from analysis.findings.provenance import mapping
+from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_range, numbers, records_of
 from analysis.report.names import unit_of
 from analysis.report.numbers import finite

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, middle
+from analysis.findings.runs import middle
+from analysis.findings.study import Study
 from analysis.report.measured_values import Group, bounded, median_and_range, records_of
 from analysis.report.names import run_name
 from analysis.report.section import Section

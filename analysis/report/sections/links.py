@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.findings.model import Findings, Wire
-from analysis.findings.runs import gpu_ids
+from analysis.findings.labels import gpu_ids
+from analysis.findings.model import Findings, SubsetLinks
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
 from analysis.report.names import short_names, unit_of
@@ -18,10 +18,10 @@ def wires(study: Study, found: Findings) -> Section | None:
     """The exchange beside the links that it had, and what a link is worth."""
     if not study.trains:
         return None
-    names = short_names(dict.fromkeys(w.label or w.strategy for w in found.wires))
+    names = short_names(dict.fromkeys(w.label for w in found.wires))
     rows = tuple(
         (
-            names[w.label or w.strategy], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
+            names[w.label], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
             w.p2p_gb_per_s, w.efficiency, w.stands_out,
         )
         for w in found.wires
@@ -55,20 +55,20 @@ def wires(study: Study, found: Findings) -> Section | None:
     )
 
 
-def wire_figure(wires: Sequence[Wire], names: Mapping[str, str]) -> Iterator[Picture]:
+def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Iterator[Picture]:
     """Bandwidth of the exchange by link class and strategy, beside what a peer copy measured."""
     with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
     order = best_first(wire.link_class or ABSENT for wire in with_rate)
-    groups: dict[tuple[int, str, str, str], list[Wire]] = {}
+    groups: dict[tuple[int, str, str, str, tuple[tuple[str, str], ...]], list[SubsetLinks]] = {}
     for wire in with_rate:
-        name = names[wire.label or wire.strategy]
-        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "")
+        name, cell = names[wire.label], tuple(sorted(wire.key.items()))
+        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "", cell)
         groups.setdefault(key, []).append(wire)
     if not groups:
         return
     palette = colours(wire.strategy for wire in wires)
     shown = sorted(groups)[:ROWS]
-    transports = {transport for *_, transport in groups}
+    transports = {transport for *_, transport, _ in groups}
     figure, axes = rows_figure(len(shown))
     for y, key in enumerate(shown):
         members = groups[key]

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 
 from analysis.errors import UnreadableInput
 from analysis.findings.model import Findings
-from analysis.findings.study import Study, mapping
+from analysis.findings.provenance import mapping
+from analysis.findings.study import Study
 from analysis.p2p.heat_map import squares
 from analysis.report.figures import WIDTH
 from analysis.report.names import run_name
@@ -84,10 +85,13 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
             if (cells := _square(rows)) is not None:
                 ids = list(record.cell.gpus) if len(record.cell.gpus) == len(cells) else list(range(len(cells)))
                 matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
-    pairs: dict[str, dict[tuple[int, ...], float]] = defaultdict(dict)
-    for wire in found.wires:
-        if len(wire.gpus) == 2 and wire.exchange_gb_per_s is not None:
-            pairs[wire.label or wire.strategy][wire.gpus] = wire.exchange_gb_per_s
+    pairs: dict[frozenset[tuple[str, str]], dict[tuple[int, ...], float]] = defaultdict(dict)
+    names: dict[frozenset[tuple[str, str]], str] = {}
+    for links in found.wires:
+        if len(links.gpus) == 2 and links.exchange_gb_per_s is not None:
+            cell = frozenset(links.key.items())
+            pairs[cell][links.gpus] = links.exchange_gb_per_s
+            names[cell] = links.label
     drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
     # What the host takes to enqueue a copy comes last, before it what a kernel copied.
     for (name, kernel), (ids, cells) in sorted(
@@ -97,11 +101,11 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
         copied = ", copied by a kernel" if kernel else ""
         words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
         drawn.append((ids, cells, words, unit))
-    for label, rates in pairs.items():
+    for cell, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(label)}.", "GB/s"))
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(names[cell])}.", "GB/s"))
     for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Estimate, Findings, Point
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, named
+from analysis.findings.runs import named
+from analysis.findings.study import Study
 from analysis.report.names import BETWEEN, short_names, unit_of
 from analysis.report.numbers import count, number
 from analysis.report.section import Section, first_lines, sentence
@@ -101,14 +102,14 @@ def _panels(study: Study, curves: Sequence[Curve]) -> dict[tuple[str, str], list
 
 def _of(study: Study, curve: Curve, group: str) -> str:
     """The name of the model or strategy of a curve's cells."""
-    return next((named(record, group) for point in curve.points for record in study.of(point)), "unknown")
+    return next((named(record, group) for point in curve.points for record in study.records_of(point)), "unknown")
 
 
 def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
     """Those with most points, and with fewest settings beside the defaults; in the order in which they were."""
 
     def key(place: int) -> tuple[int, int, int]:
-        return -len(curves[place].points), curves[place].label.count(BETWEEN), place
+        return -len(curves[place].points), curves[place].settings, place
 
     chosen = sorted(range(len(curves)), key=key)[:CURVES]
     return [curves[place] for place in sorted(chosen)]

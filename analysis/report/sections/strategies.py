@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings, Point
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, middle, named
+from analysis.findings.runs import middle, named
+from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import short_names, unit_of
@@ -26,7 +27,7 @@ def strategies(study: Study, found: Findings) -> Section | None:
     if not study.trains:
         return None
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
-    groups = [group for group in study.groups if len(group[0].cell.gpus) > 1 and _measured(group)]
+    groups = [runs.records for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]
     groups.sort(key=lambda group: (-len(group[0].cell.gpus), -(middle(group, RATE) or 0.0)))
     labels = [
         curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings, Part, Waterfall
-from analysis.findings.runs import gpu_ids
-from analysis.findings.study import Study, middle
+from analysis.findings.runs import middle
+from analysis.findings.study import Study
 from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE
 from analysis.report.names import short_names, unit_of

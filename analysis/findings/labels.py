@@ -1,0 +1,55 @@
+"""Labels: what findings and reports call cells. Nothing decides by a label; keys decide (Runs.key), labels are made last."""
+
+from collections.abc import Sequence
+
+from analysis.findings.runs import Runs
+from analysis.findings.study import Study
+
+BETWEEN = " · "  # the parts of a name
+
+
+def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
+    """Return a label with only what varies in the study; if nothing varies, model · strategy, or the benchmark."""
+    words = parts(study, runs, without)
+    if not words and not runs.trains:
+        return str(runs.cell.benchmark["name"])
+    return BETWEEN.join(words) or f"{runs.cell.model.name}{BETWEEN}{runs.strategy}"
+
+
+def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
+    """Return the parts of a label: the options in which runs differ from others of the study, then where they ran."""
+    options = [worded(name, runs.request[name]) for name in study.distinguishing(runs, without)]
+    return options + [f"{name} {runs.provenance[name] or 'not known'}" for name in study.varied_provenance]
+
+
+def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_difference: str) -> str:
+    """Return the label of one side of a comparison: its GPUs, its label, and the NCCL setting that it left alone."""
+    untouched = differing[0].startswith("nccl.") and differing[0] not in runs.request
+    end = f"{BETWEEN}{worded_difference.removeprefix('NCCL_')} untouched" if untouched else ""
+    return f"{gpu_list(runs.gpus)}{BETWEEN}{label(study, runs)}{end}"
+
+
+def worded(name: str, value: str) -> str:
+    """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`, `comm_hook=bf16`."""
+    words = {"batch_size": "batch", "global_batch_size": "global batch", "server_gpus": "servers on GPUs"}
+    if name in words:
+        return f"{words[name]} {value.strip('[]')}"
+    if name in ("model.name", "strategy.name", "precision", "optimize", "benchmark.name", "device"):
+        return value
+    return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
+
+
+def gpu_ids(gpus: Sequence[int]) -> str:
+    """Return `0,3`, in rank order."""
+    return ",".join(map(str, gpus))
+
+
+def gpu_list(gpus: Sequence[int]) -> str:
+    """Return `gpus 0,3`."""
+    return f"gpus {gpu_ids(gpus)}"
+
+
+def several(names: Sequence[str]) -> str:
+    """Return the first of several names, and how many more there are."""
+    rest = len(names) - 1
+    return names[0] + (f" and {rest} more {'cell' if rest == 1 else 'cells'}" if rest else "")
