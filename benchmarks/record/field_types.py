@@ -17,7 +17,8 @@ def check_types(instance: Any, prefix: str = "") -> None:
     Raises:
         TypeError: names the first field that holds something else, and its value.
     """
-    for name, fits in _checks(type(instance)):
+    cls: Any = type(instance)
+    for name, fits in _checks(cls):
         value = getattr(instance, name)
         if not fits(value):
             raise TypeError(f"{prefix}{name}={value!r:.100}")
