@@ -1,4 +1,4 @@
-"""Measure one cell from its plan to its record: prepare, run, observe, judge, write."""
+"""Measure one cell, from its plan to its record: prepare the folder, run the ranks, observe what was used, judge, write."""
 
 import dataclasses
 import time
@@ -16,6 +16,7 @@ from benchmarks.record import CellFolder, Failure, Record
 from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
+from launch.engines.engine import LocalEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
 from launch.machine.devices import Machine
 from launch.machine.facts import facts, variables
@@ -23,7 +24,7 @@ from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
 from launch.study.identity import Sweep
-from launch.study.study import Study, prepare
+from launch.study.study import StudyFolder, prepare
 from launch.supervision import gpu_samples, supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
@@ -35,17 +36,17 @@ TUNING_PASS = "benchmarks.training.tuning_pass.run"
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurer:
-    """What every cell of a sweep is measured with."""
+class CellRunner:
+    """Measures the cells of a sweep; holds what is the same for all of them."""
 
     config: Config
     machine: Machine
-    study: Study
+    study: StudyFolder
     sweep: Sweep
     surrounding: Mapping[str, str]
     nsys: Nsys | None
     stopping: Callable[[], bool]
-    note: Callable[[str], None]  # tells the user
+    note: Callable[[str], None]  # prints a sentence for the user
 
     def measure(self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]) -> Record:
         """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
@@ -71,12 +72,12 @@ class Measurer:
         outcome = self._run(cell, folder, variable, uuids, progress)
         ended_at = time.time()
         if outcome.immortal:
-            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may hold their GPUs")
+            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
         record = self._record(folder, outcome, ended_at, known)
         if outcome.state == "finished" and cell.profiler != "none":
-            # Whatever happens in the pass, what was measured is safe.
+            # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             if trace := self._profiled(cell, folder, variable, progress):
                 record = _with_trace(record, trace)
@@ -85,7 +86,7 @@ class Measurer:
         return record
 
     def _record(self, folder: CellFolder, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
-        """What the timed pass left, not yet judged."""
+        """Return the record of the timed pass, not yet judged."""
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
         metrics, checks = gpu_samples.summary(folder)
         record = dataclasses.replace(
@@ -105,18 +106,22 @@ class Measurer:
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
     ) -> Outcome:
+        """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
+        limits = self.config.engine
+        engine = LocalEngine(limits.start, limits.stop_grace_s)
         try:
             with gpu_samples.Sampler(folder, uuids if self.config.sample_gpus else [], variable[TOKEN]):
-                return supervise.run(
-                    cell, folder, variable, variable[TOKEN], self.config.engine, self.stopping, progress, profiler
-                )
+                return supervise.run(cell, folder, variable, engine, limits, self.stopping, progress, profiler)
         except OSError as error:  # the agent could not be started, or the disk is full
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
 
     def _profiled(
         self, cell: Cell, folder: CellFolder, variable: Mapping[str, str], progress: Callable[[Watch], None]
     ) -> "Profiled | None":
-        """The profiled pass; None where the user stopped it. Under nsys its environment is scrubbed: a report embeds it."""
+        """Run the profiled pass; return None if the user stopped it.
+
+        Under nsys its environment is scrubbed, because the report contains it.
+        """
 
         def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
@@ -133,13 +138,14 @@ class Measurer:
         return trace
 
     def _wants_tuning(self, cell: Cell) -> bool:
+        """Return whether a cell has a tuning pass: on request, or if it asks for an algorithm or a protocol."""
         if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
             return False
         asked = self.config.tuning_pass
         return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
 
     def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
-        """A few untimed steps with NCCL naming each choice. A failure here leaves checks unchecked and costs no number."""
+        """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked and costs no number."""
         try:
             inside = prepare(folder.tuning, cell.as_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
@@ -155,7 +161,7 @@ class Measurer:
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:
-    """The record with what the profiled pass adds to it."""
+    """Return the record with what the profiled pass adds to it."""
     metrics = record.metrics | trace.metrics
     findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
     return dataclasses.replace(

@@ -16,10 +16,10 @@ from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
-from launch.run_cell import Measurer
+from launch.run_cell import CellRunner
 from launch.study.identity import Sweep
 from launch.study.report import show, write_report
-from launch.study.study import Study, study_folder
+from launch.study.study import StudyFolder, study_folder
 from launch.tracking.projector import Projector
 from launch.tracking.store import without_credentials
 
@@ -67,19 +67,19 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
         return 0
     stopping = Stopping(console)
     with stopping.listening():
-        return _Sweep(planned, [without_credentials(text) for text in typed], surrounding, stopping, console).run()
+        return SweepRun(planned, [without_credentials(text) for text in typed], surrounding, stopping, console).run()
 
 
-class _Sweep:
-    """The state of one invocation."""
+class SweepRun:
+    """One invocation: its cells, what measures them, and what was measured so far."""
 
     def __init__(
         self, planned: Plan, typed: list[str], surrounding: Mapping[str, str], stopping: Stopping, console: Console
     ) -> None:
         self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
-        self.study = Study(self.config.output_dir, self.config.study)
+        self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
-        self.measurer = Measurer(
+        self.runner = CellRunner(
             self.config, planned.machine, self.study, self.sweep, surrounding, planned.nsys, stopping, self._note
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
@@ -87,6 +87,7 @@ class _Sweep:
         self._writable = True
 
     def run(self) -> int:
+        """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
         for left in self.study.recover():
             self._note(f"{left.name} was left open by a launcher that died; what it measured is kept")
         known, unreadable = records.read_study(self.study.folder)
@@ -147,7 +148,7 @@ class _Sweep:
             if earlier:
                 screen.settle(number, "done before", earlier)
                 return
-            record = self.measurer.measure(planned, known, lambda watch: screen.progress(number, watch))
+            record = self.runner.measure(planned, known, lambda watch: screen.progress(number, watch))
         known.append(record)
         self.measured.append(record)
         screen.settle(number, record.state, record)

@@ -17,7 +17,7 @@ from conf.command_line import normalise
 from conf.groups import choices, meaning
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from launch.study.study import Study
+from launch.study.study import StudyFolder
 
 DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.usefixtures("hydra")
@@ -126,7 +126,7 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
     plain = json.loads(json.dumps(cell.to_dict()))
     unresolved = plain | {"benchmark": plain["benchmark"] | {"exchange_iterations": "auto"}}
     del unresolved["declared"]
-    study = Study(str(tmp_path), "default")
+    study = StudyFolder(str(tmp_path), "default")
     folder = study.folder / cell.folder
     folder.mkdir()
     for asked, schema_version, is_taken in ((unresolved, 2, False), (plain, 3, True)):

@@ -33,7 +33,7 @@ from benchmarks.record import CellFolder, Lines, read_lines
 from conf.schema import Engine
 from launch.engines import processes
 from launch.study.assemble import assemble
-from launch.study.study import Study
+from launch.study.study import StudyFolder
 from launch.supervision import failure, progress, supervise
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.shared_regions import KvstoreConfig, SharedMapping
@@ -298,14 +298,14 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
 
 def begun(tmp_path, gone=True):
     """(study, cell, attempt) of an attempt that another process began; `gone`: that process has ended."""
-    study, cell = Study(str(tmp_path), "s"), make_cell()
+    study, cell = StudyFolder(str(tmp_path), "s"), make_cell()
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
     Lines(attempt.folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
     if gone:
         text = (study.folder / "journal.jsonl").read_text()
         (study.folder / "journal.jsonl").write_text(text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,'))
-    return Study(str(tmp_path), "s"), cell, attempt
+    return StudyFolder(str(tmp_path), "s"), cell, attempt
 
 
 def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
@@ -333,6 +333,44 @@ def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
     assert len(study.recover()) == 1
 
 
+HOLDER = """
+import sys, time
+from benchmarks.record import CellFolder
+from launch.study import study
+with study._lock(CellFolder(sys.argv[1])) as ours:
+    print(ours, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_lock_of_a_launcher_that_is_killed_is_free(tmp_path):
+    study, cell = StudyFolder(str(tmp_path), "s"), make_cell()
+    folder = study.folder / cell.folder
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "True\n"
+        with study.lock(cell) as ours:
+            assert not ours
+        holder.kill()
+    with study.lock(cell) as ours:
+        assert ours
+
+
+def test_a_lock_neither_follows_a_link_nor_empties_a_file(tmp_path):
+    study, cell = StudyFolder(str(tmp_path), "s"), make_cell()
+    folder = CellFolder(study.folder / cell.folder).make()
+    precious = tmp_path / "precious"
+    precious.write_text("text")
+    folder.lock.symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"), study.lock(cell):
+        pass
+    folder.lock.unlink()
+    folder.lock.write_text("text")
+    with study.lock(cell) as ours:
+        assert ours
+    assert precious.read_text() == folder.lock.read_text() == "text"
+
+
 def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path):
     study, cell, attempt = begun(tmp_path)
     finished = assemble(attempt.folder, "finished", None, time.time())
@@ -344,7 +382,7 @@ def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path)
 
 
 def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path):
-    study, cell = Study(str(tmp_path), "s"), dataclasses.replace(make_cell(), profiler="torch")
+    study, cell = StudyFolder(str(tmp_path), "s"), dataclasses.replace(make_cell(), profiler="torch")
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
     measured = assemble(attempt.folder, "finished", None, time.time())
@@ -412,7 +450,7 @@ def watched(tmp_path, counts):
 
 
 def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_path):
-    told = failure.hang(watched(tmp_path, [90, 110, 110]), "gave no sign")
+    told = failure.hang(watched(tmp_path, [90, 110, 110]), "gave no sign", processes.state)
     assert (told.cause, told.rank) == ("hang", 0)
     assert "after 90 iterations" in told.message
 
@@ -422,7 +460,7 @@ def test_a_rank_that_exits_is_named_with_its_status(tmp_path):
     (tmp_path / "failures.json").write_text('{"1": 7, "0": -15}')  # the agent ended rank 0
     told = failure.first_cause(watch, CellFolder(tmp_path), 1)
     assert (told.cause, told.rank) == ("exception", 1)
-    assert told.message == "rank 1 exited with status 7 in phase 'timed', without a word"
+    assert told.message == "rank 1 exited with status 7 in phase 'timed' and wrote no reason"
 
 
 @pytest.mark.parametrize(
@@ -447,7 +485,7 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
 
 
 def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):
-    assert failure.hang(watched(tmp_path, [110, 110]), "gave no sign").rank is None
+    assert failure.hang(watched(tmp_path, [110, 110]), "gave no sign", processes.state).rank is None
 
 
 def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
@@ -456,7 +494,7 @@ def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
         Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("done", 3.0)
     watch.update()
     engine = Engine(silence_timeout_s=0.0)
-    failure = supervise._overdue(watch, time.monotonic() - 1, engine)
+    failure = supervise.overdue(watch, time.monotonic() - 1, engine, processes.state)
     assert failure.cause == "hang" and "exit" in failure.message
 
 
@@ -486,8 +524,9 @@ def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
 def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
     watch = watched(tmp_path, [0, 0])
     watch.ranks[1].pid = None
-    assert supervise._overdue(watch, time.monotonic(), Engine(silence_timeout_s=0.0)) is None
-    late = supervise._overdue(watch, time.monotonic() - 2, Engine(start_timeout_s=1.0))
+    limits = Engine(silence_timeout_s=0.0)
+    assert supervise.overdue(watch, time.monotonic(), limits, processes.state) is None
+    late = supervise.overdue(watch, time.monotonic() - 2, Engine(start_timeout_s=1.0), processes.state)
     assert (late.cause, late.rank) == ("start", 1)
 
 

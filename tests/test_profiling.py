@@ -35,7 +35,7 @@ from launch.engines.environment import environment, scrubbed
 from launch.machine.devices import Machine
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
-from launch.run_cell import Measurer
+from launch.run_cell import CellRunner
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
@@ -76,10 +76,10 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     machine = Machine("cpu", (), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     notes = []
-    measurer = Measurer(config, machine, None, None, {}, nsys, lambda: False, notes.append)
+    runner = CellRunner(config, machine, None, None, {}, nsys, lambda: False, notes.append)
     surrounding = {**os.environ, **PLANTED, **KEPT}
     variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
-    found = measurer._profiled(
+    found = runner._profiled(
         dataclasses.replace(cell, device=device), CellFolder(tmp_path), variable, lambda watch: None
     )
     assert processes.of(TOKEN) == []

@@ -18,7 +18,7 @@ from tracked import make_folder, make_record, make_sweep, rows, runs
 
 from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
-from launch.study.identity import Process
+from launch.study.identity import ProcessIdentity
 from launch.tracking import store
 from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
@@ -167,7 +167,7 @@ def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
 
 
 def test_a_process_is_known_by_more_than_its_pid():
-    own = Process.own()
+    own = ProcessIdentity.own()
     assert not own.gone
     assert dataclasses.replace(own, started=own.started - 100).gone
     assert dataclasses.replace(own, boot_id="another").gone
@@ -351,7 +351,7 @@ def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monke
 
 def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
     monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
-    store.quiet()
+    store.silence_mlflow()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
     assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
     assert store.LOCK_WAIT_S == 20 and store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"

@@ -6,7 +6,7 @@ import sqlite3
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell, Network, Optimizer
-from launch.study.identity import Process, Sweep
+from launch.study.identity import ProcessIdentity, Sweep
 
 START = 1_795_000_000.0
 
@@ -62,7 +62,7 @@ def make_folder(study_dir, record):
 
 
 def make_sweep(cells=2):
-    return Sweep("a" * 32, "scaling", ["gpus=0,3"], START, cells, Process.own())
+    return Sweep("a" * 32, "scaling", ["gpus=0,3"], START, cells, ProcessIdentity.own())
 
 
 def rows(file):

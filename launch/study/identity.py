@@ -18,7 +18,7 @@ CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the 
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """One process among all that ever ran: a pid alone is given to others later."""
 
     host: str
@@ -27,15 +27,15 @@ class Process:
     boot_id: str  # of the host's kernel; empty where it has none
 
     @staticmethod
-    def own() -> "Process":
+    def own() -> "ProcessIdentity":
         """The calling process."""
         boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-        return Process(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id)
+        return ProcessIdentity(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id)
 
     @property
     def gone(self) -> bool:
         """Whether it has certainly ended; of a process on another host nothing is certain."""
-        own = Process.own()
+        own = ProcessIdentity.own()
         if self.host != own.host:
             return False
         if self.boot_id != own.boot_id:
@@ -60,12 +60,12 @@ class Sweep:
     overrides: list[str]  # the command line as typed, credentials removed
     started_at: float  # seconds since 1970
     cells: int  # how many are planned
-    process: Process  # the one that writes its runs
+    process: ProcessIdentity  # the one that writes its runs
 
     @staticmethod
     def begin(study: str, overrides: list[str], cells: int) -> "Sweep":
         """A new sweep of the calling process, from now on."""
-        return Sweep(uuid.uuid4().hex, study, overrides, time.time(), cells, Process.own())
+        return Sweep(uuid.uuid4().hex, study, overrides, time.time(), cells, ProcessIdentity.own())
 
     @property
     def name(self) -> str:
@@ -81,4 +81,4 @@ def sweep_of(records: Sequence[Record]) -> Sweep:
         TypeError: a record's time is no number.
     """
     first = min(records, key=lambda record: record.started_at)
-    return Sweep(first.sweep_id, first.study, first.overrides, first.started_at, len(records), Process.own())
+    return Sweep(first.sweep_id, first.study, first.overrides, first.started_at, len(records), ProcessIdentity.own())

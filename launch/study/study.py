@@ -6,12 +6,13 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from analysis.validity.checks import judged
 from benchmarks import record as records
@@ -21,7 +22,7 @@ from conf.options import Refused
 from conf.schema import Validity
 from launch.engines import processes
 from launch.study.assemble import assemble
-from launch.study.identity import Process
+from launch.study.identity import ProcessIdentity
 
 PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
 
@@ -39,7 +40,7 @@ def study_folder(output_dir: str, name: str) -> Path:
     return Path(output_dir).expanduser().absolute() / name
 
 
-class Study:
+class StudyFolder:
     """A study's folder, opened for measuring."""
 
     def __init__(self, output_dir: str, name: str) -> None:
@@ -106,7 +107,7 @@ class Study:
                 begun.pop(line["token"], None)
         closed = []
         for token, line in begun.items():
-            if not Process(**line["process"]).gone:
+            if not ProcessIdentity(**line["process"]).gone:
                 continue  # another sweep is measuring it now
             folder = CellFolder(self.folder / line["cell"])
             with _lock(folder) as ours:
@@ -139,7 +140,7 @@ class Study:
         self._line(kind, **content)
 
     def _line(self, kind: str, **content: Any) -> None:
-        self._journal.write(kind, time.time(), process=dataclasses.asdict(Process.own()), **content)
+        self._journal.write(kind, time.time(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
         self._journal.sync()
 
 
@@ -151,14 +152,18 @@ def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
 
 @contextlib.contextmanager
 def _lock(folder: CellFolder) -> Iterator[bool]:
+    """Hold a cell's lock file, without waiting; yield whether this launcher holds it."""
     folder.path.mkdir(exist_ok=True)
-    with folder.lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
+    lock = FileLock(folder.lock)  # flock: the kernel lets go when its holder dies
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    try:
         yield True
+    finally:
+        lock.release()
 
 
 def _last_sign(folder: CellFolder) -> float:

@@ -1,6 +1,6 @@
-"""Samples of the GPUs of a cell while it runs, by NVML from the launching process: clocks, power, throttling, who else is there.
+"""Sample the GPUs of a running cell by NVML from the launching process: clocks, power, throttling, other processes.
 
-Nothing runs in the ranks for it. Samples go to `<cell>/gpus.jsonl`; what they say of the timed window goes to the record.
+The ranks take no part. Samples go to `<cell>/gpus.jsonl`; their summary over the timed window goes to the record.
 """
 
 import threading
@@ -18,13 +18,13 @@ SETTLE_SECONDS = 3.0
 # nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
-# What is measured first and foremost, where a benchmark says so; else its timed window is all but what prepares.
+# Phases that form the timed window. A benchmark with none of them: all phases except PREPARING_PHASES.
 TIMED_PHASES = ("timed", "concurrent")
 PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verify")
 
 
 class Sampler:
-    """Samples some GPUs in a thread between entering and leaving; does nothing without GPUs."""
+    """Samples GPUs in a thread while it is entered; does nothing without GPUs."""
 
     def __init__(self, folder: CellFolder, uuids: Sequence[str], token: str) -> None:
         self._uuids, self._token = list(uuids), token
@@ -43,9 +43,9 @@ class Sampler:
             self._lines = Lines(folder.gpu_samples)
 
     def __enter__(self) -> "Sampler":
-        """The first sample is taken before this returns: before any rank of ours exists.
+        """Take the first sample, before any rank of the cell exists, and start the thread.
 
-        The cell before this one may just have ended: its load is given a moment to leave the driver's averages.
+        Wait up to SETTLE_SECONDS first: the driver's averages may still show the load of the cell before.
         """
         if self._uuids:
             deadline = time.monotonic() + SETTLE_SECONDS
@@ -74,7 +74,7 @@ class Sampler:
             return  # the disk is full: later windows have no samples, and their checks say so
 
     def _one(self, handle: Any) -> dict[str, Any]:
-        """One GPU now; what the driver does not tell is absent."""
+        """Return a sample of one GPU; what the driver does not say is absent."""
         nvml = self._nvml
         questions = {
             "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -94,8 +94,10 @@ class Sampler:
         return answers
 
     def _foreign(self, running: Sequence[Any]) -> list[int]:
-        """Ids of processes on the GPU that do not carry our token. A driver outside a container may name processes that
-        do not exist inside it: nothing is known of those, and foreign memory before the start is the other sign.
+        """Return the ids of processes on the GPU that do not carry our token.
+
+        A driver outside a container may name processes that do not exist inside it. They are left out; memory that is in use
+        before the start shows foreign load too.
         """
         mark = f"{TOKEN}={self._token}".encode()
         foreign = []
@@ -113,7 +115,7 @@ class Sampler:
 
 
 def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
-    """What the samples of a cell say: (metrics of the timed window, facts for the validity checks); empty without samples."""
+    """Return (metrics of the timed window, facts for the validity checks) from the samples of a cell; empty without samples."""
     lines = list(read_lines(folder.gpu_samples))
     if not lines:
         return {}, {}
@@ -147,10 +149,9 @@ def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
 
 
 def _timed_window(folder: CellFolder) -> tuple[float, float]:
-    """When rank 0 entered its first timed phase and left its last, seconds since 1970; an empty window where it had none.
+    """Return when rank 0 entered its first timed phase and left its last, in seconds since 1970; an empty window if it had none.
 
-    Phases are timed that TIMED_PHASES names; where a benchmark has none of these, all but PREPARING_PHASES. The last phase ends
-    when the rank has its result.
+    The last phase ends when the rank has its result.
     """
     lines = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in (Kind.PHASE, Kind.RESULT)]
     phases = [line for line in lines if line["kind"] == Kind.PHASE]

@@ -1,4 +1,4 @@
-"""What the ranks of a running cell have told so far, read from the lines that they append."""
+"""Follow what the ranks of a running cell have done so far, from the lines that they append to their files."""
 
 import contextlib
 import time
@@ -10,7 +10,7 @@ from benchmarks.record import CellFolder, Kind, read_line
 
 @dataclass
 class Rank:
-    """What is known of one process of a cell from its lines: a rank, or a server beside the ranks."""
+    """What one process of a cell has written so far: a rank, or a server next to the ranks."""
 
     number: int
     name: str  # 'rank 3', 'server 0'
@@ -23,7 +23,7 @@ class Rank:
 
 
 class Watch:
-    """Follows the lines that ranks and servers append, each from where it was last read."""
+    """Reads the lines that ranks and servers append, each file from where it was last read."""
 
     def __init__(self, folder: CellFolder, world_size: int, servers: int = 0) -> None:
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
@@ -33,7 +33,7 @@ class Watch:
         self._read = [0] * len(self.everyone)
 
     def update(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read the new lines; return whether there were any."""
         news = False
         for rank in self.everyone:
             with (
@@ -53,7 +53,7 @@ class Watch:
         return news
 
     def count(self, rank: Rank) -> int:
-        """Iterations that a rank has begun, also those since its last line."""
+        """Return the number of iterations that a rank has begun, also those since its last line."""
         try:
             return int(self._folder.rank_count(rank.number).read_bytes())
         except (OSError, ValueError):

@@ -8,7 +8,7 @@ from rich.console import Console
 from benchmarks.record import Record
 from conf.schema import Tracking
 from launch.study.identity import Sweep
-from launch.study.study import Study
+from launch.study.study import StudyFolder
 from launch.tracking.note import summary_markdown
 from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
 from launch.tracking.tracker import Tracker
@@ -17,7 +17,7 @@ from launch.tracking.tracker import Tracker
 class Projector:
     """Projects one sweep to MLflow, or says once why not and how to do it later."""
 
-    def __init__(self, tracking: Tracking, study: Study, sweep: Sweep, console: Console) -> None:
+    def __init__(self, tracking: Tracking, study: StudyFolder, sweep: Sweep, console: Console) -> None:
         self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
         self._tracker: Tracker | None = None
         self._failed = False

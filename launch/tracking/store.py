@@ -5,23 +5,23 @@ meet on a fresh SQLite file destroy it. Here waiting is bounded and a fresh file
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from filelock import FileLock, Timeout
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LOCK_WAIT_S = 20.0  # how long a locked store is waited for; also MLflow's own busy_timeout
-TURN_WAIT_S = 60.0  # how long another launcher may hold the turn: it may be making the store
+STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
@@ -91,7 +91,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def reaching(uri: str) -> Iterator[None]:
+def tracking_errors(uri: str) -> Iterator[None]:
     """Turn whatever goes wrong inside into TrackingUnavailable: a projection that fails must not cost a measurement."""
     try:
         yield
@@ -115,28 +115,27 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def turn(path: Path) -> Iterator[None]:
-    """Hold the file lock at `path`, one launcher at a time.
+def store_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`: one launcher at a time writes to the store.
 
     Raises:
-        TrackingUnavailable: another process held it for TURN_WAIT_S.
+        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S.
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        deadline = time.monotonic() + TURN_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TrackingUnavailable(f"another process holds {path} for {TURN_WAIT_S:.0f} s") from None
-                time.sleep(0.05)
-        yield  # closing the file gives the lock back
+    lock = FileLock(path, timeout=STORE_LOCK_WAIT_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        sentence = f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s"
+        raise TrackingUnavailable(sentence) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def quiet() -> None:
+def silence_mlflow() -> None:
     """Bound MLflow's waiting and silence it, in this process's environment, where the user has not chosen."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -148,12 +147,12 @@ def quiet() -> None:
 
 
 def connect(uri: str, artifacts: Path) -> "MlflowClient":
-    """A client of the store, made first where its SQLite file is missing. The caller has the turn.
+    """A client of the store, made first where its SQLite file is missing. The caller holds the lock.
 
     Raises:
-        TrackingUnavailable or what `reaching` turns into it.
+        TrackingUnavailable, and what `tracking_errors` turns into it.
     """
-    quiet()
+    silence_mlflow()
     import mlflow
 
     file = sqlite_file(uri)

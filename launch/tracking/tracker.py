@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
-from launch.study.identity import Process, Sweep, sweep_of
+from launch.study.identity import ProcessIdentity, Sweep, sweep_of
 from launch.tracking.note import cut_to
 from launch.tracking.projection import (
     NAME_LENGTH,
@@ -27,7 +27,15 @@ from launch.tracking.projection import (
     plain,
     project,
 )
-from launch.tracking.store import check_writable, connect, reaching, sqlite_file, store_uri, turn, without_credentials
+from launch.tracking.store import (
+    check_writable,
+    connect,
+    sqlite_file,
+    store_lock,
+    store_uri,
+    tracking_errors,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run, RunTag
@@ -59,7 +67,7 @@ class Tracker:
         artifacts = output_dir.absolute() / "mlartifacts"
         # The lock lies beside the store: launchers with other output folders share it.
         self._lock = self._file.with_name(f".{self._file.name}.lock") if self._file else output_dir / ".mlflow.lock"
-        with reaching(uri), turn(self._lock):
+        with tracking_errors(uri), store_lock(self._lock):
             self._client = connect(uri, artifacts)
             self._experiment = self._find_experiment(experiment, artifacts)
             self._close_stale()
@@ -145,27 +153,27 @@ class Tracker:
 
     def written(self) -> set[str]:
         """The ids of the records to which nothing is to be added."""
-        with reaching(self._uri):
+        with tracking_errors(self._uri):
             runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
             return {run.data.tags.get(RECORD, "") for run in runs if _complete(run)}
 
     def find_sweep(self, sweep_id: str) -> Written | None:
         """The parent run of a sweep; None where the store has none (or a user deleted it)."""
         identifier(sweep_id)
-        with reaching(self._uri):
+        with tracking_errors(self._uri):
             run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
         if run is None:
             return None
         counts = [run.data.tags.get(name, "") for name in ("ringside.cells", "ringside.records")]
         planned, records = (int(count) if count.isdigit() else None for count in counts)
         process = _process(run)
-        at_work = run.info.status == "RUNNING" and process not in (None, Process.own()) and not process.gone
+        at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
         return Written(run.info.status, planned, records, at_work)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """The turn, with a store that can be written."""
-        with reaching(self._uri), turn(self._lock):
+        with tracking_errors(self._uri), store_lock(self._lock):
             if self._file:
                 check_writable(self._file)
             yield
@@ -238,7 +246,7 @@ class Tracker:
                 **projection.tags,
                 KIND: "cell",
                 **ids,
-                **_process_tags(Process.own()),
+                **_process_tags(ProcessIdentity.own()),
             }
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
@@ -262,7 +270,7 @@ def _complete(run: "Run") -> bool:
     return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
 
 
-def _process_tags(process: Process) -> dict[str, str]:
+def _process_tags(process: ProcessIdentity) -> dict[str, str]:
     return {
         "ringside.host": process.host,
         "ringside.pid": str(process.pid),
@@ -271,13 +279,13 @@ def _process_tags(process: Process) -> dict[str, str]:
     }
 
 
-def _process(run: "Run") -> Process | None:
+def _process(run: "Run") -> ProcessIdentity | None:
     """The process that wrote a run; None where its tags do not say."""
     host, pid, started, boot_id = (
         run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
     )
     try:
-        return Process(str(host), int(pid or ""), float(started or ""), boot_id or "")
+        return ProcessIdentity(str(host), int(pid or ""), float(started or ""), boot_id or "")
     except ValueError:
         return None
 
