@@ -1,4 +1,4 @@
-"""One invocation: plan, measure every cell, keep it, show it, project it."""
+"""Run one invocation: plan, measure every cell, write its record, show it, project it to MLflow."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ class Stopping:
         self._asked, self._console = False, console
 
     def __call__(self) -> bool:
-        """Whether the user asked."""
+        """Return whether the user asked."""
         return self._asked
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Signals set the mark instead of ending this process."""
+        """Have signals set the mark instead of ending this process."""
         before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -46,7 +46,7 @@ class Stopping:
 
     def _ask(self, number: int, frame: Any) -> None:
         if not self._asked:
-            self._console.print("stopping: the cell in hand is closed, what it measured is kept")
+            self._console.print("stopping: the processes of the running cell are ended; what was measured is kept")
         self._asked = True
 
 
@@ -89,7 +89,7 @@ class SweepRun:
     def run(self) -> int:
         """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
         for left in self.study.recover():
-            self._note(f"{left.name} was left open by a launcher that died; what it measured is kept")
+            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
         known, unreadable = records.read_study(self.study.folder)
         for error in unreadable:
             self._note(str(error))
@@ -122,26 +122,27 @@ class SweepRun:
         return 1 if bad else 0
 
     def _done_before(self) -> dict[int, Record]:
-        """The cells that an earlier invocation finished, by their place in the order."""
+        """Return the records of cells that an earlier invocation finished, by their place in the order."""
         if not self.config.resume:
             return {}
         finished = {number: self.study.finished(planned.cell) for number, planned in enumerate(self.cells)}
         return {number: record for number, record in finished.items() if record}
 
     def _try_cell(self, number: int, known: list[Record], screen: Screen) -> None:
-        """A cell; a folder that can no longer be written (a full disk) ends the sweep, with every record so far kept."""
+        """Measure a cell. If its folder can no longer be written (a full disk), the sweep ends; every record so far is kept."""
         try:
             self._cell(number, known, screen)
         except OSError as error:
             self._writable = False
             screen.settle(number, "failed", None)
-            self._note(f"the sweep ends here: {self.study.folder} cannot be written any more ({error})")
+            self._note(f"the sweep ends here: {self.study.folder} can no longer be written ({error})")
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
+        """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
         planned = self.cells[number]
         with self.study.lock(planned.cell) as ours:
             if not ours:
-                screen.settle(number, "held elsewhere", None)
+                screen.settle(number, "measured elsewhere", None)
                 return
             # Another launcher may have finished it while this one was at other cells.
             earlier = self.study.finished(planned.cell) if self.config.resume else None
@@ -156,7 +157,7 @@ class SweepRun:
         self.projector.log(record)
 
     def _print_output(self, record: Record) -> None:
-        """What the benchmark wants printed, for scripts that read it."""
+        """Print the text of the benchmark, for scripts that read it."""
         with contextlib.suppress(OSError):
             text = self.study.folder_of(record).output.read_text()
             self.console.print(text, markup=False, soft_wrap=True, end="")
@@ -165,7 +166,7 @@ class SweepRun:
         self.console.print(f"note: {text}", markup=False)
 
     def _report(self) -> Path | None:
-        """The page of the study's report, if one is wanted."""
+        """Write the study's report and return its page; None without a report."""
         if self.config.report in (False, "False") or not self._writable:
             return None
         page = write_report(self.study.folder, self._note)
@@ -174,7 +175,7 @@ class SweepRun:
         return page
 
     def _last_lines(self, page: Path | None) -> None:
-        """What failed and why, and where everything is."""
+        """Print what failed and why, and where records, report and MLflow runs are."""
         for record in self.measured:
             if record.failure and record.state == "failed":
                 self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
@@ -186,6 +187,7 @@ class SweepRun:
 
 
 def _print_plan(planned: Plan, console: Console) -> None:
+    """Print the cells in their order, and the time that they will take."""
     known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
     seconds = 0.0
     for number, entry in enumerate(planned.cells):

@@ -121,7 +121,7 @@ def test_a_job_that_ends_well_is_finished_and_stopped_without_grace(run):
             "rank 1 gave no sign for 0.01 s, in phase 'timed'",
         ),
         ((starts, one_hangs), {"cell_timeout_s": 0.03}, "hang", 1, "was not done when the cell's 0.03 s were over"),
-        ((starts, is_done), {"start_timeout_s": 0.02}, "hang", None, "the agent did not end within 0.02 s"),
+        ((starts, is_done), {"start_timeout_s": 0.02}, "hang", None, "what started them did not end within 0.02 s"),
         (
             (starts, begins, raises, ends(1)),
             {},

@@ -254,7 +254,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     assert finished.state == "finished"
     other, said = start(output_dir, planted, slow, "gpus=0+1", *EXCHANGE)
     assert other.wait(timeout=30) == 0
-    assert "held elsewhere" in said.read_text()
+    assert "measured elsewhere" in said.read_text()
     assert set(pids.values()) <= {process.pid for process in alive({first_token})}
     launcher.kill()
     launcher.wait()
@@ -335,9 +335,10 @@ def test_a_cell_that_another_launcher_holds_is_not_closed(tmp_path):
 
 HOLDER = """
 import sys, time
+from pathlib import Path
 from benchmarks.record import CellFolder
 from launch.study import study
-with study._lock(CellFolder(sys.argv[1])) as ours:
+with study._lock(CellFolder(Path(sys.argv[1]))) as ours:
     print(ours, flush=True)
     time.sleep(600)
 """

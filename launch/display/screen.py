@@ -32,7 +32,7 @@ STYLES = {
     "interrupted": "yellow",
 }
 # States of a cell after which nothing more happens to it in this sweep.
-SETTLED = ("finished", "failed", "interrupted", "done before", "held elsewhere")
+SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
 WAITING = "waiting"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}

@@ -1,4 +1,4 @@
-"""The argument list and the environment of a cell's processes."""
+"""Make the command and the environment of a cell's processes."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED
 
 ROOT = Path(__file__).parent.parent.parent
-# What an outer torchrun or Slurm step leaves behind would be taken for our ranks' own.
+# Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
 FOREIGN = (
     "RANK",
     "LOCAL_RANK",
@@ -48,7 +48,7 @@ CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
 
 
 def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what ranks do not need, and without what looks like a secret by its name or its value."""
+    """Return an environment with only what ranks need, without variables whose name or value looks like a secret."""
     return {
         name: value
         for name, value in variable.items()
@@ -59,14 +59,17 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
 
 
 def arguments(folder: CellFolder, cell: Cell, start: str = "auto") -> list[str]:
-    """The agent of this machine, which starts the ranks and the servers as `engine.start` says."""
+    """Return the command of the agent, which starts the ranks and the servers as `engine.start` says."""
     return [sys.executable, "-m", "benchmarks.rank.agent", str(folder.path), str(cell.world_size + cell.servers), start]
 
 
 def environment(
     cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
-    """The surroundings, then what the cell asks for. Variables that forbid NVLink multicast are inherited like any other."""
+    """Return the environment of a cell's processes: that of the user, then what the cell asks for.
+
+    Variables that forbid NVLink multicast are inherited like any other.
+    """
     kept = {
         name: value
         for name, value in surrounding.items()

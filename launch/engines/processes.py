@@ -1,4 +1,4 @@
-"""Finding and ending the processes of a cell: only those that carry its token, however they were started."""
+"""Find and end the processes of a cell: those whose environment has its token, however they were started."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, share
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
-    """The environment for an agent of the calling process."""
+    """Return the environment of an agent that the calling process starts, itself or through a profiler."""
     return {**environment, LAUNCHER if through_profiler else STARTER: str(os.getpid())}
 
 
 def of(token: str) -> list[psutil.Process]:
-    """Every living process of this user whose environment carries the token, ourselves never."""
+    """Return every living process of this user whose environment has the token, without the calling one."""
     found = []
     wanted = f"{TOKEN}={token}".encode()
     for process in psutil.process_iter():
@@ -33,7 +33,7 @@ def of(token: str) -> list[psutil.Process]:
 
 
 def end(token: str, grace_s: float) -> list[int]:
-    """Ask every process of a token to stop, kill what remains after `grace_s` seconds. Returns ids that will not die."""
+    """Ask every process of a token to stop, and kill those that remain after `grace_s` seconds. Return the ids that survive."""
     deadline = time.monotonic() + grace_s
     for process in of(token):
         _signal(process, signal.SIGTERM)
@@ -49,14 +49,14 @@ def end(token: str, grace_s: float) -> list[int]:
 
 
 def ask_for_stacks(token: str, pids: list[int]) -> None:
-    """Have ranks of a cell write where each of their threads stands to their logs (benchmarks.rank.worker)."""
+    """Have ranks of a cell write to their logs where each of their threads stands (benchmarks.rank.worker)."""
     for process in of(token):
         if process.pid in pids:
             _signal(process, signal.SIGUSR1)
 
 
 def state(pid: int) -> str:
-    """What the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' where there is none."""
+    """Return what the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' if there is none."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:
@@ -71,6 +71,6 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def remove_shared_memory(token: str) -> None:
-    """Remove the files of a cell that ended after it made its shared memory and before it mapped it (trainers.shared_memory)."""
+    """Remove the shared memory of a cell that ended before it had mapped it (trainers.shared_memory)."""
     for path in SHARED_MEMORY_FOLDER.glob(f"{shared_memory_prefix(token)}*"):
         path.unlink(missing_ok=True)

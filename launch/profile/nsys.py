@@ -1,6 +1,6 @@
-"""Nsight Systems on this machine: where it is, which version, its command around a cell's agent, and what it leaves.
+"""Find Nsight Systems on this machine, make its command around a cell's agent, and export what it recorded.
 
-It is found, never bundled: by `profiler.nsys_path`, the variable NSYS, or PATH.
+It is not part of Ringside. It is found by `profiler.nsys_path`, the variable NSYS, or PATH.
 """
 
 import re
@@ -28,7 +28,7 @@ class Nsys:
     version: str  # 2022.4.2.1
 
     def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
-        """What stands before the agent's command; `report` is the path of the report without its suffix."""
+        """Return the command that comes before the agent's; `report` is the path of the report without its suffix."""
         options = [f"--output={report}", "--force-overwrite=true", "--sample=none", "--cpuctxsw=none", "--wait=primary"]
         options.append(f"--trace={'cuda,nvtx' if on_gpu else 'nvtx'}")
         if graphs:
@@ -39,11 +39,11 @@ class Nsys:
 
     @staticmethod
     def left(report: Path) -> bool:
-        """Whether a run left what it recorded, imported or not, at the path of a report without its suffix."""
+        """Return whether a run left a recording, imported or not, at the path of a report without its suffix."""
         return any(report.with_name(report.name + suffix).exists() for suffix in (REPORT, PARTIAL))
 
     def export(self, report: Path) -> Path:
-        """The SQLite file beside a report that a run left at this path without its suffix; the report stays.
+        """Export the report at a path without its suffix, and return the SQLite file next to it; the report stays.
 
         Raises:
             UnreadableInput: there is no report, or it cannot be imported or exported; says what was kept.
@@ -62,7 +62,7 @@ class Nsys:
         return made
 
     def _import(self, partial: Path) -> None:
-        """Make the report of what nsys recorded: its own attempt fails where the distribution put the importer elsewhere."""
+        """Make the report from a recording: nsys itself fails if the distribution put its importer in another folder."""
         importer = self._importer()
         if importer is None:
             raise UnreadableInput(
@@ -76,7 +76,7 @@ class Nsys:
             raise UnreadableInput(f"{importer} failed ({error}); what nsys recorded is kept: {partial}") from None
 
     def _importer(self) -> Path | None:
-        """QdstrmImporter, in the folder beside that of nsys, or of a link to it."""
+        """Return the path of QdstrmImporter: next to the folder of nsys, followed through symbolic links; None without one."""
         place = self.path.absolute()
         places = [place]
         while place.is_symlink():
@@ -86,10 +86,10 @@ class Nsys:
 
 
 def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
-    """The nsys to use.
+    """Return the nsys to use.
 
     Raises:
-        Refused: there is none, it does not say its version, or it is too old.
+        Refused: there is none, it does not print its version, or it is too old.
     """
     named = asked or surrounding.get("NSYS")
     given = f"profiler.nsys_path={asked}" if asked else f"NSYS={named}" if named else "profiler=nsys"

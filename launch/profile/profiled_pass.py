@@ -1,11 +1,11 @@
-"""The profiled pass of a cell, after its timed one: run it, read the trace, keep what may be kept.
+"""Run the profiled pass of a cell, after its timed one: record, read the trace, keep what may be published.
 
     <cell>/profile/trace.nsys-rep     what nsys recorded; holds the (scrubbed) environment, so it never leaves the machine
     <cell>/profile/trace.sqlite.gz    its export without environment and command line
     <cell>/profile/rank<N>.json.gz    what torch.profiler recorded
     <cell>/profile/timeline.svg       one step
 
-A pass that fails costs the measured record nothing: its sentence stands among what is unchecked.
+A pass that fails leaves the measured record as it is; the reason is listed as unchecked.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ Run = Callable[[Cell, CellFolder, Sequence[str]], Outcome]
 
 
 class PassFailed(Exception):
-    """The ranks of the pass did not come to its end; the message is a sentence."""
+    """The ranks of the pass failed; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Profiled:
 
 
 def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Profiled:
-    """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`, and read what it left."""
+    """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what it adds to the record."""
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
         summary = summarize(within_steps(trace))
@@ -64,7 +64,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
 
 
 def _recorded(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
-    """The trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
+    """Return the trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
     if cell.profiler == "torch":
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
         return _checked(cell, load_trace(str(folder.profile.path))), {}
@@ -100,13 +100,13 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
 
 
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
-    """The cell that the ranks of the pass are asked for, and its folder. Raises OSError."""
+    """Return the cell that the ranks of the pass read, and its prepared folder. Raises OSError."""
     asked = cell.as_pass("profiled_pass", "benchmarks.training.profiled_pass.run", capture_range=capture_range)
     return asked, prepare(folder.profile, asked)
 
 
 def _passed(outcome: Outcome) -> None:
-    """Raises PassFailed where the ranks did not end well, UnreadableInput where nothing says that it was they."""
+    """Check how a pass ended: raise PassFailed if a rank failed, UnreadableInput if only nsys did."""
     failure = outcome.failure
     if failure is None:
         return
@@ -116,12 +116,12 @@ def _passed(outcome: Outcome) -> None:
 
 
 def _complains(outcome: Outcome) -> bool:
-    """Whether nsys ended with another status than 0, and no rank did."""
+    """Return whether nsys failed and no rank did."""
     return outcome.failure is not None and outcome.failure.cause == "start" and outcome.failure.rank is None
 
 
 def _checked(cell: Cell, trace: Trace) -> Trace:
-    """The trace. Raises UnreadableInput where it says nothing of what a GPU did."""
+    """Return the trace. Raises UnreadableInput if it has no kernel of a GPU that worked."""
     silent = [str(rank.rank) for rank in trace.ranks if rank.on_host]
     if cell.device == "cuda" and silent:
         raise UnreadableInput(

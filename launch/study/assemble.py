@@ -1,4 +1,4 @@
-"""The record of an attempt, made of what its folder holds: cell.json, attempt.json and the lines of the ranks."""
+"""Make the record of an attempt from the files of its folder: cell.json, attempt.json and the lines of the ranks."""
 
 import json
 from typing import Any

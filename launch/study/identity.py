@@ -1,4 +1,4 @@
-"""A sweep as its launching process knows it: who it is, what it was asked, and whether that process still lives."""
+"""Identify a sweep and the process that runs it, also after that process has ended."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process among all that ever ran: a pid alone is given to others later."""
+    """Names one process among all that ever ran: a pid alone is given to other processes later."""
 
     host: str
     pid: int
@@ -28,13 +28,13 @@ class ProcessIdentity:
 
     @staticmethod
     def own() -> "ProcessIdentity":
-        """The calling process."""
+        """Return the identity of the calling process."""
         boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
         return ProcessIdentity(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id)
 
     @property
     def gone(self) -> bool:
-        """Whether it has certainly ended; of a process on another host nothing is certain."""
+        """Whether the process has certainly ended; False for a process on another host, of which nothing is certain."""
         own = ProcessIdentity.own()
         if self.host != own.host:
             return False
@@ -64,18 +64,18 @@ class Sweep:
 
     @staticmethod
     def begin(study: str, overrides: list[str], cells: int) -> "Sweep":
-        """A new sweep of the calling process, from now on."""
+        """Return a new sweep of the calling process, which starts now."""
         return Sweep(uuid.uuid4().hex, study, overrides, time.time(), cells, ProcessIdentity.own())
 
     @property
     def name(self) -> str:
-        """`scaling · 4 cells · 2026-11-21 10:31`, in local time."""
+        """Name for people: `scaling · 4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
         return f"{self.study} · {self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
 
 
 def sweep_of(records: Sequence[Record]) -> Sweep:
-    """What the records of one sweep say about it, as the calling process would write it.
+    """Return the sweep that some records belong to, with the calling process as its writer.
 
     Raises:
         TypeError: a record's time is no number.

@@ -1,4 +1,4 @@
-"""The report of a study when a sweep ends: written beside the records, opened where somebody can see it."""
+"""Write the report of a study when a sweep ends, next to the records, and open it on a desktop."""
 
 import os
 import webbrowser
@@ -9,19 +9,20 @@ REPORT = "report"  # the folder in a study's
 
 
 def write_report(study_folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Write `<study>/report`; returns its page. A report that fails costs nothing but itself: `note` is told why."""
+    """Write `<study>/report` and return its page; None if that fails, and `note` gets the reason."""
     try:
         from analysis.report.build import report  # a second to import
 
         return report(study_folder, study_folder / REPORT)
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         note(
-            f"the report could not be written ({type(error).__name__}: {error}); later: python -m analysis report {study_folder}"
+            f"the report could not be written ({type(error).__name__}: {error}); "
+            f"to write it later: python -m analysis report {study_folder}"
         )
         return None
 
 
 def show(page: Path) -> None:
-    """Open a page in the user's browser, where there is a screen; a browser in the terminal would hide the sweep's table."""
+    """Open a page in the user's browser if there is a desktop: a browser in the terminal would hide the sweep's table."""
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(page.absolute().as_uri())

@@ -1,4 +1,4 @@
-"""The folder of a study: one folder for each cell, its attempts, and the journal that survives the launching process.
+"""Keep the folder of a study: a folder for each cell with its attempts, and a journal that survives the launching process.
 
 <output_dir>/<study>/journal.jsonl  what was begun and ended, and by which process; append-only
 <output_dir>/<study>/<cell>/        a cell (benchmarks.record.cell_folder)
@@ -24,27 +24,27 @@ from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity
 
-PROFILED = "profiled"  # what the pass of a profiler came to, among validity's codes
+PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a cell, begun."""
+    """One attempt at a cell that was begun."""
 
     folder: CellFolder
     token: str
 
 
 def study_folder(output_dir: str, name: str) -> Path:
-    """Where a study's cells are."""
+    """Return the folder of a study."""
     return Path(output_dir).expanduser().absolute() / name
 
 
 class StudyFolder:
-    """A study's folder, opened for measuring."""
+    """The folder of a study, opened for measuring."""
 
     def __init__(self, output_dir: str, name: str) -> None:
-        """Make the folder. Raises Refused where it cannot be written."""
+        """Make the folder. Raises Refused if it cannot be written."""
         self.name = name
         self.folder = study_folder(output_dir, name)
         try:
@@ -54,18 +54,21 @@ class StudyFolder:
             raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
 
     def finished(self, cell: Cell) -> Record | None:
-        """The record of a cell that was measured to its end before, whatever its validity: with what its profiler said."""
+        """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
+
+        A cell with a profiler is finished once its profiled pass has said what it gave.
+        """
         try:
             record = records.read(CellFolder(self.folder / cell.folder).record)
         except RecordError:
             return None
         if record.state != "finished" or record.cell_key != cell.key:
             return None
-        said = record.validity.codes.keys() | record.validity.unchecked.keys()
-        return record if cell.profiler == "none" or PROFILED in said else None
+        codes = record.validity.codes.keys() | record.validity.unchecked.keys()
+        return record if cell.profiler == "none" or PROFILED in codes else None
 
     def folder_of(self, record: Record) -> CellFolder:
-        """Return where the attempt of a record left its files: the cell's folder, or one that was set aside in it."""
+        """Return the folder with the files of a record's attempt: the cell's, or one that was set aside in it."""
         folder = CellFolder(self.folder / record.cell.folder)
         for earlier in folder.earlier_attempts():
             with contextlib.suppress(FileNotFoundError):
@@ -74,7 +77,10 @@ class StudyFolder:
         return folder
 
     def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
-        """Hold a cell; False where another launcher holds it. The kernel lets go when its holder dies."""
+        """Hold a cell while the context is entered; it yields False if another launcher holds the cell.
+
+        The kernel frees the lock when its holder dies.
+        """
         return _lock(CellFolder(self.folder / cell.folder))
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
@@ -93,12 +99,15 @@ class StudyFolder:
         return Attempt(folder, token)
 
     def end(self, attempt: Attempt, record: Record) -> None:
-        """Write the record; the cell is closed when this returns. Raises OSError."""
+        """Write the record and note the end of the attempt in the journal. Raises OSError."""
         records.write(attempt.folder, record)
         self._line(Kind.END, cell=attempt.folder.path.name, token=attempt.token, state=record.state)
 
     def recover(self) -> list[Record]:
-        """Close what a launcher that died left open: end its processes, keep its samples as an interrupted record."""
+        """Close the attempts that dead launchers left open, and return their records.
+
+        Their processes are ended; what they measured is kept as an interrupted record.
+        """
         begun: dict[str, dict[str, Any]] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
             if line["kind"] == Kind.BEGIN:
@@ -122,7 +131,7 @@ class StudyFolder:
         return closed
 
     def _close_left(self, folder: CellFolder) -> Record | None:
-        """Close the attempt that a dead launcher left in a cell's folder without a record, as interrupted; its lock is held."""
+        """Write an interrupted record for an attempt without one, and return it. The cell's lock is held."""
         if folder.record.exists() or not folder.attempt.exists():
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
@@ -136,7 +145,7 @@ class StudyFolder:
         return record
 
     def note(self, kind: str, **content: Any) -> None:
-        """A line of the journal that is about the sweep."""
+        """Write a line about the sweep to the journal."""
         self._line(kind, **content)
 
     def _line(self, kind: str, **content: Any) -> None:
@@ -145,16 +154,16 @@ class StudyFolder:
 
 
 def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
-    """Make the folder that ranks work in and write down what they are asked. Returns the folder. Raises OSError."""
+    """Make a folder for ranks with the cell that they read; return the folder. Raises OSError."""
     write_json(folder.make().cell, cell.to_dict())
     return folder
 
 
 @contextlib.contextmanager
 def _lock(folder: CellFolder) -> Iterator[bool]:
-    """Hold a cell's lock file, without waiting; yield whether this launcher holds it."""
+    """Take a cell's lock file without waiting; yield whether it is held now."""
     folder.path.mkdir(exist_ok=True)
-    lock = FileLock(folder.lock)  # flock: the kernel lets go when its holder dies
+    lock = FileLock(folder.lock)  # flock: the kernel frees it when its holder dies
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -167,6 +176,6 @@ def _lock(folder: CellFolder) -> Iterator[bool]:
 
 
 def _last_sign(folder: CellFolder) -> float:
-    """Return when the ranks were last heard of, or else when the attempt was begun; seconds since 1970."""
-    said: list[float] = [line["time"] for path in folder.all_rank_lines() for line in read_lines(path)]
-    return max([*said, folder.attempt.stat().st_mtime])
+    """Return when a rank last wrote a line, or else when the attempt was begun; seconds since 1970."""
+    times: list[float] = [line["time"] for path in folder.all_rank_lines() for line in read_lines(path)]
+    return max([*times, folder.attempt.stat().st_mtime])

@@ -101,7 +101,7 @@ def overdue(watch: Watch, opened: float, limits: schema.Engine, state: Callable[
     last_seen = max(rank.last_seen for rank in watch.everyone)
     if all(rank.done for rank in watch.everyone) and now - last_seen > limits.start_timeout_s:
         return Failure(
-            "hang", None, f"all ranks are done, and the agent did not end within {limits.start_timeout_s:g} s"
+            "hang", None, f"all ranks are done, and what started them did not end within {limits.start_timeout_s:g} s"
         )
     if now - opened > limits.cell_timeout_s:
         return hang(watch, f"was not done when the cell's {limits.cell_timeout_s:g} s were over", state)

@@ -1,7 +1,7 @@
-"""What a record becomes in MLflow: names, parameters, metrics, tags. Pure; the truth stays the record.
+"""Turn a record into names, parameters, metrics and tags for MLflow, without any access to a store.
 
-MLflow's limits are kept here (mlflow.utils.validation, 3.17): a longer value is cut by MLflow with a warning or refused
-by a server, a name outside its alphabet is refused, and a number that is not finite comes back as another one.
+MLflow's limits are kept here (mlflow.utils.validation, 3.17). Otherwise MLflow cuts a long value with a warning, or a server
+refuses it; a name outside its alphabet is refused; and a number that is not finite comes back as another number.
 """
 
 import json
@@ -20,14 +20,14 @@ PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
-# What a benchmark that trains nothing has no value for.
+# Parameters for which a benchmark that trains nothing has no value.
 UNTRAINED = ("model", "strategy", "batch_size", "global_batch_size", "image_size", "precision", "optimize")
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A child run. Times are milliseconds since 1970, as MLflow has them."""
+    """The content of a child run. Times are milliseconds since 1970, as in MLflow."""
 
     name: str
     status: str
@@ -39,39 +39,39 @@ class Projection:
 
 
 def milliseconds(seconds: float) -> int:
-    """Milliseconds since 1970, never negative. Raises ValueError or TypeError where that is no finite number."""
+    """Return milliseconds since 1970, never negative. Raises ValueError or TypeError if the time is no finite number."""
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is no time")
     return max(0, round(seconds * 1000))
 
 
-def plain(text: str, length: int) -> str:
-    """Text on one line without control characters, cut to `length` characters."""
+def single_line(text: str, length: int) -> str:
+    """Return a text on one line without control characters, cut to `length` characters."""
     return cut("".join(c if c.isprintable() else " " for c in text), length)
 
 
 def cut(text: str, length: int) -> str:
-    """Text of at most `length` characters; one that was longer ends in an ellipsis."""
+    """Return a text of at most `length` characters; a longer one ends in an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def identifier(text: str) -> str:
-    """The text, fit for a filter string of the store. Raises ValueError or TypeError where it is not."""
+    """Return a text that a filter string of the store may hold. Raises ValueError or TypeError for any other."""
     if not IDENTIFIER.fullmatch(text):
-        raise ValueError(f"{plain(text, 50)!r} is no identifier")
+        raise ValueError(f"{single_line(text, 50)!r} is no identifier")
     return text
 
 
 def run_name(record: Record) -> str:
-    """The record's name, and which of several measurements of the cell it is."""
-    return " · ".join([plain(record.name, NAME_LENGTH - 30), *record.marks])
+    """Return the record's name with its repeat, if the cell is measured more than once."""
+    return " · ".join([single_line(record.name, NAME_LENGTH - 30), *record.marks])
 
 
 def project(record: Record) -> Projection:
-    """What a record becomes; the same record always becomes the same.
+    """Return the projection of a record; the same record always gives the same.
 
     Raises:
-        ValueError, TypeError, AttributeError, KeyError: the record is damaged (a field is of another type).
+        ValueError, TypeError, AttributeError, KeyError: the record is damaged (a field has another type).
     """
     for text in (record.record_id, record.sweep_id):
         identifier(text)
@@ -91,25 +91,25 @@ def project(record: Record) -> Projection:
 
 
 def _key(name: str) -> str:
-    """A name in MLflow's alphabet; one that is in it already stays as it is."""
+    """Return a name in MLflow's alphabet; one that is in it stays as it is."""
     name = re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]
     path = posixpath.normpath(name)
     return name if name == path and not path.startswith((".", "/")) else re.sub(r"[/.]+", "_", name)
 
 
 def _text(value: Any) -> str:
-    """A value as MLflow shows it: whole numbers without '.0', lists joined by commas, no control characters."""
+    """Return a value as text: whole numbers without '.0', lists joined by commas, no control characters."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, Mapping):
         value = json.dumps(value, sort_keys=True, ensure_ascii=False)
     if isinstance(value, list | tuple | set):
         value = ",".join(map(str, value))
-    return plain(str(value), PARAM_LENGTH)
+    return single_line(str(value), PARAM_LENGTH)
 
 
 def _params(record: Record) -> dict[str, Any]:
-    """The parameters of the contract, then what tells otherwise equal cells apart. What is not known is absent."""
+    """Return the parameters of a cell. What is not known is absent."""
     cell = record.cell
     params: dict[str, Any] = {
         "model": cell.model.name,
@@ -133,7 +133,7 @@ def _params(record: Record) -> dict[str, Any]:
 
 
 def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[str]]:
-    """Metrics and series, and the names of those that had a number that is not finite.
+    """Return the rows of metrics and series, and the names of those with a number that is not finite.
 
     MLflow keeps equal rows once and shows of each name the one with the highest step, so times come from the record
     alone (a second projection changes nothing) and a series never shares its name with a metric.
@@ -152,12 +152,12 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
 
 
 def _unique(names: Iterable[str]) -> list[str]:
-    """Each once, in order of first appearance."""
+    """Return each name once, in order of first appearance."""
     return list(dict.fromkeys(names))
 
 
 def _tags(record: Record) -> dict[str, str]:
-    """The tags of the contract, what identifies the record, and why it failed."""
+    """Return the tags: verdict, state, what identifies the record, what was used, and why it failed."""
     tags = {
         "validity": record.validity.verdict,
         "validity.codes": ",".join(record.validity.codes),
@@ -171,7 +171,10 @@ def _tags(record: Record) -> dict[str, str]:
         if record.effective.get(name):
             tags[name] = _text(record.effective[name])
     if record.failure:
-        tags |= {"failure.cause": record.failure.cause, "failure.message": plain(record.failure.message, TAG_LENGTH)}
+        tags |= {
+            "failure.cause": record.failure.cause,
+            "failure.message": single_line(record.failure.message, TAG_LENGTH),
+        }
         if record.failure.rank is not None:
             tags["failure.rank"] = str(record.failure.rank)
     sentences = [record.failure.message] if record.failure else []
@@ -182,6 +185,6 @@ def _tags(record: Record) -> dict[str, str]:
 
 
 def escaped(text: str, length: int = 500) -> str:
-    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no line begins in it."""
-    text = plain(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return a text that Markdown shows as it is: it ends no table cell and holds no tag, code, link or line break."""
+    text = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*\[\]])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""The store beside a sweep: records are projected as they are made, and a store that fails never costs one."""
+"""Project a sweep to MLflow while it runs; a store that fails costs no measurement."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ from launch.tracking.tracker import Tracker
 
 
 class Projector:
-    """Projects one sweep to MLflow, or says once why not and how to do it later."""
+    """Projects one sweep to MLflow, or prints once why that fails and how to do it later."""
 
     def __init__(self, tracking: Tracking, study: StudyFolder, sweep: Sweep, console: Console) -> None:
         self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
@@ -23,7 +23,7 @@ class Projector:
         self._failed = False
 
     def open(self) -> None:
-        """Initialise the store and the parent run."""
+        """Open the store and make the parent run."""
         if self._tracking.enabled:
             self._try(self._open)
 
@@ -32,13 +32,13 @@ class Projector:
         self._tracker.start_sweep(self._sweep)
 
     def log(self, record: Record) -> None:
-        """The child run of a record."""
+        """Write the child run of a record."""
         if self._tracker and not self._failed:
             tracker = self._tracker
             self._try(lambda: tracker.log(record, self._study.folder_of(record)))
 
     def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool, report: Path | None) -> None:
-        """The parent's note, report and state. What failed on the way is tried once more: a lock may be gone."""
+        """Write note, report and state of the parent run. Records that could not be written before are tried once more."""
         if self._tracker is None:
             return
         tracker, self._failed = self._tracker, False
@@ -53,16 +53,18 @@ class Projector:
         self._try(finish)
 
     def where(self) -> list[str]:
-        """Lines for the user: where the runs are, or how to project them later."""
+        """Return lines for the user: where the runs are, or how to write them later."""
         if not self._tracking.enabled:
-            return [f"MLflow   not written (tracking.enabled=false); later: python -m launch sync {self._study.folder}"]
+            return [
+                f"MLflow   not written (tracking=none); to write it later: python -m launch sync {self._study.folder}"
+            ]
         try:
             uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
         except WrongUri:
             uri = "URI"
         if self._failed:
-            return [f"MLflow   not complete; later: python -m launch sync {self._study.folder} --uri {uri}"]
-        lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (pip install '.[ui]')"]
+            return [f"MLflow   incomplete; to complete it: python -m launch sync {self._study.folder} --uri {uri}"]
+        lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (needs: pip install '.[ui]')"]
         return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
 
     def _try(self, action: Callable[[], object]) -> None:
@@ -70,5 +72,5 @@ class Projector:
             action()
         except TrackingUnavailable as error:
             if not self._failed:
-                self._console.print(f"note: MLflow: {error}; measuring goes on", markup=False)
+                self._console.print(f"note: {error}; the sweep goes on without MLflow", markup=False)
             self._failed = True

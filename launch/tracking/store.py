@@ -1,7 +1,7 @@
-"""Opening MLflow's store so that it answers soon or refuses with one sentence.
+"""Open MLflow's store within a bounded time, or fail with one sentence.
 
-Left alone, MLflow 3 retries a dead server for four minutes, a dead database for more than one, and two processes that
-meet on a fresh SQLite file destroy it. Here waiting is bounded and a fresh file appears whole or not at all.
+By itself MLflow 3 retries a dead server for four minutes and a dead database for more than one, and two processes that
+make the same SQLite file at once destroy it. Here waiting is bounded, and a new file appears whole or not at all.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from filelock import FileLock, Timeout
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-LOCK_WAIT_S = 20.0  # how long a locked store is waited for; also MLflow's own busy_timeout
+LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
-QUIET = {  # for MLflow, where the user has not chosen; read when it is imported or at each request
+QUIET = {  # defaults for MLflow's variables; it reads them when it is imported, or at each request
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -43,17 +43,17 @@ class WrongUri(TrackingUnavailable):
 
 
 def without_credentials(text: str) -> str:
-    """Text with the user, the password and the secret query values of every URI in it replaced by ***."""
+    """Return a text in which users, passwords and secret query values of every URI are replaced by ***."""
     text = re.sub(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@", r"\1***@", text, flags=re.IGNORECASE)
     secret = r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+"
     return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)
 
 
 def store_uri(given: str | None, output_dir: Path) -> str:
-    """The URI to use: the given one, SQLite paths made absolute; none given: `<output_dir>/mlflow.db`.
+    """Return the URI to use: the given one with an absolute SQLite path; if none is given, `<output_dir>/mlflow.db`.
 
     Raises:
-        WrongUri: it cannot be read.
+        WrongUri: no store can have it.
     """
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
@@ -81,7 +81,7 @@ def store_uri(given: str | None, output_dir: Path) -> str:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite URI; None for every other."""
+    """Return the file of a SQLite URI; None for every other."""
     from sqlalchemy.engine import make_url
 
     if not uri.lower().startswith("sqlite"):
@@ -92,7 +92,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 @contextlib.contextmanager
 def tracking_errors(uri: str) -> Iterator[None]:
-    """Turn whatever goes wrong inside into TrackingUnavailable: a projection that fails must not cost a measurement."""
+    """Turn every exception inside into TrackingUnavailable: a projection that fails must not cost a measurement."""
     try:
         yield
     except TrackingUnavailable:
@@ -102,7 +102,7 @@ def tracking_errors(uri: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The end of a sentence: what an exception of MLflow, SQLAlchemy or requests says, in one line."""
+    """Return the end of a sentence: what an exception of MLflow, SQLAlchemy or requests says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = without_credentials(lines[0] if lines else "")
     if "database is locked" in text:
@@ -136,7 +136,7 @@ def store_lock(path: Path) -> Iterator[None]:
 
 
 def silence_mlflow() -> None:
-    """Bound MLflow's waiting and silence it, in this process's environment, where the user has not chosen."""
+    """Bound MLflow's waiting and silence it, by variables of this process that the user has not set."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if "DO_NOT_TRACK" not in os.environ:
@@ -147,7 +147,7 @@ def silence_mlflow() -> None:
 
 
 def connect(uri: str, artifacts: Path) -> "MlflowClient":
-    """A client of the store, made first where its SQLite file is missing. The caller holds the lock.
+    """Return a client of the store, whose SQLite file is made if it is missing. The caller holds the lock.
 
     Raises:
         TrackingUnavailable, and what `tracking_errors` turns into it.
@@ -175,7 +175,7 @@ def check_writable(file: Path) -> None:
 
 
 def _make(file: Path, artifacts: Path) -> None:
-    """Make MLflow's tables in a file beside it, mode 0600, and rename: a killed launcher leaves no half a store."""
+    """Make MLflow's tables in a temporary file, mode 0600, and rename it: a killed launcher leaves no incomplete store."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy.engine import URL
 

@@ -1,4 +1,4 @@
-"""What the store lacks of a study is projected from its records, at any time, as often as one likes."""
+"""Write the records of a study that MLflow's store does not have yet; it can be repeated at any time."""
 
 import contextlib
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from launch.study.report import REPORT
 from launch.tracking.note import summary_markdown
 from launch.tracking.tracker import Tracker
 
-DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # what a record with a field of another type raises
+DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # raised by a record with a field of another type
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What `sync` did with a study."""
+    """How many records `sync` wrote, found or could not read."""
 
     projected: int  # records written now
     already: int  # records that the store had
@@ -24,7 +24,7 @@ class SyncReport:
 
 
 def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
-    """Project every record of `<output_dir>/<study>` that is not in the store yet; twice changes nothing.
+    """Project every record of `<output_dir>/<study>` that is not in the store yet.
 
     Raises:
         ValueError: `study_dir` is no folder with records.
@@ -59,7 +59,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
 
 
 def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
-    """Give a sweep its table and the study's report, unless it has that of all these records or is still being written."""
+    """Write the table of a sweep and the study's report, unless the store has them or another process is writing them."""
     sweep = sweep_of(records)
     found = tracker.find_sweep(sweep.sweep_id)
     if found is None or found.at_work or found.records == len(records):

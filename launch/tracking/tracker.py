@@ -1,8 +1,8 @@
-"""MLflow as a projection of records: written by the launching process, after each cell, in batches; replayable.
+"""Write records to MLflow: from the launching process, after each cell, in batches. It can be repeated at any time.
 
-A study is an experiment, a sweep a parent run, a record a child run. Every run carries the tag of what it projects
-(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag `ringside.projected` comes last:
-a child run that has it is complete, any other is completed, also one closed as left behind by a dead launcher.
+A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what it projects
+(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag `ringside.projected` is written last:
+a child run with it is complete, any other one is completed, also one that a dead launcher left.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from launch.tracking.projection import (
     Projection,
     identifier,
     milliseconds,
-    plain,
     project,
+    single_line,
 )
 from launch.tracking.store import (
     check_writable,
@@ -49,7 +49,7 @@ ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 
 @dataclass(frozen=True)
 class Written:
-    """What the store says about a sweep."""
+    """What the store has of a sweep."""
 
     status: str  # MLflow's word
     planned: int | None  # cells
@@ -58,10 +58,10 @@ class Written:
 
 
 class Tracker:
-    """The store of one study, as its launching process writes it. Every method may raise TrackingUnavailable."""
+    """Writes the records of one study to its store. Every method may raise TrackingUnavailable."""
 
     def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
-        """Use `Tracker.open`."""
+        """Open the store. Use `Tracker.open`."""
         self._uri, self._file = uri, sqlite_file(uri)
         self._parents: dict[str, str] = {}  # sweep_id: run_id
         artifacts = output_dir.absolute() / "mlartifacts"
@@ -74,28 +74,28 @@ class Tracker:
 
     @staticmethod
     def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
-        """Open the store, making it and the experiment where they are missing, and close what dead launchers left.
+        """Return the open store; make it and the experiment if they are missing, and close what dead launchers left.
 
         Raises:
             WrongUri: `tracking.uri` cannot be one.
-            TrackingUnavailable: it cannot be reached or written, known within about 30 s (60 s where another launcher
-                holds the turn); the message is one sentence without credentials.
+            TrackingUnavailable: it cannot be reached or written. This is known within about 30 s (60 s if another launcher
+                holds the lock); the message is one sentence without credentials.
         """
         uri = store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir, plain(tracking.experiment or f"ringside/{study}", 500))
+        return Tracker(uri, output_dir, single_line(tracking.experiment or f"ringside/{study}", 500))
 
     @property
     def uri(self) -> str:
-        """Where it writes, for people: credentials removed."""
+        """The address of the store, for people: credentials removed."""
         return without_credentials(self._uri)
 
     @property
     def page(self) -> str:
-        """The page of the experiment's runs, behind the address that `mlflow ui` prints; its first page shows none."""
+        """The page of the experiment's runs, which follows the address that `mlflow ui` prints: its first page shows no run."""
         return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning"
 
     def start_sweep(self, sweep: Sweep) -> None:
-        """Make the parent run, RUNNING, unless the store has it."""
+        """Make the parent run, with the status RUNNING, unless the store has it."""
         identifier(sweep.sweep_id)
         with self._writing():
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
@@ -104,7 +104,7 @@ class Tracker:
         """Write the child run of a record, with the artifacts of its folder.
 
         Returns:
-            Whether anything was written: a run that is already complete is left untouched.
+            Whether anything was written: a complete run is left as it is.
 
         Raises:
             ValueError, TypeError, AttributeError, KeyError: the record is damaged.
@@ -152,13 +152,13 @@ class Tracker:
             self._client.set_terminated(run_id, STATUS[state], ended)
 
     def written(self) -> set[str]:
-        """The ids of the records to which nothing is to be added."""
+        """Return the ids of the records whose runs are complete."""
         with tracking_errors(self._uri):
             runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
             return {run.data.tags.get(RECORD, "") for run in runs if _complete(run)}
 
     def find_sweep(self, sweep_id: str) -> Written | None:
-        """The parent run of a sweep; None where the store has none (or a user deleted it)."""
+        """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
         identifier(sweep_id)
         with tracking_errors(self._uri):
             run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
@@ -172,14 +172,14 @@ class Tracker:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """The turn, with a store that can be written."""
+        """Hold the lock of the store, which can be written."""
         with tracking_errors(self._uri), store_lock(self._lock):
             if self._file:
                 check_writable(self._file)
             yield
 
     def _find_experiment(self, name: str, artifacts: Path) -> str:
-        """The experiment's id; made where missing, on this machine's disk unless a server keeps artifacts itself."""
+        """Return the experiment's id. A new one has its artifacts on this machine's disk, unless a server keeps them."""
         found = self._client.get_experiment_by_name(name)
         if found is None:
             location = None if self._uri.lower().startswith(("http", "databricks")) else artifacts.as_uri()
@@ -194,7 +194,7 @@ class Tracker:
         return str(found.experiment_id)
 
     def _close_stale(self) -> None:
-        """End as KILLED what launchers of this host that are no more left RUNNING, in every study of the store."""
+        """Set runs to KILLED that dead launchers of this host left RUNNING, in every study of the store."""
         ours = self._client.search_experiments(filter_string="name LIKE 'ringside/%'", max_results=PAGE)
         experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
         now = round(time.time() * 1000)
@@ -204,6 +204,7 @@ class Tracker:
                 self._client.set_terminated(run.info.run_id, "KILLED", now)
 
     def _runs(self, experiments: list[str], filter_string: str, view: int) -> "Iterator[Run]":
+        """Yield the runs that a filter finds, page by page."""
         token = None
         while True:
             page = self._client.search_runs(experiments, filter_string, view, PAGE, ["attributes.start_time"], token)
@@ -213,11 +214,12 @@ class Tracker:
                 return
 
     def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
-        """The run with this tag; the written one where two machines at once made one each."""
+        """Return the run with this tag; of two that two machines made at once, the complete one."""
         runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
         return max(runs, key=_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
+        """Return the parent run of a sweep, made if it is missing."""
         found = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
         if found is not None:
             return found
@@ -225,17 +227,17 @@ class Tracker:
             KIND: "sweep",
             SWEEP: sweep.sweep_id,
             "ringside.cells": str(sweep.cells),
-            "ringside.overrides": plain(shlex.join(sweep.overrides), TAG_LENGTH),
+            "ringside.overrides": single_line(shlex.join(sweep.overrides), TAG_LENGTH),
             **_process_tags(sweep.process),
         }
-        return self._create(plain(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
+        return self._create(single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
 
     def _create(self, name: str, started: int, tags: Mapping[str, str]) -> "Run":
         tags = {**tags, "mlflow.source.name": "launch.py"}
         return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
 
     def _write(self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder) -> None:
-        """Make or complete a child run; the tag that says so comes last."""
+        """Make or complete a child run; the tag that says so is written last."""
         from mlflow.entities import Metric, Param
 
         if run is None:
@@ -266,7 +268,7 @@ class Tracker:
 
 
 def _complete(run: "Run") -> bool:
-    """Whether nothing is to be added: written to the end, or deleted by a user, who is not to be contradicted."""
+    """Return whether a run is left as it is: written to the end, or deleted by a user."""
     return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
 
 
@@ -280,7 +282,7 @@ def _process_tags(process: ProcessIdentity) -> dict[str, str]:
 
 
 def _process(run: "Run") -> ProcessIdentity | None:
-    """The process that wrote a run; None where its tags do not say."""
+    """Return the process that wrote a run; None if its tags do not say it."""
     host, pid, started, boot_id = (
         run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
     )
