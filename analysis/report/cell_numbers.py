@@ -52,19 +52,24 @@ def margin(record: Record) -> str:
 
 
 def first_number(record: Record) -> str:
-    """Return the number that says most of a cell whose metrics have no column: `overhead 0.12 % (−0.05 to 0.30)`.
+    """Return the number that says most of a cell whose metrics have no column: `overhead 0.12 % (−0.05 to 0.30)`."""
+    name = first_metric(record)
+    return "" if name is None else _named(name, record)
+
+
+def first_metric(record: Record) -> str | None:
+    """Return the name of the metric that says most of a cell whose metrics have no column.
 
     It is the metric in which cells of its benchmark are compared; for benchmarks whose cells are not compared, the first that the
-    table of metrics marks, or the first of the user's own. Empty where a column shows it.
+    table of metrics marks, or the first of the user's own. None where a column shows it.
     """
     compared = primary_rate(record.cell).metric
     if compared in _METRICS and compared in record.metrics:
-        return ""
+        return None
     own = [name for name in record.metrics if metrics.known(name) is None]
     marked = [name for name in record.metrics if (entry := metrics.known(name)) and entry.first]
     marked.sort(key=metrics.place)
-    name = next((name for name in (compared, *marked, *own) if name in record.metrics), None)
-    return "" if name is None else _named(name, record)
+    return next((name for name in (compared, *marked, *own) if name in record.metrics), None)
 
 
 def _named(name: str, record: Record) -> str:

@@ -7,6 +7,7 @@ from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
 from analysis.findings.provenance import hardware
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
+from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import MainPoint, compared_with, main_point
 from analysis.report.measured_values import RATE, first_records, median_and_range
 from analysis.report.names import run_name, unit_of
@@ -15,10 +16,9 @@ from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
 from analysis.report.sections.microbenchmarks import largest_cells
 from analysis.report.tables import plain
-from benchmarks.record import Record
+from benchmarks.record import Record, metrics
 
 SENTENCES = 3
-UNITS = {"_gb_per_s": " GB/s", "_us": " µs", "seconds": " s"}  # by the end of a metric's name
 
 
 def sentences(study: Study, found: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
@@ -52,14 +52,11 @@ def _first_number(study: Study, benchmark: str) -> Iterator[str]:
     """Yield the first number of a benchmark that brings no sentence of its own."""
     groups, _ = largest_cells(study, benchmark)
     record = groups[0][0]
-    first = next((metric for metric in record.metrics if metric.startswith(f"{benchmark}/")), None)
-    if first is None:
-        return
-    label = first.removeprefix(f"{benchmark}/")
-    end = next((end for end in UNITS if label.endswith(end)), "")
-    kind = "share" if label.endswith(("share", "efficiency")) else "number"
-    words = label.removesuffix(end).replace("_", " ").strip() or "time"
-    yield f"{plain(run_name(record))}: {words} {median_and_range(groups[0], first, kind)}{UNITS.get(end, '')}."
+    name = first_metric(record)
+    if name is not None:
+        entry = metrics.metric(name)
+        unit = f" {entry.unit}" if entry.unit not in ("", "%") else ""
+        yield f"{plain(run_name(record))}: {plain(entry.title, 80)} {median_and_range(groups[0], name)}{unit}."
 
 
 def _nothing(study: Study) -> str:

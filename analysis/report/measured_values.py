@@ -7,7 +7,7 @@ from typing import Any
 from analysis.findings.model import Estimate
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
-from analysis.report.numbers import estimate, finite
+from analysis.report.numbers import estimate, finite, of_metric
 from benchmarks.record import Record
 
 RATE = "throughput/images_per_second"
@@ -49,10 +49,10 @@ def numbers(values: object) -> list[float]:
     return [one for value in values if (one := finite(value)) is not None] if isinstance(values, list) else []
 
 
-def median_and_range(group: Group, metric: str, kind: str = "number") -> str:
-    """`377 (375 to 378)`; empty where no run has it."""
+def median_and_range(group: Group, metric: str) -> str:
+    """Return the median of a metric over runs with the lowest and the highest: `377 (375 to 378)`; empty where no run has it."""
     values = [value for record in group if (value := record.metrics.get(metric)) is not None and math.isfinite(value)]
     if not values:
         return ""
     spread = (min(values), max(values)) if len(values) > 1 else (None, None)
-    return estimate(Estimate(middle(group, metric) or 0.0, *spread), kind)
+    return estimate(Estimate(middle(group, metric) or 0.0, *spread), of_metric(metric))

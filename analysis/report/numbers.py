@@ -43,7 +43,7 @@ def number(value: float | None, kind: str | Kind = "number", width: float | None
     """`4,652`, `98.1 %`, `0.123`; `width` is that of the interval, which may ask for one more decimal."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    how = KINDS[kind] if isinstance(kind, str) else kind
+    how = _how(kind)
     value *= how.factor
     if how == KINDS["share"] and abs(value) > MOST_SHARE:
         return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
@@ -52,6 +52,10 @@ def number(value: float | None, kind: str | Kind = "number", width: float | None
     if float(text.replace(",", "")):
         text = (MINUS if value < 0 else "+" if how.sign else "") + text
     return text + (THIN + how.unit if how.unit else "")
+
+
+def _how(kind: str | Kind) -> Kind:
+    return KINDS[kind] if isinstance(kind, str) else kind
 
 
 def _decimals(value: float, width: float | None, how: Kind) -> int:
@@ -63,18 +67,18 @@ def _decimals(value: float, width: float | None, how: Kind) -> int:
     return how.decimals + (narrow or tiny)
 
 
-def interval(value: float | Estimate | None, kind: str = "number") -> str:
+def interval(value: float | Estimate | None, kind: str | Kind = "number") -> str:
     """`98.0 to 98.3`, the 95 % interval of an estimate without its unit; empty where there is none."""
     if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return ""
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
-    unit = THIN + KINDS[kind].unit if KINDS[kind].unit else ""
+    unit = THIN + _how(kind).unit if _how(kind).unit else ""
     low, high = (number(end, kind, value.high - value.low).removesuffix(unit) for end in (value.low, value.high))
     return f"{low} to {high}"
 
 
-def central(value: float | Estimate | None, kind: str = "number") -> str:
+def central(value: float | Estimate | None, kind: str | Kind = "number") -> str:
     """The number itself, rounded as its interval is."""
     if not isinstance(value, Estimate):
         return number(value, kind)
@@ -82,7 +86,7 @@ def central(value: float | Estimate | None, kind: str = "number") -> str:
     return number(value.value, kind, value.high - value.low if known else None)  # type: ignore[operator]
 
 
-def estimate(value: float | Estimate | None, kind: str = "number") -> str:
+def estimate(value: float | Estimate | None, kind: str | Kind = "number") -> str:
     """`98.1 % (98.0 to 98.3)`."""
     within = interval(value, kind)
     return f"{central(value, kind)} ({within})" if within else central(value, kind)

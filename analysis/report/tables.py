@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analysis.findings.model import Estimate
-from analysis.report.numbers import KINDS, THIN, central, estimate, interval
+from analysis.report.numbers import THIN, Kind, central, estimate, interval, of_metric
+from benchmarks.record import metrics
 
 Value = str | int | float | Estimate | None
 TEXT_LENGTH = 400  # characters of a text in a table
@@ -19,13 +20,19 @@ TEXT_LENGTH = 400  # characters of a text in a table
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` heads it in CSV, `heading` elsewhere; `kind` is text or one of report_numbers.KINDS."""
+    """One column: `key` heads it in CSV, `heading` elsewhere; `kind` is text, or says how numbers are written."""
 
     key: str
     heading: str
-    kind: str = "text"
+    kind: str | Kind = "text"  # text, one of KINDS, or a kind of its own
     bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
     shown: bool = True  # to people; what another column says already is for CSV alone
+
+
+def metric_column(key: str, metric: str, *, heading: str = "", bounded: bool = False) -> Column:
+    """Return the column of a metric, as the table of metrics (benchmarks.record.metrics) has it: its heading, its decimals."""
+    entry = metrics.metric(metric)
+    return Column(key, heading or entry.column or entry.title, of_metric(metric), bounded)
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def _latex_row(cells: list[str]) -> str:
 
 
 def _joined(value: Value, column: Column) -> str:
-    if column.kind in KINDS and not isinstance(value, str):
+    if column.kind != "text" and not isinstance(value, str):
         return estimate(value, column.kind)
     return _parts(value, column)[0]
 

@@ -15,7 +15,7 @@ from analysis.report.numbers import count, finite
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table, metric_column, plain
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
@@ -73,8 +73,9 @@ def _table(study: Study) -> Table:
             Column("cell", "cell"), Column("collective", "collective"), Column("gpus", "GPUs", shown=False),
             Column("smallest_bytes", "smallest, bytes", "count"), Column("smallest_us", "µs", "number"),
             Column("largest_bytes", "largest, bytes", "count"), Column("largest_busbw", "busbw GB/s", "number"),
-            Column("avg_busbw", "average busbw", "number"), Column("alpha_us", "α µs", "number"),
-            Column("beta_gb_per_s", "β GB/s", "number"), Column("fit_error", "error", "share"),
+            Column("avg_busbw", "average busbw", "number"), metric_column("alpha_us", "collectives/alpha_us", heading="α µs"),
+            metric_column("beta_gb_per_s", "collectives/beta_gb_per_s", heading="β GB/s"),
+            metric_column("fit_error", "collectives/fit_rms_error", heading="error"),
         ),
         tuple(rows),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import run_name
 from analysis.report.numbers import count, listed
 from analysis.report.section import Section
-from analysis.report.tables import Column, Table, Value, plain
+from analysis.report.tables import Column, Table, Value, metric_column, plain
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
@@ -155,10 +155,11 @@ def cells(study: Study, found: Findings) -> Section:
         "cells", "Every cell in order of its start, as measured. Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
-            Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share"),
-            Column("exchange_ms", "exchange ms", "number", True), Column("busbw_gb_per_s", "busbw GB/s", "number"),
-            Column("exposed_ms", "exposed ms", "number", True),
-            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
+            metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
+            metric_column("busbw_gb_per_s", "comm/busbw_gb_per_s"),
+            metric_column("exposed_ms", "comm/exposed_ms", bounded=True),
+            metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("transport", "transport"),
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
             Column("started", "started", shown=False), Column("record_id", "record", shown=False),

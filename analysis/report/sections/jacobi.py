@@ -11,7 +11,7 @@ from analysis.report.measured_values import Group, bounded, median_and_range, re
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table, metric_column, plain
 from benchmarks.record import Record
 
 
@@ -24,8 +24,8 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield the fastest exchange first; on one device how near the stencil comes to a copy's rate."""
     rows = []
     for group in groups:
-        seconds, speedup = (median_and_range(group, f"jacobi/{name}") for name in ("seconds", "speedup"))
-        efficiency, copy = (median_and_range(group, f"jacobi/{name}", "share") for name in ("efficiency", "copy_share"))
+        names = ("seconds", "speedup", "efficiency", "copy_share")
+        seconds, speedup, efficiency, copy = (median_and_range(group, f"jacobi/{name}") for name in names)
         also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
         also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
         if seconds:
@@ -38,10 +38,12 @@ def _table(study: Study) -> Table:
     return Table(
         "jacobi", "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a share of a copy's.",
         (
-            Column("cell", "cell"), Column("gpus", "GPUs", shown=False), Column("one_gpu_seconds", "one, s", "number"),
-            Column("seconds", "all, s", "number"), Column("speedup", "speed-up", "ratio"),
-            Column("efficiency", "efficiency", "share"), Column("stencil_gb_per_s", "stencil GB/s", "number"),
-            Column("copy_share", "of a copy", "share"),
+            Column("cell", "cell"), Column("gpus", "GPUs", shown=False),
+            metric_column("one_gpu_seconds", "jacobi/one_gpu_seconds", heading="one, s"),
+            metric_column("seconds", "jacobi/seconds", heading="all, s"), metric_column("speedup", "jacobi/speedup"),
+            metric_column("efficiency", "jacobi/efficiency"),
+            metric_column("stencil_gb_per_s", "jacobi/stencil_gb_per_s", heading="stencil GB/s"),
+            metric_column("copy_share", "jacobi/copy_share", heading="of a copy"),
         ),
         tuple(_row(record) for record in records_of(study, "jacobi")),
     )  # fmt: skip

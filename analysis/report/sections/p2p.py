@@ -49,7 +49,7 @@ def _at_once(group: Group) -> Iterator[str]:
         f"{what} {total} GB/s in all, of which the worst-off keeps {share} of its rate alone"
         for pattern, what in PATTERNS.items()
         if (total := median_and_range(group, f"p2p/{pattern}_gb_per_s"))
-        and (share := median_and_range(group, f"p2p/{pattern}_share", "share"))
+        and (share := median_and_range(group, f"p2p/{pattern}_share"))
     ]
     if kept:
         yield f"Copies at the same time: {'; '.join(kept)}."

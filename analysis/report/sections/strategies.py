@@ -14,7 +14,7 @@ from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import count, estimate
 from analysis.report.section import Section, first_lines
 from analysis.report.style import Picture, colours, marker, rendered, window
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table, metric_column, plain
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
@@ -45,12 +45,12 @@ def strategies(study: Study, found: Findings) -> Section | None:
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
-            Column("images_per_second", "images/s", "rate", True),
-            Column("exchange_ms", "exchange ms", "number", True),
+            metric_column("images_per_second", RATE, bounded=True),
+            metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
-            Column("of_limit", "of limit", "share"), Column("limit", "limit"),
-            Column("exposed_ms", "exposed ms", "number", True),
-            Column("exposed_by_trace_ms", "exposed by trace", "number"), Column("difference_ms", "difference", "number"),
+            metric_column("of_limit", "comm/ideal_ratio"), Column("limit", "limit"),
+            metric_column("exposed_ms", "comm/exposed_ms", bounded=True),
+            metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("mark", "mark"),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
