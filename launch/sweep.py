@@ -12,6 +12,7 @@ from rich.console import Console
 from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
+from launch.display.columns import explained
 from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
 from launch.plan.plan import Plan, Request, plan
@@ -46,7 +47,7 @@ class Stopping:
 
     def _ask(self, number: int, frame: Any) -> None:
         if not self._asked:
-            self._console.print("stopping: the processes of the running cell are ended; what was measured is kept")
+            self._console.print("stopping: no further cell is started; what was measured is kept")
         self._asked = True
 
 
@@ -175,7 +176,9 @@ class SweepRun:
         return page
 
     def _last_lines(self, page: Path | None) -> None:
-        """Print what failed and why, and where records, report and MLflow runs are."""
+        """Print why cells failed or are not valid, and where records, report and MLflow runs are."""
+        for line in explained(self.measured):
+            self.console.print(line, markup=False)
         for record in self.measured:
             if record.failure and record.state == "failed":
                 self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)

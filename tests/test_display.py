@@ -11,7 +11,7 @@ from rich.console import Console
 from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
-from launch.display.columns import DISPENSABLE
+from launch.display.columns import DISPENSABLE, explained
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
@@ -125,6 +125,22 @@ def test_several_codes_are_shortened_before_a_number_is():
     assert wide[1].endswith("invalid: setting_ignored, transport_unexpected, noisy, throttled")
     assert narrow[1].endswith("invalid, 4 codes") and "9,125" in narrow[1]
     assert settled("feet", 80)[1][1].endswith("227  invalid: setting_ignored +1")
+
+
+def test_codes_of_cells_that_are_not_valid_are_explained_once():
+    one, two, three = records("settings")[:3]
+    noisy = Validity("suspect", {"noisy": "the interval is wide: ±9%"})
+    worse = Validity("invalid", {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"})
+    profiled = Validity("valid", {"profiled": "a trace was recorded"})
+    judged = [dataclasses.replace(one, validity=noisy), dataclasses.replace(two, validity=worse)]
+    judged += [
+        dataclasses.replace(three, validity=profiled),
+        dataclasses.replace(three, state="failed", validity=worse),
+    ]
+    assert explained(judged) == [
+        "noisy: the interval is wide: ±9% (and 1 more cell)",
+        "throttled: the clocks were lowered",
+    ]
 
 
 def test_the_running_cell_is_marked_and_time_left_counts_down(clock):

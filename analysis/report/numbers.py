@@ -12,7 +12,7 @@ THIN = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 @dataclass(frozen=True)
-class Kind:
+class NumberFormat:
     """How a quantity is written: `factor` to its printed unit, the unit, the fewest decimals."""
 
     factor: float = 1.0
@@ -22,24 +22,24 @@ class Kind:
 
 
 KINDS = {
-    "count": Kind(decimals=0),
-    "number": Kind(),
-    "rate": Kind(),
-    "share": Kind(100.0, "%", 1),
-    "part": Kind(100.0, "%", 2),
-    "change": Kind(100.0, "%", 1, sign=True),
-    "ratio": Kind(decimals=2),
+    "count": NumberFormat(decimals=0),
+    "number": NumberFormat(),
+    "rate": NumberFormat(),
+    "share": NumberFormat(100.0, "%", 1),
+    "part": NumberFormat(100.0, "%", 2),
+    "change": NumberFormat(100.0, "%", 1, sign=True),
+    "ratio": NumberFormat(decimals=2),
 }
 MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all measure
 
 
-def of_metric(name: str) -> Kind:
+def of_metric(name: str) -> NumberFormat:
     """Return how a metric is written, by the table of metrics; only % is written with the number, other units are in headings."""
     entry = metrics.metric(name)
-    return Kind(100.0, "%", entry.decimals) if entry.unit == "%" else Kind(decimals=entry.decimals)
+    return NumberFormat(100.0, "%", entry.decimals) if entry.unit == "%" else NumberFormat(decimals=entry.decimals)
 
 
-def number(value: float | None, kind: str | Kind = "number", width: float | None = None) -> str:
+def number(value: float | None, kind: str | NumberFormat = "number", width: float | None = None) -> str:
     """`4,652`, `98.1 %`, `0.123`; `width` is that of the interval, which may ask for one more decimal."""
     if value is None or not math.isfinite(value):
         return ABSENT
@@ -54,11 +54,11 @@ def number(value: float | None, kind: str | Kind = "number", width: float | None
     return text + (THIN + how.unit if how.unit else "")
 
 
-def _how(kind: str | Kind) -> Kind:
+def _how(kind: str | NumberFormat) -> NumberFormat:
     return KINDS[kind] if isinstance(kind, str) else kind
 
 
-def _decimals(value: float, width: float | None, how: Kind) -> int:
+def _decimals(value: float, width: float | None, how: NumberFormat) -> int:
     if how.decimals is None:
         size = abs(value)
         return 0 if size >= 100 or not size else min(6, max(0, 2 - math.floor(math.log10(size))))
@@ -67,7 +67,7 @@ def _decimals(value: float, width: float | None, how: Kind) -> int:
     return how.decimals + (narrow or tiny)
 
 
-def interval(value: float | Estimate | None, kind: str | Kind = "number") -> str:
+def interval(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """`98.0 to 98.3`, the 95 % interval of an estimate without its unit; empty where there is none."""
     if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return ""
@@ -78,7 +78,7 @@ def interval(value: float | Estimate | None, kind: str | Kind = "number") -> str
     return f"{low} to {high}"
 
 
-def central(value: float | Estimate | None, kind: str | Kind = "number") -> str:
+def central(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """The number itself, rounded as its interval is."""
     if not isinstance(value, Estimate):
         return number(value, kind)
@@ -86,7 +86,7 @@ def central(value: float | Estimate | None, kind: str | Kind = "number") -> str:
     return number(value.value, kind, value.high - value.low if known else None)  # type: ignore[operator]
 
 
-def estimate(value: float | Estimate | None, kind: str | Kind = "number") -> str:
+def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """`98.1 % (98.0 to 98.3)`."""
     within = interval(value, kind)
     return f"{central(value, kind)} ({within})" if within else central(value, kind)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analysis.findings.model import Estimate
-from analysis.report.numbers import THIN, Kind, central, estimate, interval, of_metric
+from analysis.report.numbers import THIN, NumberFormat, central, estimate, interval, of_metric
 from benchmarks.record import metrics
 
 Value = str | int | float | Estimate | None
@@ -24,7 +24,7 @@ class Column:
 
     key: str
     heading: str
-    kind: str | Kind = "text"  # text, one of KINDS, or a kind of its own
+    kind: str | NumberFormat = "text"  # text, one of KINDS, or a format of its own
     bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
     shown: bool = True  # to people; what another column says already is for CSV alone
 

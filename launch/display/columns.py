@@ -6,7 +6,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT
-from analysis.report.numbers import ABSENT
+from analysis.report.numbers import ABSENT, count
 from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.order import PlannedCell
@@ -89,6 +89,19 @@ def verdict(record: Record | None, codes: str = "all") -> str:
         return f"{word}, {len(found)} {'code' if len(found) == 1 else 'codes'}"
     more = f" +{len(found) - 1}" if len(found) > 1 else ""
     return f"{word}: {', '.join(found) if codes == 'all' else found[0] + more}"
+
+
+def explained(records: Sequence[Record]) -> list[str]:
+    """Return a line for each code of records that are not valid: what the first of them says, and how many more have it."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.state == "finished" and record.validity.verdict != "valid":
+            for code, sentence in record.validity.codes.items():
+                found.setdefault(code, []).append(sentence)
+    return [
+        f"{code}: {sentences[0]}" + (f" (and {count(len(sentences) - 1, 'more cell')})" if len(sentences) > 1 else "")
+        for code, sentences in found.items()
+    ]
 
 
 def fit(

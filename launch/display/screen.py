@@ -148,7 +148,7 @@ class Screen:
         below = [
             Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in (self._summary(), self._now()) if line
         ]
-        return Group(table, *below)
+        return Group(table, *below) if rows else Group(*below)
 
     def _style(self, column: str, number: int) -> str:
         if column == VALIDITY:
