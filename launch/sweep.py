@@ -111,7 +111,7 @@ class SweepRun:
                     self._try_cell(number, known, screen)
         page = self._report()
         report = page.parent if page else None
-        self.projector.close(self.measured, done.values(), interrupted=self.stopping(), report=report)
+        self.projector.close(self.measured, done.values(), known, interrupted=self.stopping(), report=report)
         self._last_lines(page)
         if self.stopping():
             return 130

@@ -1,14 +1,16 @@
 """Project a sweep to MLflow while it runs; a store that fails costs no measurement."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from analysis.findings.baselines import efficiencies
 from benchmarks.record import Record
 from conf.schema import Tracking
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
+from launch.tracking.efficiency import update_efficiencies
 from launch.tracking.note import summary_markdown
 from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
 from launch.tracking.tracker import Tracker
@@ -37,8 +39,19 @@ class Projector:
             tracker = self._tracker
             self._try(lambda: tracker.log(record, self._study.folder_of(record)))
 
-    def close(self, measured: list[Record], before: Iterable[Record], interrupted: bool, report: Path | None) -> None:
-        """Write note, report and state of the parent run. Records that could not be written before are tried once more."""
+    def close(
+        self,
+        measured: list[Record],
+        before: Iterable[Record],
+        known: Sequence[Record],
+        interrupted: bool,
+        report: Path | None,
+    ) -> None:
+        """Write the parent's note, report and state, and the efficiencies that changed.
+
+        `before` are the records of cells that were done before, `known` all records of the study. What failed on the way is
+        tried once more: a lock may be gone.
+        """
         if self._tracker is None:
             return
         tracker, self._failed = self._tracker, False
@@ -48,7 +61,9 @@ class Projector:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
-            tracker.finish_sweep(self._sweep, measured, state, summary_markdown([*before, *measured]), report)
+            note = summary_markdown([*before, *measured], efficiencies(known))
+            tracker.finish_sweep(self._sweep, measured, state, note, report)
+            update_efficiencies(tracker, self._study.folder, known)
 
         self._try(finish)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.findings.baselines import EFFICIENCY
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
@@ -27,6 +28,18 @@ from launch.tracking.projection import (
     project,
     single_line,
 )
+from launch.tracking.run_tags import (
+    KIND,
+    NOTE,
+    PROJECTED,
+    RECORD,
+    SWEEP,
+    TABLED,
+    entities,
+    is_complete,
+    process_of,
+    process_tags,
+)
 from launch.tracking.store import (
     check_writable,
     connect,
@@ -38,10 +51,8 @@ from launch.tracking.store import (
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run, RunTag
+    from mlflow.entities import Run
 
-PROJECTED, KIND = "ringside.projected", "ringside.kind"
-RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 PAGE = 1000  # runs of one answer
 ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
@@ -112,7 +123,7 @@ class Tracker:
         projection = project(record)
         with self._writing():
             found = self._find(RECORD, record.record_id, "cell", ALL)
-            if found is not None and _complete(found):
+            if found is not None and is_complete(found):
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
@@ -139,8 +150,8 @@ class Tracker:
         tags = {
             # A tag: as metrics they would be the first charts of the experiment, before the cells' own.
             "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
-            "mlflow.note.content": cut_to(note_markdown, TAG_LENGTH),
-            "ringside.records": str(len(own)),
+            NOTE: cut_to(note_markdown, TAG_LENGTH),
+            TABLED: str(len(own)),
             "state": state,
         }
         with self._writing():
@@ -148,14 +159,38 @@ class Tracker:
             self._client.log_text(run_id, note_markdown, "summary.md")
             if report is not None and report.is_dir():
                 self._client.log_artifacts(run_id, str(report), "report")
-            self._client.log_batch(run_id, tags=_entities(tags))
+            self._client.log_batch(run_id, tags=entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
+
+    def outdated(self, efficiencies: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Return the complete child runs whose efficiency is not that of `efficiencies`: {sweep_id: {run_id: efficiency}}."""
+        found: dict[str, dict[str, float]] = {}
+        with tracking_errors(self._uri):
+            for run in self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
+                share = efficiencies.get(run.data.tags.get(RECORD, ""))
+                if share is not None and PROJECTED in run.data.tags and run.data.metrics.get(EFFICIENCY) != share:
+                    found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = share
+        return found
+
+    def write_efficiencies(self, sweep_id: str, efficiencies: Mapping[str, float], note_markdown: str) -> None:
+        """Give child runs of a sweep other efficiencies, {run_id: efficiency}, and its parent run this table if it has one."""
+        from mlflow.entities import Metric
+
+        identifier(sweep_id)
+        now = round(time.time() * 1000)  # later than the value that the run has: MLflow shows the latest
+        with self._writing():
+            parent = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
+            if parent is not None and TABLED in parent.data.tags:
+                self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
+                self._client.set_tag(parent.info.run_id, NOTE, cut_to(note_markdown, TAG_LENGTH))
+            for run_id, share in efficiencies.items():  # last: a run that has its value is not visited again
+                self._client.log_batch(run_id, [Metric(EFFICIENCY, share, now, 0)])
 
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
         with tracking_errors(self._uri):
             runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
-            return {run.data.tags.get(RECORD, "") for run in runs if _complete(run)}
+            return {run.data.tags.get(RECORD, "") for run in runs if is_complete(run)}
 
     def find_sweep(self, sweep_id: str) -> Written | None:
         """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
@@ -164,9 +199,9 @@ class Tracker:
             run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
         if run is None:
             return None
-        counts = [run.data.tags.get(name, "") for name in ("ringside.cells", "ringside.records")]
+        counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
         planned, records = (int(count) if count.isdigit() else None for count in counts)
-        process = _process(run)
+        process = process_of(run)
         at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
         return Written(run.info.status, planned, records, at_work)
 
@@ -199,7 +234,7 @@ class Tracker:
         experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
         now = round(time.time() * 1000)
         for run in list(self._runs(experiments, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
-            process = _process(run)
+            process = process_of(run)
             if process is not None and process.gone:
                 self._client.set_terminated(run.info.run_id, "KILLED", now)
 
@@ -216,7 +251,7 @@ class Tracker:
     def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
         """Return the run with this tag; of two that two machines made at once, the complete one."""
         runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
-        return max(runs, key=_complete, default=None)
+        return max(runs, key=is_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
         """Return the parent run of a sweep, made if it is missing."""
@@ -228,7 +263,7 @@ class Tracker:
             SWEEP: sweep.sweep_id,
             "ringside.cells": str(sweep.cells),
             "ringside.overrides": single_line(shlex.join(sweep.overrides), TAG_LENGTH),
-            **_process_tags(sweep.process),
+            **process_tags(sweep.process),
         }
         return self._create(single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
 
@@ -248,7 +283,7 @@ class Tracker:
                 **projection.tags,
                 KIND: "cell",
                 **ids,
-                **_process_tags(ProcessIdentity.own()),
+                **process_tags(ProcessIdentity.own()),
             }
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
@@ -262,37 +297,6 @@ class Tracker:
         tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
         # Parameters cannot be changed: of a half-written run those that are there stay.
         params = [Param(*item) for item in projection.params.items() if item[0] not in run.data.params]
-        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, _entities(tags))
+        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, entities(tags))
         self._client.set_terminated(run_id, projection.status, projection.ended)
         self._client.set_tag(run_id, PROJECTED, "true")
-
-
-def _complete(run: "Run") -> bool:
-    """Return whether a run is left as it is: written to the end, or deleted by a user."""
-    return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
-
-
-def _process_tags(process: ProcessIdentity) -> dict[str, str]:
-    return {
-        "ringside.host": process.host,
-        "ringside.pid": str(process.pid),
-        "ringside.pid_started": repr(process.started),
-        "ringside.boot_id": process.boot_id,
-    }
-
-
-def _process(run: "Run") -> ProcessIdentity | None:
-    """Return the process that wrote a run; None if its tags do not say it."""
-    host, pid, started, boot_id = (
-        run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
-    )
-    try:
-        return ProcessIdentity(str(host), int(pid or ""), float(started or ""), boot_id or "")
-    except ValueError:
-        return None
-
-
-def _entities(tags: Mapping[str, str]) -> "list[RunTag]":
-    from mlflow.entities import RunTag
-
-    return [RunTag(name, value) for name, value in tags.items()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from analysis.findings.baselines import Baselines
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.provenance import hardware, mapping
@@ -140,11 +141,12 @@ def commands(study: Study, found: Findings) -> Section:
 def cells(study: Study, found: Findings) -> Section:
     """Every cell, whatever became of it."""
     rows: list[tuple[Value, ...]] = []
+    baselines = Baselines(study)
     for record in study.records:
         rate: Estimate | None = bounded([record], RATE)
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
-            middle([record], "scaling/efficiency"), bounded([record], "comm/exchange_ms"),
+            baselines.efficiency(record), bounded([record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
             middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),

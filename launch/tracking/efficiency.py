@@ -1,0 +1,45 @@
+"""Keep efficiencies in the store up to date: a baseline that is measured later changes those of earlier cells.
+
+The record of a cell stays as it was written. The store shows what the terminal and the report show.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analysis.findings.baselines import efficiencies
+from benchmarks.record import Kind, Record, read_lines
+from launch.tracking.note import summary_markdown
+from launch.tracking.tracker import Tracker
+
+
+def update_efficiencies(tracker: Tracker, study: Path, records: Sequence[Record]) -> None:
+    """Write the efficiencies of a study's records to the runs that have others, and the tables that show them.
+
+    Raises:
+        TrackingUnavailable: as every method of Tracker.
+    """
+    shares = efficiencies(records)
+    for sweep_id, runs in tracker.outdated(shares).items():
+        rows = _rows(study, sweep_id, records)
+        tracker.write_efficiencies(sweep_id, runs, summary_markdown(rows, shares))
+
+
+def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]:
+    """Return the rows of a sweep's table: cells that were finished before it, in its order, then its own records."""
+    own = [record for record in records if record.sweep_id == sweep_id]
+    own_cells = {record.cell_key for record in own}
+    order, began = _planned(study, sweep_id)
+    finished: Mapping[str, Record] = {
+        record.cell.folder: record
+        for record in sorted(records, key=lambda one: one.ended_at)
+        if record.state == "finished" and record.ended_at <= began and record.cell_key not in own_cells
+    }
+    return [*(finished[folder] for folder in order if folder in finished), *own]
+
+
+def _planned(study: Path, sweep_id: str) -> tuple[list[str], float]:
+    """Return the folders of a sweep's cells in order, and when it began, by the study's journal; ([], 0.0) without it."""
+    for line in read_lines(study / "journal.jsonl"):
+        if line["kind"] == Kind.SWEEP and line.get("sweep_id") == sweep_id:
+            return list(line["order"]), float(line["time"])
+    return [], 0.0

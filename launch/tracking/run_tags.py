@@ -1,0 +1,46 @@
+"""The tags of runs in MLflow: what a run projects, whether it is complete, and which process writes it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launch.study.identity import ProcessIdentity
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run, RunTag
+
+PROJECTED, KIND = "ringside.projected", "ringside.kind"
+RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
+NOTE, TABLED = "mlflow.note.content", "ringside.records"  # a sweep's table, and the number of its own records in it
+
+
+def is_complete(run: "Run") -> bool:
+    """Tell whether nothing is to be added to a run: it was written to the end, or a user deleted it."""
+    return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
+
+
+def process_tags(process: ProcessIdentity) -> dict[str, str]:
+    """Return the tags that name the process that writes a run."""
+    return {
+        "ringside.host": process.host,
+        "ringside.pid": str(process.pid),
+        "ringside.pid_started": repr(process.started),
+        "ringside.boot_id": process.boot_id,
+    }
+
+
+def process_of(run: "Run") -> ProcessIdentity | None:
+    """Return the process that wrote a run; None where its tags do not say."""
+    host, pid, started, boot_id = (
+        run.data.tags.get(f"ringside.{name}") for name in ("host", "pid", "pid_started", "boot_id")
+    )
+    try:
+        return ProcessIdentity(str(host), int(pid or ""), float(started or ""), boot_id or "")
+    except ValueError:
+        return None
+
+
+def entities(tags: Mapping[str, str]) -> "list[RunTag]":
+    """Return tags as MLflow takes them in a batch."""
+    from mlflow.entities import RunTag
+
+    return [RunTag(name, value) for name, value in tags.items()]
