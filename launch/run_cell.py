@@ -95,7 +95,7 @@ class CellRunner:
             checks=record.checks | checks,
             effective=observe(record, folder, known, self.study.folder_of),
         )
-        return _with_efficiency(record, known)
+        return with_efficiency(record, known)
 
     def _run(
         self,
@@ -172,7 +172,7 @@ def _with_trace(record: Record, trace: "Profiled") -> Record:
     )
 
 
-def _with_efficiency(record: Record, known: Sequence[Record]) -> Record:
+def with_efficiency(record: Record, known: Sequence[Record]) -> Record:
     """Return the record with its efficiency against the baselines that are known by now, if any, and their ids.
 
     A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.

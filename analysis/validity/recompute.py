@@ -75,9 +75,8 @@ def verify(study: Path) -> Verification:
         except NotRecomputable as error:
             result.omissions.append(Omission(name, str(error), wrong=False))
             continue
-        if EFFICIENCY in record.metrics and BASELINES in record.checks:
-            values["metrics"] |= {EFFICIENCY: _efficiency(record, records.values())}
         _compare(name, record, values, result)
+        compare_efficiency(name, record, records.values(), result)
     return result
 
 
@@ -106,12 +105,17 @@ def _values(folder: CellFolder, record: Record) -> dict[str, Any]:
     return values
 
 
-def _efficiency(record: Record, records: Iterable[Record]) -> float | str:
-    """Return a record's efficiency against the baselines that it names; ABSENT where the study has none of them."""
+def compare_efficiency(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
+    """Add the comparison of the efficiency that a record states with that against the baselines that it names."""
+    if EFFICIENCY not in record.metrics or BASELINES not in record.checks:
+        return
     ids = {one for of_gpu in record.checks[BASELINES].values() for one in of_gpu}
     study = Study.of([record, *(other for other in records if other.record_id in ids)])
     share = Baselines(study).efficiency(record)
-    return ABSENT if share is None else share
+    recomputed = ABSENT if share is None else share
+    result.values += 1
+    if not _same(record.metrics[EFFICIENCY], recomputed):
+        result.differences.append(Difference(name, f"metrics {EFFICIENCY}", record.metrics[EFFICIENCY], recomputed))
 
 
 def _compare(name: str, record: Record, values: Mapping[str, Any], result: Verification) -> None:
@@ -124,7 +128,8 @@ def _compare(name: str, record: Record, values: Mapping[str, Any], result: Verif
             before = recorded.get(key, ABSENT)
             if not _same(before, value):
                 result.differences.append(Difference(name, f"{part} {key}", before, value))
-    result.other_metrics |= record.metrics.keys() - values["metrics"].keys()
+    named = {EFFICIENCY} if BASELINES in record.checks else set()
+    result.other_metrics |= record.metrics.keys() - values["metrics"].keys() - named
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

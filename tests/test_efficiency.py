@@ -1,0 +1,184 @@
+"""One algorithm computes efficiency: the terminal, MLflow, the report and the record show one value, also after a late baseline."""
+
+import dataclasses
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from simulated import Simulator
+
+from analysis.findings.baselines import BASELINES, EFFICIENCY, efficiencies
+from analysis.findings.examine import findings_of
+from analysis.findings.study import Study, open_study
+from analysis.report.build import examine
+from analysis.validity.recompute import Verification, compare_efficiency
+from benchmarks import record as records
+from benchmarks.record import CellFolder, read
+from conf.schema import Tracking
+from launch.display.screen import Screen
+from launch.plan.order import PlannedCell
+from launch.run_cell import with_efficiency
+from launch.study import study as studies
+from launch.study.identity import Process, Sweep
+from launch.tracking.projector import Projector
+from launch.tracking.sync import sync
+
+EARLY, LATE = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def made():
+    """A pair, and the one-GPU cells that are its baselines: measured later, in another sweep. GPU 1 ran twice."""
+    simulator = Simulator(seed=3)
+    pair = dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY)
+    alone = [simulator.record((0,)), simulator.record((1,)), simulator.record((1,), repeat=1)]
+    return pair, [dataclasses.replace(one, sweep_id=LATE, cell_key=one.cell.key) for one in alone]
+
+
+def measure(study, sweep_id, own, known):
+    """Write records and project them, as a sweep does that measures them."""
+    sweep = Sweep(sweep_id, study.name, [f"sweep={sweep_id[0]}"], own[0].started_at, len(own), Process.own())
+    study.note("sweep", sweep_id=sweep_id, overrides=sweep.overrides, order=[one.cell.folder for one in own])
+    projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
+    projector.open()
+    for record in own:
+        folder = CellFolder(study.folder / record.cell.folder)
+        folder.path.mkdir()
+        records.write(folder, record)
+        projector.log(record)
+    projector.close(own, [], [*known, *own], interrupted=False, report=None)
+    assert not projector._failed
+    return projector._tracker
+
+
+def in_mlflow(tracker):
+    """({record id: efficiency}, {sweep id: table}) of the store."""
+    runs = tracker._client.search_runs([tracker._experiment])
+    shares = {run.data.tags["ringside.record_id"]: run.data.metrics.get(EFFICIENCY)
+              for run in runs if "mlflow.parentRunId" in run.data.tags}  # fmt: skip
+    tables = {run.data.tags["ringside.sweep_id"]: run.data.tags["mlflow.note.content"]
+              for run in runs if "mlflow.parentRunId" not in run.data.tags}  # fmt: skip
+    return shares, tables
+
+
+def on_terminal(every):
+    """The efficiency of the first cell as the table shows it after all were measured."""
+    screen = Screen([PlannedCell(one.cell) for one in every], [], Console(file=io.StringIO()))
+    with screen:
+        for number, record in enumerate(every):
+            screen.settle(number, record.state, record)
+    return screen._numbers[0]["efficiency"]
+
+
+def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
+    pair, alone = made
+    study = studies.Study(str(output_dir), "late")
+    first = with_efficiency(pair, [])
+    assert first == pair, "without a baseline a record has no efficiency"
+    tracker = measure(study, EARLY, [pair], [])
+    shares, tables = in_mlflow(tracker)
+    assert shares == {pair.record_id: None} and "%" not in tables[EARLY].split("|")[-6]
+    tracker = measure(study, LATE, alone, [pair])
+
+    slowest = math.sqrt(
+        alone[1].metrics["throughput/images_per_second"] * alone[2].metrics["throughput/images_per_second"]
+    )
+    slowest = min(slowest, alone[0].metrics["throughput/images_per_second"])
+    share = efficiencies([pair, *alone])[pair.record_id]
+    assert share == pytest.approx(pair.metrics["throughput/images_per_second"] / (2 * slowest), rel=1e-12)
+
+    shares, tables = in_mlflow(tracker)
+    assert shares[pair.record_id] == share
+    (point,) = [
+        one
+        for curve in findings_of(open_study(study.folder)).scaling.curves
+        for one in curve.points
+        if one.world_size == 2
+    ]
+    assert point.efficiency.value == share
+    report, _ = examine(study.folder)
+    (table,) = [one for section in report.sections for one in section.tables if one.name == "cells"]
+    place = [column.key for column in table.columns].index("efficiency")
+    assert [row[place] for row in table.rows] == [share, None, None, None]
+    shown = f"{100 * share:.1f} %"
+    assert on_terminal([pair, *alone]) == shown
+    assert shown in tables[EARLY].replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{NO-BREAK SPACE}", " ")
+
+    assert read(CellFolder(study.folder / pair.cell.folder).record) == pair, "the record stays as it was written"
+
+
+def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_dir):
+    pair, alone = made
+    study = studies.Study(str(output_dir), "late")
+    tracker = measure(study, EARLY, [pair], [])
+    for record in alone:
+        folder = CellFolder(study.folder / record.cell.folder)
+        folder.path.mkdir()
+        records.write(folder, record)
+    assert sync(study.folder).projected == 3
+    share = efficiencies([pair, *alone])[pair.record_id]
+    assert in_mlflow(tracker)[0][pair.record_id] == share
+    (run,) = [one for one in tracker._client.search_runs([tracker._experiment]) if EFFICIENCY in one.data.metrics]
+    sync(study.folder)
+    assert len(tracker._client.get_metric_history(run.info.run_id, EFFICIENCY)) == 1
+
+
+def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, output_dir):
+    """A sweep that resumed a cell has it in its table; the table is written again with it."""
+    pair, alone = made
+    study = studies.Study(str(output_dir), "late")
+    measure(study, "c" * 32, [dataclasses.replace(alone[0], sweep_id="c" * 32)], [])
+    done = dataclasses.replace(alone[0], sweep_id="c" * 32)
+    sweep = Sweep(EARLY, "late", [], 2e9, 2, Process.own())
+    study.note("sweep", sweep_id=EARLY, overrides=[], order=[done.cell.folder, pair.cell.folder])
+    projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
+    projector.open()
+    own = with_efficiency(pair, [done])
+    folder = CellFolder(study.folder / own.cell.folder)
+    folder.path.mkdir()
+    records.write(folder, own)
+    projector.log(own)
+    projector.close([own], [done], [done, own], interrupted=False, report=None)
+    before = in_mlflow(projector._tracker)
+    after = in_mlflow(measure(study, LATE, alone[1:], [done, own]))
+    assert before[0][own.record_id] == own.metrics[EFFICIENCY] != after[0][own.record_id]
+    assert after[0][own.record_id] == efficiencies([done, own, *alone[1:]])[own.record_id]
+    lines = [table[1][EARLY].splitlines() for table in (before, after)]
+    assert len(lines[0]) == len(lines[1]) == 6 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
+
+
+def test_a_record_names_the_baselines_of_its_efficiency(made):
+    """What it states can be computed again from them, whatever was measured since."""
+    pair, alone = made
+    own = with_efficiency(pair, alone[:2])
+    assert own.checks[BASELINES] == {"0": [alone[0].record_id], "1": [alone[1].record_id]}
+    assert own.metrics[EFFICIENCY] != efficiencies([pair, *alone])[pair.record_id]
+    for stated, recorded, differences in (
+        (own, alone, []),
+        (dataclasses.replace(own, metrics=own.metrics | {EFFICIENCY: 0.5}), alone, [(0.5, own.metrics[EFFICIENCY])]),
+        (own, [], [(own.metrics[EFFICIENCY], "absent")]),
+    ):
+        found = Verification()
+        compare_efficiency("cell", stated, [stated, *recorded], found)
+        assert [(one.recorded, one.recomputed) for one in found.differences] == differences
+
+
+def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseline():
+    simulator = Simulator(seed=1)
+    alone = [simulator.record((0,)), simulator.record((1,), verdict="invalid")]
+    invalid = simulator.record((0, 1), verdict="invalid")
+    found = efficiencies([*alone, invalid])
+    rate, first = (one.metrics["throughput/images_per_second"] for one in (invalid, alone[0]))
+    assert found == {invalid.record_id: pytest.approx(rate / 2 / first)}
+    assert Study.of([*alone, invalid]).timed[0].gpus == (0,)
+
+
+def test_real_records_state_what_their_study_gave_them():
+    """h200_x4/scaling measured every baseline first: what its records state is what the study gives."""
+    folder = Path(__file__).parent / "data" / "h200_x4" / "scaling"
+    measured = records.read_study(folder)[0]
+    found = efficiencies(measured)
+    stated = {one.record_id: one.metrics[EFFICIENCY] for one in measured if EFFICIENCY in one.metrics}
+    assert len(stated) == 6 and {one: found[one] for one in stated} == pytest.approx(stated, rel=1e-12)
