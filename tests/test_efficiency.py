@@ -1,4 +1,4 @@
-"""One algorithm computes efficiency: the terminal, MLflow, the report and the record show one value, also after a late baseline."""
+"""One algorithm computes efficiency: terminal, MLflow and report show one value, also after a baseline that came later."""
 
 import dataclasses
 import io
@@ -21,7 +21,7 @@ from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.run_cell import with_efficiency
 from launch.study import study as studies
-from launch.study.identity import Process, Sweep
+from launch.study.identity import ProcessIdentity, Sweep
 from launch.tracking.projector import Projector
 from launch.tracking.sync import sync
 
@@ -39,7 +39,7 @@ def made():
 
 def measure(study, sweep_id, own, known):
     """Write records and project them, as a sweep does that measures them."""
-    sweep = Sweep(sweep_id, study.name, [f"sweep={sweep_id[0]}"], own[0].started_at, len(own), Process.own())
+    sweep = Sweep(sweep_id, study.name, [f"sweep={sweep_id[0]}"], own[0].started_at, len(own), ProcessIdentity.own())
     study.note("sweep", sweep_id=sweep_id, overrides=sweep.overrides, order=[one.cell.folder for one in own])
     projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
     projector.open()
@@ -74,7 +74,7 @@ def on_terminal(every):
 
 def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
     pair, alone = made
-    study = studies.Study(str(output_dir), "late")
+    study = studies.StudyFolder(str(output_dir), "late")
     first = with_efficiency(pair, [])
     assert first == pair, "without a baseline a record has no efficiency"
     tracker = measure(study, EARLY, [pair], [])
@@ -111,7 +111,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
 
 def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_dir):
     pair, alone = made
-    study = studies.Study(str(output_dir), "late")
+    study = studies.StudyFolder(str(output_dir), "late")
     tracker = measure(study, EARLY, [pair], [])
     for record in alone:
         folder = CellFolder(study.folder / record.cell.folder)
@@ -128,10 +128,10 @@ def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_d
 def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, output_dir):
     """A sweep that resumed a cell has it in its table; the table is written again with it."""
     pair, alone = made
-    study = studies.Study(str(output_dir), "late")
+    study = studies.StudyFolder(str(output_dir), "late")
     measure(study, "c" * 32, [dataclasses.replace(alone[0], sweep_id="c" * 32)], [])
     done = dataclasses.replace(alone[0], sweep_id="c" * 32)
-    sweep = Sweep(EARLY, "late", [], 2e9, 2, Process.own())
+    sweep = Sweep(EARLY, "late", [], 2e9, 2, ProcessIdentity.own())
     study.note("sweep", sweep_id=EARLY, overrides=[], order=[done.cell.folder, pair.cell.folder])
     projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
     projector.open()
@@ -146,7 +146,7 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     assert before[0][own.record_id] == own.metrics[EFFICIENCY] != after[0][own.record_id]
     assert after[0][own.record_id] == efficiencies([done, own, *alone[1:]])[own.record_id]
     lines = [table[1][EARLY].splitlines() for table in (before, after)]
-    assert len(lines[0]) == len(lines[1]) == 6 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
+    assert len(lines[0]) == len(lines[1]) == 4 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
 
 
 def test_a_record_names_the_baselines_of_its_efficiency(made):

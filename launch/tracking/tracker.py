@@ -39,7 +39,7 @@ from launch.tracking.run_tags import (
     is_complete,
     process_of,
     process_tags,
-)
+)  # fmt: skip
 from launch.tracking.store import (
     check_writable,
     connect,
