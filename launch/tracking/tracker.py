@@ -17,6 +17,7 @@ from analysis.findings.baselines import EFFICIENCY
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
+from launch.tracking import run_tags
 from launch.tracking.note import cut_to
 from launch.tracking.projection import (
     NAME_LENGTH,
@@ -28,18 +29,7 @@ from launch.tracking.projection import (
     project,
     single_line,
 )
-from launch.tracking.run_tags import (
-    KIND,
-    NOTE,
-    PROJECTED,
-    RECORD,
-    SWEEP,
-    TABLED,
-    entities,
-    is_complete,
-    process_of,
-    process_tags,
-)  # fmt: skip
+from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
 from launch.tracking.store import (
     check_writable,
     connect,
@@ -123,7 +113,7 @@ class Tracker:
         projection = project(record)
         with self._writing():
             found = self._find(RECORD, record.record_id, "cell", ALL)
-            if found is not None and is_complete(found):
+            if found is not None and run_tags.is_complete(found):
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
@@ -159,7 +149,7 @@ class Tracker:
             self._client.log_text(run_id, note_markdown, "summary.md")
             if report is not None and report.is_dir():
                 self._client.log_artifacts(run_id, str(report), "report")
-            self._client.log_batch(run_id, tags=entities(tags))
+            self._client.log_batch(run_id, tags=run_tags.entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
 
     def outdated(self, efficiencies: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -190,7 +180,7 @@ class Tracker:
         """Return the ids of the records whose runs are complete."""
         with tracking_errors(self._uri):
             runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
-            return {run.data.tags.get(RECORD, "") for run in runs if is_complete(run)}
+            return {run.data.tags.get(RECORD, "") for run in runs if run_tags.is_complete(run)}
 
     def find_sweep(self, sweep_id: str) -> Written | None:
         """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
@@ -201,7 +191,7 @@ class Tracker:
             return None
         counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
         planned, records = (int(count) if count.isdigit() else None for count in counts)
-        process = process_of(run)
+        process = run_tags.process_of(run)
         at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
         return Written(run.info.status, planned, records, at_work)
 
@@ -234,7 +224,7 @@ class Tracker:
         experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
         now = round(time.time() * 1000)
         for run in list(self._runs(experiments, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
-            process = process_of(run)
+            process = run_tags.process_of(run)
             if process is not None and process.gone:
                 self._client.set_terminated(run.info.run_id, "KILLED", now)
 
@@ -251,7 +241,7 @@ class Tracker:
     def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
         """Return the run with this tag; of two that two machines made at once, the complete one."""
         runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
-        return max(runs, key=is_complete, default=None)
+        return max(runs, key=run_tags.is_complete, default=None)
 
     def _parent(self, sweep: Sweep) -> "Run":
         """Return the parent run of a sweep, made if it is missing."""
@@ -263,7 +253,7 @@ class Tracker:
             SWEEP: sweep.sweep_id,
             "ringside.cells": str(sweep.cells),
             "ringside.overrides": single_line(shlex.join(sweep.overrides), TAG_LENGTH),
-            **process_tags(sweep.process),
+            **run_tags.process_tags(sweep.process),
         }
         return self._create(single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
 
@@ -283,7 +273,7 @@ class Tracker:
                 **projection.tags,
                 KIND: "cell",
                 **ids,
-                **process_tags(ProcessIdentity.own()),
+                **run_tags.process_tags(ProcessIdentity.own()),
             }
             run = self._create(projection.name, projection.started, tags)
         run_id = run.info.run_id
@@ -297,6 +287,6 @@ class Tracker:
         tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
         # Parameters cannot be changed: of a half-written run those that are there stay.
         params = [Param(*item) for item in projection.params.items() if item[0] not in run.data.params]
-        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, entities(tags))
+        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, run_tags.entities(tags))
         self._client.set_terminated(run_id, projection.status, projection.ended)
         self._client.set_tag(run_id, PROJECTED, "true")
