@@ -20,11 +20,10 @@ from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding import sentences
 from analysis.report.folder import PAGE, write_folder
-from analysis.report.numbers import count, listed
 from analysis.report.page import Report, markdown_page, page
-from analysis.report.section import first_lines, sentence
 from analysis.report.style import style
-from analysis.report.tables import plain, to_csv, to_latex
+from analysis.report.tables import to_csv, to_latex
+from analysis.report.text import count, first_lines, join_words, sentence, single_line
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
@@ -50,8 +49,8 @@ def tell(study: Study, found: Findings) -> Report:
         of_benchmarks = benchmark_sections(study, found)
         sections = contents(study, found, of_benchmarks.values())
     return Report(
-        plain(study.name), _setting(study), tuple(sentences(study, found, of_benchmarks)),
-        tuple(first_lines(sentence(plain(line, 1000)) for line in unsaid)), sections,
+        single_line(study.name), _setting(study), tuple(sentences(study, found, of_benchmarks)),
+        tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)), sections,
     )  # fmt: skip
 
 
@@ -67,8 +66,8 @@ def _setting(study: Study) -> str:
     ]
     when = " to ".join(dict.fromkeys(days))
     used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
-    said = [listed(places, 3), listed(models, 4), listed(strategies_, 4), used, f"{when} (UTC)"]
-    return plain(" · ".join(part for part in said if part), 600)
+    said = [join_words(places, 3), join_words(models, 4), join_words(strategies_, 4), used, f"{when} (UTC)"]
+    return single_line(" · ".join(part for part in said if part), 600)
 
 
 def write(told: Report, folder: Path) -> Path:

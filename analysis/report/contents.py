@@ -15,7 +15,7 @@ from analysis.findings.study import Study
 from analysis.report import sections as folder
 from analysis.report.measured_values import first_records
 from analysis.report.section import Section, SectionFunction
-from analysis.report.tables import plain
+from analysis.report.text import single_line
 from benchmarks.record import Record
 from conf.groups import choice
 from conf.options import Refused
@@ -83,5 +83,7 @@ def _section(benchmark: str, dotted: str, study: Study, found: Findings) -> Sect
     except Exception as error:  # code of a user may raise anything, and ends only its section
         why = f"{dotted} failed ({type(error).__name__}: {error})"
     return Section(
-        benchmark, f"Benchmark {plain(benchmark, 80)}", (plain(f"This section cannot be made: {why}.", 600),)
+        benchmark,
+        f"Benchmark {single_line(benchmark, 80)}",
+        (single_line(f"This section cannot be made: {why}.", 600),),
     )

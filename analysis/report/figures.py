@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
-from analysis.report.numbers import count
 from analysis.report.style import COLOURS, INK, MUTED, RULE, new_figure
-from analysis.report.tables import plain
+from analysis.report.text import count, single_line
 
 WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
@@ -59,7 +58,7 @@ def rows_figure(count: int) -> tuple[Any, Any]:
 def row_label(axes: Any, y: float, text: str, right: str = "") -> None:
     """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
     at = axes.get_yaxis_transform()
-    axes.text(0.0, y - 0.3, plain(text, max(20, ROW_LENGTH - len(right))), transform=at, va="center", fontsize=8)
+    axes.text(0.0, y - 0.3, single_line(text, max(20, ROW_LENGTH - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
 
 

@@ -11,11 +11,11 @@ from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import MainPoint, compared_with, main_point
 from analysis.report.measured_values import RATE, first_records, median_and_range
 from analysis.report.names import run_name, unit_of
-from analysis.report.numbers import central, count, estimate, interval, number
+from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
 from analysis.report.sections.microbenchmarks import largest_cells
-from analysis.report.tables import plain
+from analysis.report.text import count, single_line
 from benchmarks.record import Record, metrics
 
 SENTENCES = 3
@@ -56,7 +56,7 @@ def _first_number(study: Study, benchmark: str) -> Iterator[str]:
     if name is not None:
         entry = metrics.metric(name)
         unit = f" {entry.unit}" if entry.unit not in ("", "%") else ""
-        yield f"{plain(run_name(record))}: {plain(entry.title, 80)} {median_and_range(groups[0], name)}{unit}."
+        yield f"{single_line(run_name(record))}: {single_line(entry.title, 80)} {median_and_range(groups[0], name)}{unit}."
 
 
 def _nothing(study: Study) -> str:
@@ -99,13 +99,13 @@ def _doubt(study: Study, point: Point) -> str:
     codes = dict.fromkeys(
         code for one in study.records_of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
     )
-    return f" (suspect: {plain(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
+    return f" (suspect: {single_line(', '.join(codes) or 'no reason was recorded')})" if point.suspect else ""
 
 
 def _what(curve: Curve, first: Record) -> str:
     """The model, the strategy, and what else tells the curve from the others."""
     model, strategy = named(first, "model"), named(first, "strategy")
-    return plain(f"{model} with {strategy}" + (f" ({', '.join(curve.details)})" if curve.details else ""))
+    return single_line(f"{model} with {strategy}" + (f" ({', '.join(curve.details)})" if curve.details else ""))
 
 
 def _first(rate: Estimate) -> str:
@@ -115,7 +115,7 @@ def _first(rate: Estimate) -> str:
 
 
 def _where(study: Study, point: Point, first: Record) -> str:
-    place, unit = plain(hardware(first)), unit_of(study)
+    place, unit = single_line(hardware(first)), unit_of(study)
     if place.startswith(f"{point.world_size} × "):
         return place
     if unit == "GPUs":
@@ -129,7 +129,7 @@ def _why(study: Study, found: Findings, headline: MainPoint | None) -> str:
 
     closing = max(found.waterfalls, key=lambda one: (is_main(one), len(one.gpus), one.ideal.value), default=None)
     if closing is not None:
-        where = "" if is_main(closing) else f"{plain(closing.label)} on {gpu_ids(closing.gpus)}: "
+        where = "" if is_main(closing) else f"{single_line(closing.label)} on {gpu_ids(closing.gpus)}: "
         return where + _lost(closing)
     exposed = _exposed(study, headline[1]) if headline else ""
     controls = "for want of control cells (waterfall=true plans them)"
@@ -175,7 +175,7 @@ def _lost(one: Waterfall) -> str:
         return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, to no part that a cell tells; {rest}."
     return (
         f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
-        f"{plain(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
+        f"{single_line(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
     )
 
 

@@ -96,15 +96,3 @@ def finite(value: object) -> float | None:
     """A finite number of a record's table; None for anything else that may be there."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]
-
-
-def count(items: int, noun: str, plural: str = "") -> str:
-    """`1 cell`, `2,000 cells`."""
-    return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
-
-
-def listed(words: list[str], most: int = 6) -> str:
-    """`a, b and c`; of many the first and how many more."""
-    if len(words) > most:
-        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.numbers import count
 from analysis.report.section import Section
 from analysis.report.style import COLOURS
-from analysis.report.tables import Table, markdown, plain, to_markdown
+from analysis.report.tables import Table, to_markdown
+from analysis.report.text import count, markdown, single_line
 
 TEXT_LENGTH = 3000  # characters of any one text on the page
 PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
@@ -63,6 +63,6 @@ def _rendered(name: str, escape: bool, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=(lambda value: plain(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
+        finalize=(lambda value: single_line(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
     )
     return environment.get_template(name).render(rows=PAGE_ROWS, left=_left, **values)

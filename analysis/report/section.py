@@ -1,6 +1,6 @@
 """What a section of a report is: sentences, figures and tables that answer one question."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.findings.model import Findings
@@ -27,16 +27,3 @@ class Section:
 
 # A question that this study does not ask has no section.
 SectionFunction = Callable[[Study, Findings], Section | None]
-
-
-def sentence(text: str) -> str:
-    """Return text that begins with a capital and ends in a full stop; a name at the beginning stays as it is."""
-    first = text.split(" ", 1)[0]
-    text = text[:1].upper() + text[1:] if first.isalpha() else text
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def first_lines(lines: Iterable[str], most: int = 8) -> list[str]:
-    """Return the first lines, each once, and a line that counts the others."""
-    each = list(dict.fromkeys(lines))
-    return each[:most] + ([f"… and {len(each) - most:,} more of this kind."] if len(each) > most else [])

@@ -5,17 +5,16 @@ Every text comes from records, so none is trusted: each form escapes what would 
 
 import csv
 import io
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analysis.findings.model import Estimate
-from analysis.report.numbers import THIN, NumberFormat, central, estimate, interval, of_metric
+from analysis.report.numbers import NumberFormat, central, estimate, interval, of_metric
+from analysis.report.text import latex, markdown, single_line
 from benchmarks.record import metrics
 
 Value = str | int | float | Estimate | None
-TEXT_LENGTH = 400  # characters of a text in a table
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,9 @@ class Table:
             yield number in self.marked, [_parts(value, c) for value, c in zip(row, self.columns, strict=True)]
 
 
-def plain(text: object, length: int = TEXT_LENGTH) -> str:
-    """Text on one line, without control characters and halves of surrogates, cut to a length."""
-    line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
-    return line if len(line) <= length else line[: length - 1] + "…"
-
-
 def _parts(value: Value, column: Column) -> tuple[str, str, bool]:
     if column.kind == "text" or isinstance(value, str):
-        return plain(value or ""), "", False
+        return single_line(value or ""), "", False
     return central(value, column.kind), interval(value, column.kind), True
 
 
@@ -95,29 +88,19 @@ def _csv_cell(value: Value) -> object:
     """A spreadsheet runs a text that begins like a formula: an apostrophe keeps it text."""
     if not isinstance(value, str):
         return "" if value is None else value
-    text = plain(value)
+    text = single_line(value)
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@", "|", "%") else text
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "\N{MINUS SIGN}": "$-$", "→": r"$\rightarrow$", "×": r"$\times$",
-    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "…": r"\ldots{}", "µ": r"$\mu$", "\N{NO-BREAK SPACE}": "~",
-    "[": "{[}", "]": "{]}",  # after \\ a bracket would be its argument
-}  # fmt: skip
-
-
-def latex(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(_LATEX.get(c, c) for c in text)
 
 
 def to_latex(table: Table) -> str:
     r"""A tabular with booktabs' rules, to be \input; numbers are rounded, as in the page."""
     table = table.for_people
     align = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-    lines = ["% needs \\usepackage{booktabs}", f"% {latex(plain(table.caption))}", rf"\begin{{tabular}}{{{align}}}"]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"% {latex(single_line(table.caption))}",
+        rf"\begin{{tabular}}{{{align}}}",
+    ]
     lines += [r"\toprule", _latex_row([column.heading for column in table.columns]), r"\midrule"]
     lines += [
         _latex_row([_joined(value, column) for value, column in zip(row, table.columns, strict=True)])
@@ -134,12 +117,6 @@ def _joined(value: Value, column: Column) -> str:
     if column.kind != "text" and not isinstance(value, str):
         return estimate(value, column.kind)
     return _parts(value, column)[0]
-
-
-def markdown(text: object, length: int = TEXT_LENGTH) -> str:
-    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no emphasis, no line begins in it."""
-    safe = plain(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
 
 
 def to_markdown(table: Table, most: int) -> str:

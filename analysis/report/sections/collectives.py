@@ -11,11 +11,12 @@ from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_range, records_of
 from analysis.report.names import BETWEEN, run_name, short_names
-from analysis.report.numbers import count, finite
+from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
-from analysis.report.tables import Column, Table, metric_column, plain
+from analysis.report.tables import Column, Table, metric_column
+from analysis.report.text import count, single_line
 from benchmarks.record import Record
 
 CURVES = 6  # of the figure of collectives
@@ -38,7 +39,7 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
             rows.append((-(middle(group, "collectives/busbw_gb_per_s") or 0.0), group, f"{busbw} GB/s{also}"))
     kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
     (kind,) = kinds if len(kinds) == 1 else ("",)
-    what = f"{plain(kind, 80)} " if kind else ""
+    what = f"{single_line(kind, 80)} " if kind else ""
     yield from ranking(f"Busbw of the largest {what}message on {devices}", rows)
 
 
@@ -62,7 +63,7 @@ def _table(study: Study) -> Table:
         if not sizes:
             continue
         rows.append((
-            plain(run_name(record)), plain(str(run.get("collective"))), gpu_ids(record.cell.gpus),
+            single_line(run_name(record)), single_line(str(run.get("collective"))), gpu_ids(record.cell.gpus),
             sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
             record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
             record.metrics.get("collectives/fit_rms_error"),
@@ -125,7 +126,7 @@ def _figure(study: Study) -> Iterator[Picture]:
 def _curve(record: Record, collective: str) -> str:
     """The run's name with its collective first, also where that is the usual one."""
     _, *others = run_name(record).split(BETWEEN)
-    return plain(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
+    return single_line(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
 
 
 def _size(value: float) -> str:

@@ -7,10 +7,11 @@ from analysis.findings.rates import images_rate
 from analysis.findings.study import Study
 from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.names import BETWEEN, short_names
-from analysis.report.numbers import count, estimate, listed, number
+from analysis.report.numbers import estimate, number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, MUTED, RULE, Picture, rendered, window
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import count, join_words, single_line
 
 AGAINST = " against "
 CUT = " …"
@@ -67,18 +68,18 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
         _cut(name, max(room // 2, room - len(beside))) for name, beside in ((mine, other), (other, mine))
     )
     whole = BETWEEN.join([text, *shared])
-    return plain(whole, length) if len(text) < length - LEAST_LEFT else text
+    return single_line(whole, length) if len(text) < length - LEAST_LEFT else text
 
 
 def _cut(name: str, length: int) -> str:
     """Its first parts, as many as fit."""
     if len(name) <= length or BETWEEN not in name:
-        return plain(name, length)
+        return single_line(name, length)
     parts = name.split(BETWEEN)
     while len(parts) > 1 and len(BETWEEN.join(parts)) > length - len(CUT):
         parts.pop()
     left = BETWEEN.join(parts)
-    return left + CUT if len(left + CUT) <= length else plain(left, length)
+    return left + CUT if len(left + CUT) <= length else single_line(left, length)
 
 
 def differences(found: Findings) -> str:
@@ -98,10 +99,10 @@ def differences(found: Findings) -> str:
         return f"{seen} no difference{could}; {floor}."
     one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
-    first, second = (plain(pair[name], 80) for name in (one.first, one.second))
+    first, second = (single_line(pair[name], 80) for name in (one.first, one.second))
     every = short_names(dict.fromkeys(name for each in found.comparisons for name in (each.first, each.second)))
     shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
-    where = plain(f" ({', '.join(shared)})", 120) if shared else ""
+    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
     return (
         f"{len(real):,} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
         f"largest: {second} is {_than(one)} {first}{where}; {floor}."
@@ -123,7 +124,7 @@ def _floor(noises: Sequence[Noise]) -> str:
     if not known:
         return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
     each = [f"{number(one.floor, 'share')}{_in(one.rate, noises)} ({count(one.pairs, 'pair')})" for one in known]
-    return f"single runs of equal cells differ here by up to {listed(each)}"
+    return f"single runs of equal cells differ here by up to {join_words(each)}"
 
 
 def _in(rate: str, noises: Sequence[Noise]) -> str:
@@ -137,7 +138,7 @@ def _compared(study: Study, found: Findings) -> str:
     if rates <= {images_rate().name}:
         return ""
     told = [f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in study.rates if one.name in rates]
-    return f"Compared: {listed(told)}; more is faster."
+    return f"Compared: {join_words(told)}; more is faster."
 
 
 def comparisons(study: Study, found: Findings) -> Section:
@@ -179,7 +180,12 @@ def comparisons(study: Study, found: Findings) -> Section:
         lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
     pictures = tuple(comparison_figure(found.comparisons, found.noises, names))
     return Section(
-        "comparisons", "Which differences are real", tuple(plain(line) for line in lines), pictures, (table,), place=80
+        "comparisons",
+        "Which differences are real",
+        tuple(single_line(line) for line in lines),
+        pictures,
+        (table,),
+        place=80,
     )
 
 

@@ -14,9 +14,9 @@ from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import run_name
-from analysis.report.numbers import count, listed
 from analysis.report.section import Section
-from analysis.report.tables import Column, Table, Value, metric_column, plain
+from analysis.report.tables import Column, Table, Value, metric_column
+from analysis.report.text import count, join_words, single_line
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
@@ -30,7 +30,9 @@ def validity(study: Study, found: Findings) -> Section:
     said = [
         f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
     ]
-    lines = [f"{count(len(study.records), 'cell')}: {listed(said)}." if study.records else "No record could be read."]
+    lines = [
+        f"{count(len(study.records), 'cell')}: {join_words(said)}." if study.records else "No record could be read."
+    ]
     if study.replaced:
         others = len(study.replaced)
         lines.append(
@@ -40,7 +42,7 @@ def validity(study: Study, found: Findings) -> Section:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
             f"The records are of {len(study.installations)} machines or installations, whose rates are not comparable: "
-            f"{plain('; '.join(each), 900)}."
+            f"{single_line('; '.join(each), 900)}."
         )
     excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
     excluded += tuple(("", "unreadable", text) for text in study.unreadable)
@@ -50,7 +52,7 @@ def validity(study: Study, found: Findings) -> Section:
     )  # fmt: skip
     skipped = Counter((code, why) for record in study.usable for code, why in record.validity.unchecked.items())
     return Section(
-        "validity", "Validity, and what was left out", tuple(plain(line, 1200) for line in lines), place=90,
+        "validity", "Validity, and what was left out", tuple(single_line(line, 1200) for line in lines), place=90,
         tables=(
             Table(
                 "excluded", "Left out: failed, interrupted, invalid or unreadable.",
@@ -130,7 +132,7 @@ def commands(study: Study, found: Findings) -> Section:
     typed = Counter(sweeps.values())
     cells = Counter(sweeps[record.sweep_id] for record in study.records)
     lines = [
-        f"{plain(shlex.join(['python', 'launch.py', *overrides]), 2000)}  # {count(cells[overrides], 'cell')}"
+        f"{single_line(shlex.join(['python', 'launch.py', *overrides]), 2000)}  # {count(cells[overrides], 'cell')}"
         + (f", {n} invocations" if n > 1 else "")
         for overrides, n in typed.items()
     ]

@@ -7,10 +7,10 @@ from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group
 from analysis.report.names import short_names
-from analysis.report.numbers import listed, number
+from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import NAMED, largest_cells, links_alone
-from analysis.report.tables import plain
+from analysis.report.text import join_words, single_line
 
 
 def section(study: Study, found: Findings) -> Section:
@@ -26,10 +26,10 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
         names = short_names(group[0].name for _, group in cells)
         parts = []
         for ms, group in cells:
-            name = plain(names[group[0].name] if len(cells) > 1 else named(group[0], "strategy"), 80)
+            name = single_line(names[group[0].name] if len(cells) > 1 else named(group[0], "strategy"), 80)
             busbw = middle(group, "comm/busbw_gb_per_s")
             parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
         (name, time), *others = parts
         if others:
-            time = f"is the fastest with {time}; then {listed([' '.join(part) for part in others], NAMED)}"
-        yield f"The exchange of {plain(model, 80)} on {devices}: {name} {time}."
+            time = f"is the fastest with {time}; then {join_words([' '.join(part) for part in others], NAMED)}"
+        yield f"The exchange of {single_line(model, 80)} on {devices}: {name} {time}."

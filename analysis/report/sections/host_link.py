@@ -11,7 +11,8 @@ from analysis.report.names import unit_of
 from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import single_line
 
 OPERATIONS = {
     "to_device": "host to device",
@@ -49,9 +50,9 @@ def _table(study: Study) -> Table:
         for row in mappings(mapping(record.tables.get("host_link")).get("rows")):
             rates = numbers(row.get("gb_per_s"))
             if rates:
-                operation = str(row.get("operation"))
+                operation, memory = (str(row.get(name)) for name in ("operation", "memory"))
                 rows.append((
-                    gpu_ids(record.cell.gpus), plain(OPERATIONS.get(operation, operation)), plain(str(row.get("memory"))),
+                    gpu_ids(record.cell.gpus), single_line(OPERATIONS.get(operation, operation)), single_line(memory),
                     finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(

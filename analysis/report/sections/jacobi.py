@@ -11,7 +11,8 @@ from analysis.report.measured_values import Group, bounded, median_and_range, re
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
-from analysis.report.tables import Column, Table, metric_column, plain
+from analysis.report.tables import Column, Table, metric_column
+from analysis.report.text import single_line
 from benchmarks.record import Record
 
 
@@ -52,7 +53,7 @@ def _table(study: Study) -> Table:
 def _row(record: Record) -> tuple[Any, ...]:
     metric = record.metrics.get
     return (
-        plain(run_name(record)), gpu_ids(record.cell.gpus), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
+        single_line(run_name(record)), gpu_ids(record.cell.gpus), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
         metric("jacobi/speedup"), bounded([record], "jacobi/efficiency"), metric("jacobi/stencil_gb_per_s"),
         metric("jacobi/copy_share"),
     )  # fmt: skip

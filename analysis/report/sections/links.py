@@ -8,9 +8,10 @@ from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import ABSENT, number
-from analysis.report.section import Section, first_lines, sentence
+from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, marker, rendered
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import first_lines, sentence, single_line
 from analysis.topology.link_classes import best_first
 
 
@@ -84,7 +85,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
     axes.set_xlabel("exchange, busbw GB/s")
     caption = "Bandwidth of the exchange by link class, a dot for each subset"
     if len(transports) == 1 and any(transports):
-        caption += f", all of them {plain(next(iter(transports)))}"
+        caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; upright strokes: the measured peer copy over the worst link of the ring"
     yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")

@@ -15,7 +15,7 @@ from analysis.report.names import run_name
 from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.style import MUTED, Picture, new_figure, rendered
-from analysis.report.tables import plain
+from analysis.report.text import single_line
 from benchmarks.record import Record
 
 LARGEST_MAP = 16
@@ -62,16 +62,16 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         try:
             topology = parse_topology(text, name if isinstance(name, str) else None)
         except UnreadableInput as error:
-            lines.append(f"The topology of {plain(run_name(record))} cannot be drawn: {plain(error)}.")
+            lines.append(f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}.")
             continue
         with TemporaryDirectory() as folder:
             files = [Path(folder) / f"topology.{form}" for form in ("svg", "pdf")]
             for file in files:
                 draw_topology(topology, file)
             svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
-        more = f", in {plain(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
+        more = f", in {single_line(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
         yield Picture(
-            f"topology-{place}", f"The machine as {plain(topology.source)} tells it{more}.", svg, pdf, card=True
+            f"topology-{place}", f"The machine as {single_line(topology.source)} tells it{more}.", svg, pdf, card=True
         )
 
 
@@ -99,13 +99,13 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
     ):
         unit = "µs" if "latency" in name else "GB/s"
         copied = ", copied by a kernel" if kernel else ""
-        words = f"{plain(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
+        words = f"{single_line(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
         drawn.append((ids, cells, words, unit))
     for cell, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {plain(names[cell])}.", "GB/s"))
+            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {single_line(names[cell])}.", "GB/s"))
     for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
 

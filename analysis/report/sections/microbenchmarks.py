@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, records_of
 from analysis.report.names import short_names, unit_of
-from analysis.report.numbers import listed
 from analysis.report.section import Section
 from analysis.report.style import Picture
-from analysis.report.tables import Table, plain
+from analysis.report.tables import Table
+from analysis.report.text import join_words, single_line
 from benchmarks.record import Record
 
 NAMED = 4  # cells of one sentence
@@ -42,9 +42,9 @@ def ranking(what: str, rows: Sequence[tuple[float, Group, str]]) -> Iterator[str
         text if len(rows) == 1 else f"{own_name(names[group[0].name], group[0])} {text}"
         for _, group, text in sorted(rows, key=lambda row: row[0])
     )  # fmt: skip
-    yield f"{what}: {first}" + (f"; then {listed(others, NAMED)}." if others else ".")
+    yield f"{what}: {first}" + (f"; then {join_words(others, NAMED)}." if others else ".")
 
 
 def own_name(short: str, record: Record) -> str:
     """Return the short name of a cell, or words for a cell in which nothing differs from the defaults."""
-    return plain("as it is" if short == record.name else short, 80)
+    return single_line("as it is" if short == record.name else short, 80)

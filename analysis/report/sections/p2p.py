@@ -14,7 +14,8 @@ from analysis.report.names import unit_of
 from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import single_line
 
 PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_to_one": "all to one"}
 
@@ -38,7 +39,7 @@ def _pairs(group: Group, devices: str) -> Iterator[str]:
         small = next(filter(None, latencies), "")
         if values:
             values += [f"{small} µs for a small one"] if small else []
-            parts.append(f"{plain(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
+            parts.append(f"{single_line(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
 
@@ -68,7 +69,7 @@ def _table(study: Study) -> Table:
             if copies:
                 pattern = str(row.get("pattern"))
                 rows.append((
-                    gpu_ids(record.cell.gpus), plain(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
+                    gpu_ids(record.cell.gpus), single_line(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(

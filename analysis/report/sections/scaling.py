@@ -10,10 +10,11 @@ from analysis.findings.model import Curve, Estimate, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.names import BETWEEN, short_names, unit_of
-from analysis.report.numbers import count, number
-from analysis.report.section import Section, first_lines, sentence
+from analysis.report.numbers import number
+from analysis.report.section import Section
 from analysis.report.style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, window
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import count, first_lines, sentence, single_line
 
 PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
@@ -79,7 +80,7 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
         drawn = _most_telling(members)
         more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (len(members) > len(drawn))
         more += f" {count(left, 'more model')} in points.csv." * (left > 0 and place == PANELS)
-        about = f"{plain(model)}, {kind} scaling"
+        about = f"{single_line(model)}, {kind} scaling"
         marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
         yield _rates(
             study, drawn, f"scaling-{place}",
@@ -229,9 +230,9 @@ def _finish(
     axes.grid(axis="x", visible=False)
     low, high = axes.get_ylim()
     places = spread([y for _, y, _ in ends], 0.062 * (high - low)) if ends else []
-    words = short_names(plain(curve.label) for curve in curves)
+    words = short_names(single_line(curve.label) for curve in curves)
     for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
-        text = _short(words[plain(curve.label)]) if len(curves) > 1 else ""
+        text = _short(words[single_line(curve.label)]) if len(curves) > 1 else ""
         axes.annotate(
             text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(1.03, (place - low) / (high - low)),
             textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
@@ -247,7 +248,7 @@ def _short(label: str) -> str:
     parts = label.split(BETWEEN)
     while len(parts) > 1 and len(BETWEEN.join(parts)) > LABEL_LENGTH:
         parts[:2] = [f"… {parts[1]}"]
-    return plain(BETWEEN.join(parts), LABEL_LENGTH)
+    return single_line(BETWEEN.join(parts), LABEL_LENGTH)
 
 
 SECTIONS = (scaling,)

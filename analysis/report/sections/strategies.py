@@ -11,10 +11,11 @@ from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bounded
 from analysis.report.names import short_names, unit_of
-from analysis.report.numbers import count, estimate
-from analysis.report.section import Section, first_lines
+from analysis.report.numbers import estimate
+from analysis.report.section import Section
 from analysis.report.style import Picture, colours, marker, rendered, window
-from analysis.report.tables import Column, Table, metric_column, plain
+from analysis.report.tables import Column, Table, metric_column
+from analysis.report.text import count, first_lines, single_line
 from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
@@ -67,7 +68,9 @@ def _without_effect(study: Study) -> tuple[str, ...]:
         str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
     )
     return tuple(
-        first_lines(f"Changed nothing: {plain(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items())
+        first_lines(
+            f"Changed nothing: {single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()
+        )
     )
 
 
@@ -120,7 +123,7 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
-    caption = f"Images per second, {plain(what)}, with 95 % intervals. The axis does not begin at 0."
+    caption = f"Images per second, {single_line(what)}, with 95 % intervals. The axis does not begin at 0."
     return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
 
 

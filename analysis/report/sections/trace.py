@@ -15,7 +15,7 @@ from analysis.report.main_point import main_point
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture
-from analysis.report.tables import plain
+from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 
 NAME = "timeline-1"
@@ -34,7 +34,9 @@ def traces(study: Study, found: Findings) -> Section | None:
     for record, path in traced:
         svg = _drawing(path)
         if svg is not None:
-            caption = f"One step of {plain(run_name(record))}, recorded in a pass of its own, which supplied no rate."
+            caption = (
+                f"One step of {single_line(run_name(record))}, recorded in a pass of its own, which supplied no rate."
+            )
             picture = Picture(NAME, caption, svg, b"", card=True, wide=True)
             return Section("traces", "One step, traced", pictures=(picture,), place=70)
     return None

@@ -14,7 +14,8 @@ from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, within
-from analysis.report.tables import Column, Table, plain
+from analysis.report.tables import Column, Table
+from analysis.report.text import single_line
 
 WATERFALLS = 3
 LOSS = COLOURS["vermillion"][0]
@@ -94,7 +95,7 @@ def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str],
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
-        caption = f"{plain(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
+        caption = f"{single_line(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
         yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
 
 
@@ -112,7 +113,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
         if row.rate.low is not None and row.rate.high is not None:
             axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
         text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
-    axes.set_yticks(range(len(rows)), [plain(row.name, 34) for row in rows])
+    axes.set_yticks(range(len(rows)), [single_line(row.name, 34) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=4)

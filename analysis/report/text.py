@@ -1,0 +1,62 @@
+"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown and LaTeX.
+
+Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with these functions too.
+"""
+
+import re
+from collections.abc import Iterable
+
+from analysis.report.numbers import THIN
+
+TEXT_LENGTH = 400  # characters of a text in a table
+
+
+def single_line(text: object, length: int = TEXT_LENGTH) -> str:
+    """Text on one line, without control characters and halves of surrogates, cut to a length."""
+    line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "\N{MINUS SIGN}": "$-$", "→": r"$\rightarrow$", "×": r"$\times$",
+    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "…": r"\ldots{}", "µ": r"$\mu$", "\N{NO-BREAK SPACE}": "~",
+    "[": "{[}", "]": "{]}",  # after \\ a bracket would be its argument
+}  # fmt: skip
+
+
+def latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def markdown(text: object, length: int = TEXT_LENGTH) -> str:
+    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no emphasis, no line begins in it."""
+    safe = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
+
+
+def sentence(text: str) -> str:
+    """Return text that begins with a capital and ends in a full stop; a name at the beginning stays as it is."""
+    first = text.split(" ", 1)[0]
+    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def first_lines(lines: Iterable[str], most: int = 8) -> list[str]:
+    """Return the first lines, each once, and a line that counts the others."""
+    each = list(dict.fromkeys(lines))
+    return each[:most] + ([f"… and {len(each) - most:,} more of this kind."] if len(each) > most else [])
+
+
+def count(items: int, noun: str, plural: str = "") -> str:
+    """`1 cell`, `2,000 cells`."""
+    return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
+
+
+def join_words(words: list[str], most: int = 6) -> str:
+    """`a, b and c`; of many the first and how many more."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
