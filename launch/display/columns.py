@@ -6,7 +6,8 @@ from typing import Any
 from rich.cells import cell_len
 
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT
-from analysis.report.numbers import ABSENT, count
+from analysis.report.numbers import ABSENT
+from analysis.report.text import count
 from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.order import PlannedCell
