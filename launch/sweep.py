@@ -184,6 +184,10 @@ class SweepRun:
                 self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
                 for line in record.failure.log_tail.splitlines()[-5:]:
                     self.console.print(f"    {line}", markup=False, style="dim")
+                folder, rank = self.study.folder_of(record), record.failure.rank
+                log = folder.agent_log if rank is None else folder.rank_log(rank)
+                if log.exists():
+                    self.console.print(f"    log: {log}", markup=False, soft_wrap=True)
         report = [f"report   {page}"] if page else []
         for line in (f"records  {self.study.folder}", *report, *self.projector.where()):
             self.console.print(line, markup=False, soft_wrap=True)  # to be copied whole

@@ -275,7 +275,7 @@ def test_the_summary_has_the_headline_of_another_benchmark():
                "overhead/share_ci_high": 0.003}  # fmt: skip
     lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")]).splitlines()
     assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 14 for line in lines)
-    assert "| overhead 0.12 % (−0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
+    assert "| overhead 0.12\xa0% (−0.05 to 0.30) | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from analysis.findings.baselines import Baselines
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
+from analysis.report.text import count
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
 from launch.display.columns import EXPOSED, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
@@ -179,7 +180,7 @@ class Screen:
     def _summary(self) -> str:
         """Return how many cells are done, and the time it took and will take."""
         done = sum(state in SETTLED for state in self.states)
-        parts = [f"{done} of {len(self.cells)} cells in {duration(time.monotonic() - self._opened)}"]
+        parts = [f"{done} of {count(len(self.cells), 'cell')} in {duration(time.monotonic() - self._opened)}"]
         if self._last:
             bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
             parts += [f"{count} {state}" for state, count in bad.items() if count]

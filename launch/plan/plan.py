@@ -115,9 +115,10 @@ def _about_machine(
     if is_for_another_machine:
         yield f"planned for the machine of topology={configs[0].topology}, not for this one"
     elif machine.kind == "cpu":
+        cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
         yield (
-            f"no GPU is used ({machine.why}): {machine.cores} cores give CPU workers 0 to {len(machine.everyone) - 1} "
-            "(gpus=all), gloo communicates, images are small"
+            f"no GPU is used: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
+            f"gpus=all is {','.join(map(str, machine.everyone))} here ({cores})"
         )
         if any(by_link(config.gpus) for config in configs):
             yield "CPU workers have no links: the first are the best, the worst and the only class"

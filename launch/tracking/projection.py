@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
 
@@ -43,16 +44,6 @@ def milliseconds(seconds: float) -> int:
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is no time")
     return max(0, round(seconds * 1000))
-
-
-def single_line(text: str, length: int) -> str:
-    """Return a text on one line without control characters, cut to `length` characters."""
-    return cut("".join(c if c.isprintable() else " " for c in text), length)
-
-
-def cut(text: str, length: int) -> str:
-    """Return a text of at most `length` characters; a longer one ends in an ellipsis."""
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def identifier(text: str) -> str:

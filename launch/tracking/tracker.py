@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.findings.baselines import EFFICIENCY
+from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
@@ -27,7 +28,6 @@ from launch.tracking.projection import (
     identifier,
     milliseconds,
     project,
-    single_line,
 )
 from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
 from launch.tracking.store import (
