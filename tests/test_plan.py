@@ -178,3 +178,17 @@ def test_gpu_ranks_get_their_gpus_in_order_and_an_empty_nccl_conf(tmp_path):
     assert made["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert made["NCCL_P2P_LEVEL"] == "LOC" and made["NCCL_NVLS_ENABLE"] == "0"
     assert made["NCCL_CONF_FILE"] == str(tmp_path / "nccl" / "nccl.conf")
+
+
+def test_control_cells_have_labels_of_their_own():
+    """A control cell of strong scaling names the images per rank that it has, and neither profiler nor another's options."""
+    combination = ["gpus=0,1", "waterfall=true", "global_batch_size=8", "optimize=compile", "profiler=torch",
+                   "strategy.comm_hook=bf16"]  # fmt: skip
+    cells = [entry.cell for entry in planned(combination).cells]
+    found = {(one.strategy["name"], one.world_size): one.labels for one in cells}
+    assert found == {
+        ("none", 1): ("batch 4", "compile"),
+        ("nccl_allreduce", 1): ("batch 4", "compile", "comm_hook=bf16"),
+        ("none", 2): ("batch 4", "compile"),
+        ("nccl_allreduce", 2): ("global batch 8", "compile", "comm_hook=bf16", "profiler=torch"),
+    }
