@@ -17,7 +17,7 @@ import pytest
 from records import EVIL, REAL, make_record, record, study
 
 from analysis.__main__ import main
-from analysis.findings.model import Estimate, Findings, Noise, Part, Waterfall
+from analysis.findings.model import Estimate, Findings, Noise, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
 from analysis.report.finding import sentences
@@ -471,9 +471,9 @@ def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
 FALL = Waterfall(
     "resnet50", (0, 1), {}, Estimate(2000.0, 1990.0, 2010.0), Estimate(1900.0),
     (
-        Part("spread between GPUs", Estimate(10.0), above_ideal=True),
-        Part("exposed communication", Estimate(80.0, 70.0, 90.0)),
-        Part("waiting for a peer", None, "no trace"),
+        WaterfallPart("spread between GPUs", Estimate(10.0), above_ideal=True),
+        WaterfallPart("exposed communication", Estimate(80.0, 70.0, 90.0)),
+        WaterfallPart("waiting for a peer", None, "no trace"),
     ),
     20.0, 10.0, 30.0,
 )  # fmt: skip

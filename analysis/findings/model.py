@@ -74,7 +74,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Part:
+class WaterfallPart:
     """One step down of a waterfall."""
 
     name: str
@@ -95,7 +95,7 @@ class Waterfall:
     key: Key
     ideal: Estimate  # images per second: world_size times the slowest member alone, without a strategy
     measured: Estimate
-    parts: tuple[Part, ...]  # in the order in which they are subtracted
+    parts: tuple[WaterfallPart, ...]  # in the order in which they are subtracted
     residual: float  # images per second that no part explains
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None

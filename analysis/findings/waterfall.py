@@ -25,7 +25,7 @@ from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT
 from analysis.findings.estimates import WIDEST, Draws, Sample, estimate, exponential, scaled, slowest
 from analysis.findings.labels import gpu_list, several
-from analysis.findings.model import Estimate, Part, Waterfall
+from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 
@@ -130,7 +130,7 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         *_communication(runs, overhead, _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None),
     ):
         after = spent + step if step else spent
-        parts.append(Part(name, _lost(images, spent, after) if step else None, why))
+        parts.append(WaterfallPart(name, _lost(images, spent, after) if step else None, why))
         spent = after
     residual = _lost(images, spent, whole)
     return Waterfall(
@@ -161,19 +161,19 @@ def _lost(images: float, before: Step, after: Step) -> Estimate:
     return estimate(images / before.ms - images / after.ms, draws)
 
 
-def _spread(runs: Runs, bare: Mapping[int, Sample]) -> Part:
+def _spread(runs: Runs, bare: Mapping[int, Sample]) -> WaterfallPart:
     """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
     missing = [gpu for gpu in runs.gpus if gpu not in bare]
     if missing:
         why = f"{gpu_list(missing)} not measured alone with strategy=none: one of them may be the slowest"
-        return Part(SPREAD, None, why, above_ideal=True)
+        return WaterfallPart(SPREAD, None, why, above_ideal=True)
     rates = [math.exp(rate.value) for rate in bare.values()]
     known = [rate.draws for rate in bare.values() if rate.draws is not None]
     draws = None
     if len(known) == len(rates):
         drawn = np.exp(known)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
-    return Part(SPREAD, estimate(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
+    return WaterfallPart(SPREAD, estimate(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
 
 
 def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs], batch: int) -> Step | None:

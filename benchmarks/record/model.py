@@ -60,7 +60,8 @@ class Record:
     validity: Validity = field(default_factory=Validity)
     environment: dict[str, Any] = field(default_factory=dict)  # versions, hardware, variables, git commit
     model: dict[str, float] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
-    metrics: dict[str, float] = field(default_factory=dict)  # name: value; METHOD.md defines each
+    # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time, in checks.baselines
+    metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
     # matrices and rows, in the JSON shapes of `python -m analysis`
     tables: dict[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Estimate, Findings, Part, Waterfall
+from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
@@ -33,7 +33,14 @@ def waterfall(study: Study, found: Findings) -> Section | None:
             value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
             rows.append(
-                (names[one.label], gpu_ids(one.gpus), row.name, value, share, row.why if isinstance(row, Part) else "")
+                (
+                    names[one.label],
+                    gpu_ids(one.gpus),
+                    row.name,
+                    value,
+                    share,
+                    row.why if isinstance(row, WaterfallPart) else "",
+                )
             )
     table = Table(
         "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
@@ -73,19 +80,19 @@ class Level:
     rate: Estimate
 
 
-def waterfall_rows(one: Waterfall) -> list[Level | Part]:
+def waterfall_rows(one: Waterfall) -> list[Level | WaterfallPart]:
     """From the top down: all members alone where the spread is known, the ideal, what is taken off it, the measured rate."""
     above = [part for part in one.parts if part.above_ideal]
     spread = sum(part.lost.value for part in above if part.lost is not None)
     known = any(part.lost is not None for part in above)
-    top: list[Level | Part] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
+    top: list[Level | WaterfallPart] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
     residual = Estimate(one.residual, one.residual_low, one.residual_high)
     return [
         *top,
         *above,
         Level(f"ideal, {len(one.gpus)} × slowest", one.ideal),
         *(part for part in one.parts if not part.above_ideal),
-        Part("residual", residual, "what no part explains"),
+        WaterfallPart("residual", residual, "what no part explains"),
         Level("measured", one.measured),
     ]
 
@@ -105,7 +112,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
     axes.set_xlim(*_window(one, rows))
     at = one.ideal.value
     for y, row in enumerate(rows):
-        if isinstance(row, Part):
+        if isinstance(row, WaterfallPart):
             at = _step(axes, y, at, row, one.ideal.value)
             continue
         at = row.rate.value
@@ -122,7 +129,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
     return rendered(figure, name, caption)
 
 
-def _window(one: Waterfall, rows: Sequence[Level | Part]) -> tuple[float, float]:
+def _window(one: Waterfall, rows: Sequence[Level | WaterfallPart]) -> tuple[float, float]:
     """Every level and every end of a bar, and intervals that do not dwarf them."""
     at, values, ends = one.ideal.value, [one.ideal.value], [one.ideal.low, one.ideal.high]
     for row in rows:
@@ -136,7 +143,7 @@ def _window(one: Waterfall, rows: Sequence[Level | Part]) -> tuple[float, float]
     return within(values, [end for end in ends if end is not None])
 
 
-def _step(axes: Any, y: int, at: float, part: Part, ideal: float) -> float:
+def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> float:
     """One part as a bar from where the last one ended; returns where it ends."""
     axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
     if part.lost is None:
