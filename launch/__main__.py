@@ -1,4 +1,4 @@
-"""`python -m launch sync STUDY_DIR`: project records to MLflow. Exit status: 0 done, 1 it failed, 2 wrong input."""
+"""`python -m launch sync STUDY_DIR`: write records to MLflow. Exit status: 0 done, 1 it failed, 2 the input is wrong."""
 
 import argparse
 import sys
@@ -10,12 +10,12 @@ from launch.tracking.sync import sync
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line and run it; returns the exit status. A wrong option exits with 2 through argparse."""
+    """Run a command line and return the exit status. A wrong option exits with 2 through argparse."""
     parser = argparse.ArgumentParser(
-        prog="python -m launch", description="Work on the records of a study after a sweep."
+        prog="python -m launch", description="Work with the records of a study after a sweep."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("sync", help="write the records of a study that MLflow does not have yet into MLflow")
+    command = commands.add_parser("sync", help="write those records of a study to MLflow that it does not have yet")
     command.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
     command.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
     command.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")

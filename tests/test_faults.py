@@ -274,7 +274,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=15) == 130
     assert alive(tokens(study)) == []
-    assert "left open by a launcher that died" in said.read_text()
+    assert "an earlier launcher died while it ran" in said.read_text()
     stopped = records.read(folder / "record.json")
     assert (stopped.state, stopped.failure.cause) == ("interrupted", "interrupted")
     assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))

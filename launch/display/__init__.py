@@ -1,1 +1,1 @@
-"""The terminal while a sweep runs."""
+"""Show a sweep on the terminal while it runs."""

@@ -1,1 +1,1 @@
-"""How the processes of a cell start and end, and in which environment."""
+"""Start and end the processes of a cell, in the environment that it asks for."""

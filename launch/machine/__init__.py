@@ -1,1 +1,1 @@
-"""This machine: its devices and the facts that a record keeps."""
+"""Look at this machine: its devices, and the facts that a record keeps."""

@@ -1,1 +1,1 @@
-"""The profiled pass beside the timed one, and Nsight Systems."""
+"""Run the profiled pass of a cell, and find Nsight Systems."""

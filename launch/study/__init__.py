@@ -1,1 +1,1 @@
-"""A study's folder: attempts, records, the journal."""
+"""Keep the folder of a study: attempts, records, the journal."""

@@ -1,1 +1,1 @@
-"""A cell while it runs: progress, deadlines, GPU samples, the cause of a failure."""
+"""Watch a cell while it runs: progress, deadlines, GPU samples, the cause of a failure."""

@@ -1,1 +1,1 @@
-"""Records as MLflow runs."""
+"""Write records to MLflow as runs."""
