@@ -383,7 +383,7 @@ def test_runs_that_were_not_interleaved_are_qualified():
         for repeat in range(5)
     ]
     (found,) = comparisons(made)
-    assert found.verdict == "slower" and "were measured before the other's" in found.why
+    assert found.verdict == "slower" and "were measured before those of the other" in found.why
     assert not any(
         one.why for one in comparisons(settings_study(0, 5, noise=0.001, planted=0.95)) if one.verdict == "slower"
     )

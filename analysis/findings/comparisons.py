@@ -31,9 +31,9 @@ MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
 NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
-SINGLE = "a single run says nothing of the next: repeats=5 tells"
-CHANCE = "its own interval excludes 0, which among so many comparisons chance does as well"
-SEPARATE = "all runs of one were measured before the other's: had the machine changed meanwhile, it would look the same"
+SINGLE = "a single run does not show how far runs differ: add repeats=5"
+CHANCE = "its own interval excludes 0, but among this many comparisons that can be chance"
+SEPARATE = "all runs of one cell were measured before those of the other: a change of the machine would look the same"
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

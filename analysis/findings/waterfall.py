@@ -223,12 +223,15 @@ def _communication(
     exposed = whole - overhead if overhead else whole
     waiting = _metric(runs, WAIT)
     if waiting is None:
-        return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace tells it apart from exposed communication")]
+        return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace separates it from exposed communication")]
     if for_the_slowest is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "how long ranks wait for slower GPUs is not known")]
     waiting = waiting - for_the_slowest
     if waiting.ms <= 0 or exposed.ms <= 0:
-        return [(COMMUNICATION, exposed, why), (WAITING, None, "ranks wait for slower GPUs only, or it costs no step")]
+        return [
+            (COMMUNICATION, exposed, why),
+            (WAITING, None, "ranks wait for slower GPUs only, or the wait costs no step time"),
+        ]
     if waiting.ms > exposed.ms:  # part of it was hidden behind compute
         return [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
     return [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]

@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings, Point
-from analysis.findings.runs import middle, named
+from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bounded
@@ -28,8 +28,9 @@ def strategies(study: Study, found: Findings) -> Section | None:
     if not study.trains:
         return None
     curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
-    groups = [runs.records for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]
-    groups.sort(key=lambda group: (-len(group[0].cell.gpus), -(middle(group, RATE) or 0.0)))
+    cells = [runs for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]
+    cells.sort(key=lambda runs: (-runs.world_size, -(middle(runs.records, RATE) or 0.0)))
+    groups = [runs.records for runs in cells]
     labels = [
         curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
     ]
@@ -58,7 +59,7 @@ def strategies(study: Study, found: Findings) -> Section | None:
     )  # fmt: skip
     lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
     return Section(
-        "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, rows)), (table,), place=60
+        "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, cells, rows)), (table,), place=60
     )
 
 
@@ -78,20 +79,20 @@ def _measured(group: Sequence[Record]) -> bool:
     return any(middle(group, metric) is not None for metric in (RATE, "comm/exchange_ms"))
 
 
-def _strategy_figures(study: Study, rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
-    """For each model that has several settings on its largest number of GPUs."""
+def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
+    """Yield a figure for each model that has several settings on its largest number of GPUs; a row for each cell."""
     place = 0
-    for model in dict.fromkeys(row[1] for row in rows):
-        mine = [row for row in rows if row[1] == model and row[5] is not None]
-        most = max((row[3].count(",") for row in mine), default=0)
-        mine = [row for row in mine if row[3].count(",") == most]
-        if len({row[0] for row in mine}) < 2 or place == STRATEGY_FIGURES:
+    for model in dict.fromkeys(runs.cell.model.name for runs in cells):
+        timed = [pair for pair in zip(cells, rows, strict=True) if pair[0].cell.model.name == model and pair[1][5]]
+        most = max((runs.world_size for runs, _ in timed), default=0)
+        largest = [(runs, row) for runs, row in timed if runs.world_size == most]
+        if len({frozenset(runs.key.items()) for runs, _ in largest}) < 2 or place == STRATEGY_FIGURES:
             continue
         place += 1
-        labels = short_names(dict.fromkeys(row[0] for row in mine))
-        subsets = len({row[3] for row in mine}) > 1
-        drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for row in mine]
-        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most + 1} {unit_of(study)}")
+        labels = short_names(dict.fromkeys(row[0] for _, row in largest))
+        subsets = len({runs.gpus for runs, _ in largest}) > 1
+        drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for _, row in largest]
+        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}")
 
 
 def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
