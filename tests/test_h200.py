@@ -73,7 +73,7 @@ def test_pix_changes_nothing_and_loc_costs():
     told, _ = examine(DATA / "h200_x2" / "bootcamp_resnet50")
     (section,) = [section for section in told.sections if section.anchor == "strategies"]
     (line,) = section.lines
-    assert line.startswith("Changed nothing: NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports")
+    assert line.startswith("No effect: NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports")
     assert line.endswith(" (3 cells).")
 
 

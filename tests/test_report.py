@@ -297,17 +297,17 @@ def test_a_setting_is_the_finding_only_where_it_gains(made, gains, tmp_path):
 
 LOSS, NONE = (f"{what} without any exchange (none)" for what in ("of what the same devices train", "the same devices"))
 EXPOSES = "the exchange exposes 0.673 (0.660 to 0.693) ms of a step of 54.8 ms"
-CONTROLS = "for want of control cells (waterfall=true plans them)"
+CONTROLS = "control cells are missing (add waterfall=true)"
 
 
 @pytest.mark.parametrize(
     ("ratio", "none_first", "expected"),
     [
-        (0.9, True, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {EXPOSES}; where the loss goes is not told, {CONTROLS}."),
-        (0.9, False, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {EXPOSES}; where the loss goes is not told, {CONTROLS}."),
-        (1.0, True, f"Against {NONE} no loss is seen, where 1.2 % could have been; {EXPOSES}."),
-        (1.1, True, f"Where the rest goes is not told, {CONTROLS}; {EXPOSES}."),
-        (1e17, False, f"Where the rest goes is not told, {CONTROLS}; {EXPOSES}."),
+        (0.9, True, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {EXPOSES}; where the loss goes is not known: {CONTROLS}."),
+        (0.9, False, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {EXPOSES}; where the loss goes is not known: {CONTROLS}."),
+        (1.0, True, f"Against {NONE} no loss is seen (from 1.2 % on it would be); {EXPOSES}."),
+        (1.1, True, f"Where the rest goes is not known: {CONTROLS}; {EXPOSES}."),
+        (1e17, False, f"Where the rest goes is not known: {CONTROLS}; {EXPOSES}."),
     ],
 )  # fmt: skip
 def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, expected, tmp_path):

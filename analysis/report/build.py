@@ -1,11 +1,11 @@
-"""A study's report: read the records, say what they say, write it down.
+"""A study's report: read the records, compute what they show, write it as files.
 
     index.html     one page, whole in itself
     report.md      the same as Markdown
     tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
     figures/       every figure as SVG and PDF
 
-The same records give the same bytes. What a study cannot say, the report says that it cannot.
+The same records give the same bytes. The report names what a study cannot answer.
 """
 
 from datetime import datetime, timezone
@@ -27,29 +27,29 @@ from analysis.report.text import count, first_lines, join_words, sentence, singl
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
-    """Write the report of a study; returns its page. Raises OSError where a folder cannot be read or written."""
-    told, _ = examine(study_folder)
-    return write(told, out_folder)
+    """Write the report of a study and return its page. Raises OSError: a folder cannot be read or written."""
+    content, _ = examine(study_folder)
+    return write(content, out_folder)
 
 
 def examine(study_folder: Path) -> tuple[Report, Findings]:
-    """Read a study, compute its findings, say them. Raises OSError where the folder cannot be read."""
+    """Read a study and return its report and findings. Raises OSError: the folder cannot be read."""
     with gc_paused():  # thousands of records
         study = open_study(study_folder)
-        found = findings_of(study)
-        return tell(study, found), found
+        findings = findings_of(study)
+        return report_of(study, findings), findings
 
 
-def tell(study: Study, found: Findings) -> Report:
-    """What is said of a study and of its findings."""
-    unsaid = [*found.unsaid] if study.trains else []
+def report_of(study: Study, findings: Findings) -> Report:
+    """Return the report of a study and of its findings."""
+    unsaid = [*findings.unsaid] if study.trains else []
     if study.unreadable:
         unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
     with style():
-        of_benchmarks = benchmark_sections(study, found)
-        sections = contents(study, found, of_benchmarks.values())
+        of_benchmarks = benchmark_sections(study, findings)
+        sections = contents(study, findings, of_benchmarks.values())
     return Report(
-        single_line(study.name), _setting(study), tuple(sentences(study, found, of_benchmarks)),
+        single_line(study.name), _setting(study), tuple(sentences(study, findings, of_benchmarks)),
         tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)), sections,
     )  # fmt: skip
 
@@ -70,21 +70,21 @@ def _setting(study: Study) -> str:
     return single_line(" · ".join(part for part in said if part), 600)
 
 
-def write(told: Report, folder: Path) -> Path:
+def write(content: Report, folder: Path) -> Path:
     """Write every file of a report in place of an earlier report's, and return its page.
 
     Raises:
         OSError: the folder cannot be written, or holds something else than a report.
     """
-    files = _files(told)
-    write_folder(folder, files | {PAGE: page(told, sorted(files)).encode()})
+    files = _files(content)
+    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
     return folder / PAGE
 
 
-def _files(told: Report) -> dict[str, bytes]:
+def _files(content: Report) -> dict[str, bytes]:
     """Return the content of every file but the page."""
-    files = {"report.md": markdown_page(told).encode()}
-    for section in told.sections:
+    files = {"report.md": markdown_page(content).encode()}
+    for section in content.sections:
         for table in section.tables:
             files[f"tables/{table.name}.csv"] = to_csv(table).encode()
             files[f"tables/{table.name}.tex"] = to_latex(table).encode()

@@ -22,9 +22,9 @@ from conf.options import Refused
 from conf.targets import locate_without_torch
 
 
-def contents(study: Study, found: Findings, of_benchmarks: Iterable[Section]) -> tuple[Section, ...]:
+def contents(study: Study, findings: Findings, of_benchmarks: Iterable[Section]) -> tuple[Section, ...]:
     """Return the sections of a report in their order, without empty ones."""
-    general = [function(study, found) for function in section_functions()]
+    general = [function(study, findings) for function in section_functions()]
     every = sorted([*filter(None, general), *of_benchmarks], key=lambda section: section.place)
     by_anchor: dict[str, Section] = {}
     for section in every:
@@ -51,11 +51,11 @@ def section_functions() -> list[SectionFunction]:
     return [function for name in names for function in getattr(importlib.import_module(name), "SECTIONS", ())]
 
 
-def benchmark_sections(study: Study, found: Findings) -> dict[str, Section]:
+def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
     """Return {benchmark: its section} of the benchmarks that bring one, in the order in which they first ran."""
     dotted_names = {benchmark: _dotted_name(record) for benchmark, record in first_records(study.records).items()}
     return {
-        benchmark: _section(benchmark, dotted, study, found) for benchmark, dotted in dotted_names.items() if dotted
+        benchmark: _section(benchmark, dotted, study, findings) for benchmark, dotted in dotted_names.items() if dotted
     }
 
 
@@ -71,10 +71,10 @@ def _dotted_name(record: Record) -> str:
         return ""
 
 
-def _section(benchmark: str, dotted: str, study: Study, found: Findings) -> Section:
+def _section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
     """Return the section of a benchmark; where its code cannot make one, a section that says why."""
     try:
-        section = locate_without_torch(dotted)(study, found)
+        section = locate_without_torch(dotted)(study, findings)
         if not isinstance(section, Section):
             raise TypeError(f"it returned {type(section).__name__}, expected is a Section")
         return section

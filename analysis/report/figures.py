@@ -15,7 +15,7 @@ REST = COLOURS["grey"][0]
 
 
 def more_in(everything: Sequence[object], most: int, noun: str, file: str) -> str:
-    """` 3 more rows are in wires.csv.`; empty where all are drawn."""
+    """Return ` 3 more rows are in wires.csv.`; empty if all are drawn."""
     left = len(everything) - most
     return f" {count(left, noun)} {'is' if left == 1 else 'are'} in {file}." if left > 0 else ""
 
@@ -43,7 +43,7 @@ def bare(axes: Any) -> None:
 
 
 def rows_figure(count: int) -> tuple[Any, Any]:
-    """A figure whose rows have their label above them: as wide for long labels as for short ones."""
+    """Return a figure whose rows have their labels above them, so that long labels take no width."""
     figure, axes = new_figure(WIDTH, 0.55 + ROW * count)
     axes.set_ylim(count - 0.3, -0.75)
     axes.set_yticks([])
@@ -56,7 +56,7 @@ def rows_figure(count: int) -> tuple[Any, Any]:
 
 
 def row_label(axes: Any, y: float, text: str, right: str = "") -> None:
-    """The row's name above it on the left; its number on the right. Both together fit the figure's width."""
+    """Write a row's name above it on the left and its number on the right; together they fit the figure's width."""
     at = axes.get_yaxis_transform()
     axes.text(0.0, y - 0.3, single_line(text, max(20, ROW_LENGTH - len(right))), transform=at, va="center", fontsize=8)
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)

@@ -21,7 +21,7 @@ from benchmarks.record import Record, metrics
 SENTENCES = 3
 
 
-def sentences(study: Study, found: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
+def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
     """Return at most three sentences, whatever the study holds; where one cannot be said, it says what is missing.
 
     `of_benchmarks` are the sections of the study's benchmarks by the name of the benchmark.
@@ -29,10 +29,10 @@ def sentences(study: Study, found: Findings, of_benchmarks: Mapping[str, Section
     if not study.records:
         return ["This folder holds no readable record of a cell, so there is nothing to say about scaling."]
     if not study.trains or (study.usable and middle(study.usable, RATE) is None):
-        said, judged = _of_benchmarks(study, of_benchmarks), any(one.verdict for one in found.comparisons)
-        return [*said[: SENTENCES - 1], differences(found)] if judged else said
-    headline = main_point(study, found)
-    return [_scale(study, headline), _why(study, found, headline), differences(found)]
+        said, judged = _of_benchmarks(study, of_benchmarks), any(one.verdict for one in findings.comparisons)
+        return [*said[: SENTENCES - 1], differences(findings)] if judged else said
+    main = main_point(study, findings)
+    return [_scale(study, main), _why(study, findings, main), differences(findings)]
 
 
 def _of_benchmarks(study: Study, sections: Mapping[str, Section]) -> list[str]:
@@ -71,15 +71,15 @@ def _nothing(study: Study) -> str:
     return f"None of the {count(len(study.records), 'cell')} of this study gave a number that may be used."
 
 
-def _scale(study: Study, headline: MainPoint | None) -> str:
-    if headline is None:
+def _scale(study: Study, main: MainPoint | None) -> str:
+    if main is None:
         return _nothing(study)
-    curve, point = headline
+    curve, point = main
     first = next(iter(study.records_of(point)), study.records[0])
     said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
     unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
     if point.world_size == 1:
-        return f"{said}; no larger subset was measured, so nothing is said of scaling{doubt}."
+        return f"{said}; no larger subset was measured, so its scaling is not known{doubt}."
     if point.efficiency is None:
         return f"{said}; without a usable one-{unit} baseline (gpus=each) its efficiency is not known{doubt}."
     batch = f"per {unit}" if curve.kind == "weak" else "on each"
@@ -95,7 +95,7 @@ def _scale(study: Study, headline: MainPoint | None) -> str:
 
 
 def _doubt(study: Study, point: Point) -> str:
-    """` (suspect: clocks)` with the codes of the point's suspect records; empty where nothing casts doubt on it."""
+    """Return ` (suspect: clocks)` with the codes of the point's suspect records; empty if there is none."""
     codes = dict.fromkeys(
         code for one in study.records_of(point) if one.validity.verdict == "suspect" for code in one.validity.codes
     )
@@ -103,13 +103,13 @@ def _doubt(study: Study, point: Point) -> str:
 
 
 def _what(curve: Curve, first: Record) -> str:
-    """The model, the strategy, and what else tells the curve from the others."""
+    """Return the model, the strategy, and the settings in which the curve differs from others."""
     model, strategy = named(first, "model"), named(first, "strategy")
     return single_line(f"{model} with {strategy}" + (f" ({', '.join(curve.details)})" if curve.details else ""))
 
 
 def _first(rate: Estimate) -> str:
-    """The first number with an interval says what the interval is."""
+    """Return a rate with its interval, and what the interval is."""
     within = interval(rate, "rate")
     return central(rate, "rate") + (f" (95 % interval {within})" if within else "")
 
@@ -123,40 +123,40 @@ def _where(study: Study, point: Point, first: Record) -> str:
     return f"{count(point.world_size, unit.removesuffix('s'))} ({place.removeprefix(f'{unit} on ')})"
 
 
-def _why(study: Study, found: Findings, headline: MainPoint | None) -> str:
+def _why(study: Study, findings: Findings, main: MainPoint | None) -> str:
     def is_main(one: Waterfall) -> bool:
-        return headline is not None and (one.gpus, one.key) == (headline[1].gpus, headline[1].key)
+        return main is not None and (one.gpus, one.key) == (main[1].gpus, main[1].key)
 
-    closing = max(found.waterfalls, key=lambda one: (is_main(one), len(one.gpus), one.ideal.value), default=None)
+    closing = max(findings.waterfalls, key=lambda one: (is_main(one), len(one.gpus), one.ideal.value), default=None)
     if closing is not None:
         where = "" if is_main(closing) else f"{single_line(closing.label)} on {gpu_ids(closing.gpus)}: "
         return where + _lost(closing)
-    exposed = _exposed(study, headline[1]) if headline else ""
-    controls = "for want of control cells (waterfall=true plans them)"
-    beside, lost = _beside_none(found, headline) if headline else ("", False)
+    exposed = _exposed(study, main[1]) if main else ""
+    controls = "control cells are missing (add waterfall=true)"
+    beside, lost = _beside_none(findings, main) if main else ("", False)
     if not beside:
-        return f"Where the rest goes is not told, {controls}{exposed}."
-    return f"{beside}{exposed}; where the loss goes is not told, {controls}." if lost else f"{beside}{exposed}."
+        return f"Where the rest goes is not known: {controls}{exposed}."
+    return f"{beside}{exposed}; where the loss goes is not known: {controls}." if lost else f"{beside}{exposed}."
 
 
-def _beside_none(found: Findings, headline: MainPoint) -> tuple[str, bool]:
-    """What is lost of the rate of the same devices without any exchange, and whether a loss is seen.
+def _beside_none(findings: Findings, main: MainPoint) -> tuple[str, bool]:
+    """Return the loss against the same devices without any exchange, as words, and whether a loss is seen.
 
-    Empty where that was not compared, or where they are slower.
+    The words are empty if this was not compared, or if the devices without exchange are slower.
     """
     judged = compared_with(
-        found, headline[1], lambda one, other: "strategy.name" in one.differing and other["strategy.name"] == "none"
+        findings, main[1], lambda one, other: "strategy.name" in one.differing and other["strategy.name"] == "none"
     )
     if judged is None:
         return "", False
     one, is_second = judged
     if one.verdict == "no difference seen":
         least = None if one.smallest is None else 1 - 1 / (1 + one.smallest)  # of the rate of none
-        could = "" if least is None else f", where {number(least, 'share')} could have been"
+        could = "" if least is None else f" (from {number(least, 'share')} on it would be)"
         return f"Against the same devices without any exchange (none) no loss is seen{could}", False
     if one.verdict == ("faster" if is_second else "slower"):
         return "", False
-    # The difference is that of the second to the first: what is kept of the rate without an exchange, or how much that is more.
+    # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as the first, 1 − 1 ÷ (1 + difference).
     ends = (one.difference.value, one.difference.low, one.difference.high)
     value, *bounds = (-end if is_second else 1 - 1 / (1 + end) for end in ends if end is not None)
     lost = estimate(Estimate(value, *sorted(bounds)), "share")
@@ -172,7 +172,7 @@ def _lost(one: Waterfall) -> str:
     parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
     largest = max(parts, key=lambda pair: pair[0], default=None)
     if largest is None or largest[0] <= 0:
-        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, to no part that a cell tells; {rest}."
+        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, and no control cell shows to what; {rest}."
     return (
         f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
         f"{single_line(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
@@ -180,7 +180,7 @@ def _lost(one: Waterfall) -> str:
 
 
 def _exposed(study: Study, point: Point) -> str:
-    """What the cells themselves tell about their communication."""
+    """Return what the cells themselves measured of their exposed communication."""
     records = study.records_of(point)
     exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
     if exposed is None or not step:

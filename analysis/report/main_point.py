@@ -9,12 +9,12 @@ from analysis.findings.study import Study
 MainPoint = tuple[Curve, Point]
 
 
-def main_point(study: Study, found: Findings) -> MainPoint | None:
+def main_point(study: Study, findings: Findings) -> MainPoint | None:
     """Return the fastest point on most GPUs that exchanges and has an efficiency over every member; None without points.
 
     If it has NCCL settings that show no gain, the same cell without them is returned.
     """
-    every = [(curve, point) for curve in found.scaling.curves for point in curve.points]
+    every = [(curve, point) for curve in findings.scaling.curves for point in curve.points]
     if not every:
         return None
     fastest = max(every, key=lambda pair: (_merit(pair[1]), pair[1].rate.value))
@@ -24,7 +24,7 @@ def main_point(study: Study, found: Findings) -> MainPoint | None:
         point = pair[1]
         alike = point.gpus == fastest[1].gpus and point.key == _without_settings(fastest[1].key)
         if alike and _merit(point) == _merit(fastest[1]):
-            return fastest if _gains(found, fastest[1], point) else pair
+            return fastest if _gains(findings, fastest[1], point) else pair
     return fastest
 
 
@@ -43,14 +43,14 @@ def _without_settings(key: Key) -> Key:
     return {name: value for name, value in key.items() if not name.startswith("nccl.")}
 
 
-def _gains(found: Findings, fastest: Point, plain: Point) -> bool:
+def _gains(findings: Findings, fastest: Point, plain: Point) -> bool:
     """Tell whether settings gain: by the verdict; without one, by whether the plain point's interval reaches as far."""
 
     def lacks_setting(comparison: Comparison, other: Key) -> bool:
         names = comparison.differing
         return all(name.startswith("nccl.") for name in names) and names[0] not in other
 
-    if judged := compared_with(found, fastest, lacks_setting):
+    if judged := compared_with(findings, fastest, lacks_setting):
         comparison, is_second = judged
         return comparison.verdict == ("faster" if is_second else "slower")
     high = plain.rate.high
@@ -58,14 +58,14 @@ def _gains(found: Findings, fastest: Point, plain: Point) -> bool:
 
 
 def compared_with(
-    found: Findings, point: Point, is_other: Callable[[Comparison, Mapping[str, str]], bool]
+    findings: Findings, point: Point, is_other: Callable[[Comparison, Mapping[str, str]], bool]
 ) -> tuple[Comparison, bool] | None:
     """Return the judged comparison of a point with the cell that `is_other` accepts by its key; whether the point is its second.
 
     Of several, the one whose cells have the fewest options is returned.
     """
     alike = []
-    for one in found.comparisons:
+    for one in findings.comparisons:
         if not one.verdict or one.gpus != point.gpus or one.rate != images_rate().name:
             continue
         for own, other, is_second in ((one.second_key, one.first_key, True), (one.first_key, one.second_key, False)):

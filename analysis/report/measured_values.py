@@ -1,4 +1,4 @@
-"""Values of records as a report needs them: medians over runs with their range, rows of tables, finite numbers."""
+"""Read values of records: medians over runs with their range, rows of tables, finite numbers."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ Group = tuple[Record, ...]  # runs of equal cells
 
 
 def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
-    """The median over runs; a single run has its own interval."""
+    """Return the median over runs, with the interval of the run if it is only one."""
     value = middle(group, metric)
     if value is None:
         return None

@@ -10,17 +10,17 @@ BETWEEN = labels.BETWEEN
 
 
 def unit_of(study: Study) -> str:
-    """What is counted: GPUs, or the workers of a study without any."""
+    """Return what is counted: GPUs, or the CPU workers of a study without GPUs."""
     return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """{name: name without the parts that all of them share}; a single name stays whole."""
+    """Return {name: name without the parts that all names share}; a single name stays whole."""
     parts = {name: name.split(BETWEEN) for name in names}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     return {name: BETWEEN.join(part for part in split if part not in shared) or name for name, split in parts.items()}
 
 
 def run_name(record: Record) -> str:
-    """The record's name, and which of several measurements of the cell it is."""
+    """Return the record's name, and which of several measurements of the cell it is."""
     return BETWEEN.join([record.name, *record.marks])

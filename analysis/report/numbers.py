@@ -1,4 +1,4 @@
-"""Numbers as a report prints them: rounded to what their interval allows, and '–' for what is not known."""
+"""Print numbers as a report does: rounded to what their interval allows, and '–' for what is not known."""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def of_metric(name: str) -> NumberFormat:
 
 
 def number(value: float | None, kind: str | NumberFormat = "number", width: float | None = None) -> str:
-    """`4,652`, `98.1 %`, `0.123`; `width` is that of the interval, which may ask for one more decimal."""
+    """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal."""
     if value is None or not math.isfinite(value):
         return ABSENT
     how = _how(kind)
@@ -68,7 +68,7 @@ def _decimals(value: float, width: float | None, how: NumberFormat) -> int:
 
 
 def interval(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
-    """`98.0 to 98.3`, the 95 % interval of an estimate without its unit; empty where there is none."""
+    """Return the 95 % interval of an estimate without its unit: `98.0 to 98.3`; empty if there is none."""
     if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return ""
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
@@ -79,7 +79,7 @@ def interval(value: float | Estimate | None, kind: str | NumberFormat = "number"
 
 
 def central(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
-    """The number itself, rounded as its interval is."""
+    """Return the number itself, rounded as its interval is."""
     if not isinstance(value, Estimate):
         return number(value, kind)
     known = value.low is not None and value.high is not None
@@ -87,12 +87,12 @@ def central(value: float | Estimate | None, kind: str | NumberFormat = "number")
 
 
 def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
-    """`98.1 % (98.0 to 98.3)`."""
+    """Return a number with its interval: `98.1 % (98.0 to 98.3)`."""
     within = interval(value, kind)
     return f"{central(value, kind)} ({within})" if within else central(value, kind)
 
 
 def finite(value: object) -> float | None:
-    """A finite number of a record's table; None for anything else that may be there."""
+    """Return a finite number of a record's table; None for anything else that it may hold."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A report as one HTML page and as Markdown: templates (jinja2) around what the sections say.
+"""Write a report as one HTML page and as Markdown, with templates (jinja2) around the sections.
 
 The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text of a record.
 """
@@ -18,7 +18,7 @@ PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
 
 @dataclass(frozen=True)
 class Report:
-    """All that is said of a study."""
+    """The content of a report."""
 
     study: str
     setting: str  # what was measured, where and when, in a line
@@ -28,7 +28,7 @@ class Report:
 
     @property
     def tables(self) -> list[Table]:
-        """Those of all sections."""
+        """Return the tables of all sections."""
         return [table for section in self.sections for table in section.tables]
 
 
@@ -38,12 +38,12 @@ def page(report: Report, files: Sequence[str] = ()) -> str:
 
 
 def markdown_page(report: Report) -> str:
-    """The same as Markdown; figures are those of the folder `figures` beside it."""
+    """Return the report as Markdown; its figures are files of the folder `figures`."""
     return _rendered("report.md.j2", escape=False, report=report, table=to_markdown, text=_text)
 
 
 def _left(table: Table) -> str:
-    """`40 more rows in tables/cells.csv`; empty where all are shown."""
+    """Return `40 more rows in tables/cells.csv`; empty if all are shown."""
     more = len(table.rows) - PAGE_ROWS
     return f"{count(more, 'more row')} in tables/{table.name}.csv" if more > 0 else ""
 
@@ -53,7 +53,7 @@ def _text(text: str) -> str:
 
 
 def _rendered(name: str, escape: bool, **values: Any) -> str:
-    """A template with its values; where it escapes, every text is first made a single line without control characters."""
+    """Return a filled template; where it escapes, every text is first made a single line without control characters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

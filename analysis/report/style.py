@@ -1,4 +1,4 @@
-"""How the figures of a report look, and how a drawing becomes files and a part of the page.
+"""The look of a report's figures, and how a figure becomes files and a part of the page.
 
 Text stays text: it can be searched and takes the page's font. On the page, colours are the page's variables, so that a
 figure follows a dark scheme; its files keep the colours of paper. The same figure always gives the same bytes.
@@ -43,6 +43,8 @@ _STYLE: Any = {
 
 
 SCALE = 1.65  # pixels of a wide screen for a point of a drawing: as large as the text around it
+LABEL_STEP = 0.062  # from one label beside the axes to the next, as a share of the axes' height: one line of text
+LABEL_PLACE = 1.03  # of these labels, as a share of the axes' width
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Picture:
 
     @property
     def inline(self) -> str:
-        """The drawing as an element of the page: scaled to its place, identifiers its own, colours the page's."""
+        """Return the drawing as an element of the page: scaled to its place, with its own identifiers and the page's colours."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * SCALE
@@ -89,7 +91,7 @@ _VARIABLES = {
 
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:
-    """{strategy: colour}; strategies that are not ours take the colours that are left, by name."""
+    """Return {strategy: colour}; strategies that are not Ringside's take the colours that are left, by name."""
     found, others = {}, 0
     for name in sorted(set(strategies)):
         colour = next((colour for family, colour in _FAMILIES if name in (family, f"{family}_device")), None)
@@ -100,7 +102,7 @@ def colours(strategies: Iterable[str]) -> dict[str, str]:
 
 
 def marker(strategy: str) -> str:
-    """A family's form on GPUs, and the second of two that share a colour, have a marker of their own."""
+    """Return the marker of a strategy: a family's form on GPUs, and the second of two with one colour, have their own."""
     if strategy.endswith("_device") and strategy != "kvstore_device":
         return "s"
     return "D" if strategy == "kvstore_local" else "o"
@@ -108,7 +110,7 @@ def marker(strategy: str) -> str:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Figures made and rendered inside look as the report's do."""
+    """Give figures that are made and rendered inside the look of the report."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
@@ -117,7 +119,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
-    """A figure of so many inches with one pair of axes. 4.6 inches read well on a phone and on paper."""
+    """Return a figure of this size in inches and its axes. A width of 4.6 is readable on a phone and on paper."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -125,7 +127,7 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
 
 
 def rendered(figure: "Figure", name: str, caption: str) -> Picture:
-    """Both files of a figure, without a date or a name of the program in them."""
+    """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
     figure.draw_without_rendering()  # lays out once for both files, which takes as long as drawing
     figure.set_layout_engine("none")
     files = {}
@@ -137,15 +139,15 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
 
 
 def window(estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:
-    """The ends of an axis that shows estimates, and other values, as `within` says."""
+    """Return the limits of an axis that shows estimates and other values; see `within`."""
     ends = [end for one in estimates for end in (one.low, one.high) if end is not None]
     return within([*(one.value for one in estimates), *others], ends)
 
 
 def within(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis that shows every value, and intervals as long as they do not dwarf what they belong to.
+    """Return the limits of an axis: they show every value, and clip intervals at 1.5 × the range of the values.
 
-    Two runs know almost nothing of their scatter, and say so: their intervals leave the figure, and are in its table.
+    Intervals from two runs are often much wider; the table has them whole.
     """
     least, most = min(values), max(values)
     room = 1.5 * max(most - least, 0.05 * max(abs(least), abs(most)))

@@ -1,4 +1,4 @@
-"""A table of a report, and what it becomes: CSV for programs, LaTeX (booktabs) for papers, Markdown; HTML is the template's.
+"""A table of a report, written as CSV for programs, as LaTeX (booktabs) for papers and as Markdown; a template writes HTML.
 
 Every text comes from records, so none is trusted: each form escapes what would mean something in it.
 """
@@ -46,7 +46,7 @@ class Table:
 
     @cached_property
     def for_people(self) -> "Table":
-        """The table without the columns that are for CSV alone, and without those that no row fills."""
+        """Return the table without columns that are for CSV alone, and without empty columns."""
         kept = [
             place
             for place, column in enumerate(self.columns)
@@ -56,7 +56,7 @@ class Table:
         return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
 
     def head(self, most: int) -> Iterator[tuple[bool, list[tuple[str, str, bool]]]]:
-        """The first rows: (marked, [(text, interval, is a number)])."""
+        """Yield the first rows: (marked, [(text, interval, is a number)])."""
         for number, row in enumerate(self.rows[:most]):
             yield number in self.marked, [_parts(value, c) for value, c in zip(row, self.columns, strict=True)]
 
@@ -68,7 +68,7 @@ def _parts(value: Value, column: Column) -> tuple[str, str, bool]:
 
 
 def to_csv(table: Table) -> str:
-    """Every row, numbers unrounded and without units; an interval is two columns more. Shares are parts of one."""
+    """Return every row, with numbers unrounded and without units; an interval is two more columns. Shares are parts of one."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [(c.key, f"{c.key}_low", f"{c.key}_high") if c.bounded else (c.key,) for c in table.columns]
@@ -85,7 +85,7 @@ def to_csv(table: Table) -> str:
 
 
 def _csv_cell(value: Value) -> object:
-    """A spreadsheet runs a text that begins like a formula: an apostrophe keeps it text."""
+    """Return a value for CSV. A spreadsheet runs text that begins like a formula: an apostrophe keeps it text."""
     if not isinstance(value, str):
         return "" if value is None else value
     text = single_line(value)
@@ -93,7 +93,7 @@ def _csv_cell(value: Value) -> object:
 
 
 def to_latex(table: Table) -> str:
-    r"""A tabular with booktabs' rules, to be \input; numbers are rounded, as in the page."""
+    r"""Return a tabular with booktabs' rules, to be \input; numbers are rounded as on the page."""
     table = table.for_people
     align = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     lines = [
@@ -120,7 +120,7 @@ def _joined(value: Value, column: Column) -> str:
 
 
 def to_markdown(table: Table, most: int) -> str:
-    """The first rows as a pipe table."""
+    """Return the first rows as a pipe table."""
     table = table.for_people
     lines = [[markdown(column.heading) for column in table.columns]]
     lines.append(["---" if column.kind == "text" else "---:" for column in table.columns])

@@ -12,7 +12,7 @@ TEXT_LENGTH = 400  # characters of a text in a table
 
 
 def single_line(text: object, length: int = TEXT_LENGTH) -> str:
-    """Text on one line, without control characters and halves of surrogates, cut to a length."""
+    """Return text on one line, without control characters and halves of surrogates, cut to a length."""
     line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
     return line if len(line) <= length else line[: length - 1] + "…"
 
@@ -27,12 +27,12 @@ _LATEX = {
 
 
 def latex(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Return text that LaTeX prints as it is."""
     return "".join(_LATEX.get(c, c) for c in text)
 
 
 def markdown(text: object, length: int = TEXT_LENGTH) -> str:
-    """Text that Markdown shows as it is: no table cell ends, no tag, no code, no link, no emphasis, no line begins in it."""
+    """Return text that Markdown shows as it is: it ends no table cell and holds no tag, code, link or emphasis."""
     safe = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
 
@@ -51,12 +51,12 @@ def first_lines(lines: Iterable[str], most: int = 8) -> list[str]:
 
 
 def count(items: int, noun: str, plural: str = "") -> str:
-    """`1 cell`, `2,000 cells`."""
+    """Return a number with its noun: `1 cell`, `2,000 cells`."""
     return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
 
 
 def join_words(words: list[str], most: int = 6) -> str:
-    """`a, b and c`; of many the first and how many more."""
+    """Return `a, b and c`; of many the first, and how many more."""
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most:,} more"
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -13,8 +13,8 @@ from analysis.report.measured_values import Group, mappings, median_and_range, r
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import finite
 from analysis.report.section import Section
-from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
-from analysis.report.style import COLOURS, INK, MARKERS, Picture, new_figure, rendered, spread
+from analysis.report.sections.microbenchmarks import DEFAULTS, largest_cells, links_alone, ranking
+from analysis.report.style import COLOURS, INK, LABEL_PLACE, LABEL_STEP, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
@@ -23,7 +23,7 @@ CURVES = 6  # of the figure of collectives
 SIZES = 4  # steps of the axis of messages
 
 
-def section(study: Study, found: Findings) -> Section:
+def section(study: Study, findings: Findings) -> Section:
     """Return bandwidth and latency of each collective."""
     sentences = _sentences(*largest_cells(study, "collectives"))
     return links_alone(51, sentences, [_table(study)], _figure(study))
@@ -50,7 +50,7 @@ def _runs(study: Study) -> Iterator[tuple[Record, Mapping[str, Any]]]:
 
 
 def _placed(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Out of place where that was measured."""
+    """Return the columns of a row: out of place if it was measured, else in place."""
     return mapping(row.get("out_of_place")) or mapping(row.get("in_place"))
 
 
@@ -69,7 +69,7 @@ def _table(study: Study) -> Table:
             record.metrics.get("collectives/fit_rms_error"),
         ))  # fmt: skip
     return Table(
-        "collectives", "Collectives: the smallest and the largest message, and the line time = α + bytes ÷ β through them.",
+        "collectives", "Collectives: the smallest and the largest message, and the fitted line time = α + bytes ÷ β.",
         (
             Column("cell", "cell"), Column("collective", "collective"), Column("gpus", "GPUs", shown=False),
             Column("smallest_bytes", "smallest, bytes", "count"), Column("smallest_us", "µs", "number"),
@@ -83,7 +83,7 @@ def _table(study: Study) -> Table:
 
 
 def _figure(study: Study) -> Iterator[Picture]:
-    """busbw against the size of the message, a curve for each cell."""
+    """Yield busbw against the size of the message, a curve for each cell."""
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for record, run in _runs(study):
         found = [(finite(row.get("bytes")), finite(_placed(row).get("busbw"))) for row in mappings(run.get("rows"))]
@@ -113,18 +113,18 @@ def _figure(study: Study) -> Iterator[Picture]:
     axes.tick_params(length=0)
     words = short_names(name for name, _ in shown)
     low, high = (math.log10(end) for end in axes.get_ylim())
-    places = spread([y for y, _ in ends], 0.062 * (high - low))
+    places = spread([y for y, _ in ends], LABEL_STEP * (high - low))
     for (name, _), (_, colour), y in zip(shown, ends, places, strict=True):
-        own = words[name] if words[name] != name else "as it is"  # nothing tells it from the others
+        own = words[name] if words[name] != name else DEFAULTS
         label = own[-24:] if len(shown) > 1 else ""
-        at = (1.03, (y - low) / (high - low))
+        at = (LABEL_PLACE, (y - low) / (high - low))
         axes.annotate(label, at, xycoords="axes fraction", va="center", fontsize=8, color=colour)
     more = f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv." if len(curves) > CURVES else ""
     yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}")
 
 
 def _curve(record: Record, collective: str) -> str:
-    """The run's name with its collective first, also where that is the usual one."""
+    """Return a run's name with its collective first, the default one too."""
     _, *others = run_name(record).split(BETWEEN)
     return single_line(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
 

@@ -1,4 +1,4 @@
-"""Which differences are real: the sentence of the finding and the section."""
+"""Which differences are real: verdicts and the noise floor, as a sentence, a figure and a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +21,7 @@ LEAST_LEFT = 8  # characters, for what two names share; less would tell nothing
 def comparison_figure(
     comparisons: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
 ) -> Iterator[Picture]:
-    """Differences with intervals, largest first, over the band in which equal cells of the study differ."""
+    """Yield differences with intervals, largest first, over the band in which equal cells of the study differ."""
     judged = [one for one in comparisons if one.verdict]
     shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[:ROWS]
     if not shown:
@@ -52,7 +52,7 @@ def comparison_figure(
 
 
 def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
-    """`LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
+    """Return `LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
 
     Of two long names the shorter keeps what it needs.
     """
@@ -72,7 +72,7 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
 
 
 def _cut(name: str, length: int) -> str:
-    """Its first parts, as many as fit."""
+    """Return as many of a name's first parts as fit."""
     if len(name) <= length or BETWEEN not in name:
         return single_line(name, length)
     parts = name.split(BETWEEN)
@@ -82,25 +82,25 @@ def _cut(name: str, length: int) -> str:
     return left + CUT if len(left + CUT) <= length else single_line(left, length)
 
 
-def differences(found: Findings) -> str:
-    """How many of the comparisons show a difference, the largest of them, and the noise."""
-    judged = [one for one in found.comparisons if one.verdict]
+def differences(findings: Findings) -> str:
+    """Return how many comparisons show a difference, the largest of them, and the noise floor."""
+    judged = [one for one in findings.comparisons if one.verdict]
     real = [one for one in judged if one.verdict in ("faster", "slower")]
-    floor = _floor(found.noises)
-    if not judged and found.comparisons:
-        pairs = count(len(found.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but without repeats none has a verdict (repeats=5 gives them one)."
+    floor = _floor(findings.noises)
+    if not judged and findings.comparisons:
+        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
+        return f"{pairs} in one thing alone, but without repeats there is no verdict (add repeats=5)."
     if not judged:
         return f"No two sets of runs of this study can be compared; {floor}."
     if not real:
         least = [one.smallest for one in judged if one.smallest is not None]
-        could = f", and the best of them could have seen {number(min(least), 'share')}" if least else ""
+        could = f" (the smallest that could have been seen is {number(min(least), 'share')})" if least else ""
         seen = count(len(judged), "comparison of runs shows", "comparisons of runs show")
         return f"{seen} no difference{could}; {floor}."
     one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
     first, second = (single_line(pair[name], 80) for name in (one.first, one.second))
-    every = short_names(dict.fromkeys(name for each in found.comparisons for name in (each.first, each.second)))
+    every = short_names(dict.fromkeys(name for each in findings.comparisons for name in (each.first, each.second)))
     shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
     where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
     return (
@@ -122,41 +122,41 @@ def _than(one: Comparison) -> str:
 def _floor(noises: Sequence[Noise]) -> str:
     known = [one for one in noises if one.floor is not None]
     if not known:
-        return "no cell was run twice, so the noise floor of this machine is not known (repeats=5 tells it)"
+        return "no cell was run twice, so the noise floor of this machine is not known (add repeats=5)"
     each = [f"{number(one.floor, 'share')}{_in(one.rate, noises)} ({count(one.pairs, 'pair')})" for one in known]
     return f"single runs of equal cells differ here by up to {join_words(each)}"
 
 
 def _in(rate: str, noises: Sequence[Noise]) -> str:
-    """` in exchanges/s`, where a study has several rates."""
+    """Return ` in exchanges/s` if a study has several rates, else nothing."""
     return f" in {rate}" if len(noises) > 1 else ""
 
 
-def _compared(study: Study, found: Findings) -> str:
-    """What is compared and which metric tells it; empty for images per second alone."""
-    rates = {one.rate for one in found.comparisons}
+def _compared(study: Study, findings: Findings) -> str:
+    """Return which rates are compared, and the metric of each; empty for images per second alone."""
+    rates = {one.rate for one in findings.comparisons}
     if rates <= {images_rate().name}:
         return ""
     told = [f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in study.rates if one.name in rates]
     return f"Compared: {join_words(told)}; more is faster."
 
 
-def comparisons(study: Study, found: Findings) -> Section:
-    """Verdicts, and the noise that they stand on."""
-    names = short_names(dict.fromkeys(name for one in found.comparisons for name in (one.first, one.second)))
+def comparisons(study: Study, findings: Findings) -> Section:
+    """Return the verdicts, and the noise that they are based on."""
+    names = short_names(dict.fromkeys(name for one in findings.comparisons for name in (one.first, one.second)))
     rows = tuple(
         (
             names[one.first], names[one.second], one.asked, one.rate, *one.runs, one.difference, one.smallest,
             one.verdict or "none", one.why,
         )
-        for one in found.comparisons
+        for one in findings.comparisons
     )  # fmt: skip
     table = Table(
         "comparisons",
-        "The second against the first, 95 % intervals; the smallest difference is what these runs could have shown.",
+        "The second against the first, with 95 % intervals; these runs could show no difference below the smallest.",
         (
             Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
-            Column("rate", "rate", shown=len(found.noises) > 1),
+            Column("rate", "rate", shown=len(findings.noises) > 1),
             Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"),
             Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"),
             Column("verdict", "verdict"), Column("why", "note"),
@@ -164,10 +164,10 @@ def comparisons(study: Study, found: Findings) -> Section:
         rows,
     )  # fmt: skip
     lines = []
-    if compared := _compared(study, found):
+    if compared := _compared(study, findings):
         lines.append(compared)
-    for noise in found.noises:
-        rate = _in(noise.rate, found.noises)
+    for noise in findings.noises:
+        rate = _in(noise.rate, findings.noises)
         if noise.floor is not None:
             floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
             lines.append(
@@ -177,8 +177,8 @@ def comparisons(study: Study, found: Findings) -> Section:
             drift = number(noise.drift, "change")
             lines.append(f"The first cell, run once more at the end, changed by {drift}{rate}.")
     if not rows and study.trains:
-        lines.append("Nothing is compared: it takes two sets of usable runs that differ in one thing.")
-    pictures = tuple(comparison_figure(found.comparisons, found.noises, names))
+        lines.append("Nothing is compared: no two sets of usable runs differ in exactly one thing.")
+    pictures = tuple(comparison_figure(findings.comparisons, findings.noises, names))
     return Section(
         "comparisons",
         "Which differences are real",

@@ -1,4 +1,4 @@
-"""The sections on what a number rests on: validity, the machine, the commands, and every cell."""
+"""Sections on what the numbers are based on: validity, environment, commands, and every cell."""
 
 import shlex
 from collections import Counter, defaultdict
@@ -23,8 +23,8 @@ from benchmarks.record import Record
 DIFFERENT = 4  # values of one variable that are named
 
 
-def validity(study: Study, found: Findings) -> Section:
-    """What was excluded and why, what is marked, and which checks could not run."""
+def validity(study: Study, findings: Findings) -> Section:
+    """Return what was excluded and why, what is marked, and which checks could not run."""
     verdicts = Counter(record.validity.verdict for record in study.records if record.state == "finished")
     states = Counter(record.state for record in study.records if record.state != "finished")
     said = [
@@ -41,7 +41,7 @@ def validity(study: Study, found: Findings) -> Section:
     if len(study.installations) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
-            f"The records are of {len(study.installations)} machines or installations, whose rates are not comparable: "
+            f"The records are of {len(study.installations)} machines or installations, and their rates are not comparable: "
             f"{single_line('; '.join(each), 900)}."
         )
     excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
@@ -83,8 +83,8 @@ def _reason(record: Record) -> str:
     return "; ".join(record.validity.codes.values())
 
 
-def environment(study: Study, found: Findings) -> Section:
-    """Hardware, versions, and the variables that were set."""
+def environment(study: Study, findings: Findings) -> Section:
+    """Return hardware, versions, and the variables that were set."""
     rows = []
     for label, group in (("", _facts), ("variable", _variables)):
         values: dict[str, Counter[str]] = defaultdict(Counter)
@@ -94,7 +94,7 @@ def environment(study: Study, found: Findings) -> Section:
         for name in values if group is _facts else sorted(values):
             rows.append((label or "machine", name, _distinct(values[name])))
     table = Table(
-        "environment", "What the records say of the machine and of the variables that the ranks had.",
+        "environment", "The machine, the versions and the environment variables of the ranks.",
         (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")), tuple(rows),
     )  # fmt: skip
     return Section("environment", "Environment", tables=(table,), place=100)
@@ -126,8 +126,8 @@ def _distinct(values: Counter[str]) -> str:
     return "; ".join(f"{value} ({count(cells, 'cell')})" for value, cells in values.items())
 
 
-def commands(study: Study, found: Findings) -> Section:
-    """What was typed, by sweep."""
+def commands(study: Study, findings: Findings) -> Section:
+    """Return the command of each sweep."""
     sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
     typed = Counter(sweeps.values())
     cells = Counter(sweeps[record.sweep_id] for record in study.records)
@@ -140,8 +140,8 @@ def commands(study: Study, found: Findings) -> Section:
     return Section("commands", "The exact commands", commands=tuple(shown), place=110)
 
 
-def cells(study: Study, found: Findings) -> Section:
-    """Every cell, whatever became of it."""
+def cells(study: Study, findings: Findings) -> Section:
+    """Return every cell, failed ones too."""
     rows: list[tuple[Value, ...]] = []
     baselines = Baselines(study)
     for record in study.records:
@@ -156,7 +156,7 @@ def cells(study: Study, found: Findings) -> Section:
             record.record_id,
         ))  # fmt: skip
     table = Table(
-        "cells", "Every cell in order of its start, as measured. Times and record ids are in cells.csv.",
+        "cells", "Every cell, in the order in which they started. Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),

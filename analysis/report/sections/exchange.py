@@ -13,7 +13,7 @@ from analysis.report.sections.microbenchmarks import NAMED, largest_cells, links
 from analysis.report.text import join_words, single_line
 
 
-def section(study: Study, found: Findings) -> Section:
+def section(study: Study, findings: Findings) -> Section:
     """Return the time of each strategy's exchange."""
     return links_alone(54, _sentences(*largest_cells(study, "exchange")))
 

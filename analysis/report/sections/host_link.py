@@ -23,7 +23,7 @@ OPERATIONS = {
 }
 
 
-def section(study: Study, found: Findings) -> Section:
+def section(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
     return links_alone(50, _sentences(*largest_cells(study, "host_link")), [_table(study)])
 

@@ -16,7 +16,7 @@ from analysis.report.text import single_line
 from benchmarks.record import Record
 
 
-def section(study: Study, found: Findings) -> Section:
+def section(study: Study, findings: Findings) -> Section:
     """Return the times of the solver, and its speed-up over one device."""
     return links_alone(53, _sentences(*largest_cells(study, "jacobi")), [_table(study)])
 

@@ -1,4 +1,4 @@
-"""The exchange beside the links that it had, and what a link is worth: figure and tables."""
+"""Bandwidth of the exchange by link, and what a link is worth: figure and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,20 +15,20 @@ from analysis.report.text import first_lines, sentence, single_line
 from analysis.topology.link_classes import best_first
 
 
-def wires(study: Study, found: Findings) -> Section | None:
-    """The exchange beside the links that it had, and what a link is worth."""
+def wires(study: Study, findings: Findings) -> Section | None:
+    """Return the bandwidth of each subset's exchange with its links, and what a link is worth."""
     if not study.trains:
         return None
-    names = short_names(dict.fromkeys(w.label for w in found.wires))
+    names = short_names(dict.fromkeys(w.label for w in findings.wires))
     rows = tuple(
         (
             names[w.label], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
             w.p2p_gb_per_s, w.efficiency, w.stands_out,
         )
-        for w in found.wires
+        for w in findings.wires
     )  # fmt: skip
     table = Table(
-        "wires", "Each subset's exchange (busbw) beside its worst link and the peer copy measured over it.",
+        "wires", "The exchange of each subset (busbw), its worst link, and the peer copy that was measured over this link.",
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
@@ -40,24 +40,29 @@ def wires(study: Study, found: Findings) -> Section | None:
     )  # fmt: skip
     one = unit_of(study).removesuffix("s")
     worth = Table(
-        "worth", f"What a link is worth: images per second and {one} lost with a class instead of the best one.",
+        "worth", f"What a link is worth: images per second that each {one} loses with a link class, against the best class.",
         (
             Column("cell", "cell"), Column("strategy", "strategy"), Column("link_class", "link class"),
             Column("lost", f"lost images/s per {one}", "number", True), Column("gradient_bytes", "gradient bytes", "count"),
             Column("batch_size", "batch", "count"),
         ),
-        tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in found.worth),
+        tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in findings.worth),
     )  # fmt: skip
-    lines = first_lines(sentence(w.stands_out) for w in found.wires if w.stands_out)
+    lines = first_lines(sentence(w.stands_out) for w in findings.wires if w.stands_out)
     if not rows:
         lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
     return Section(
-        "wires", "Bandwidth and links", tuple(lines), tuple(wire_figure(found.wires, names)), (table, worth), place=30
+        "wires",
+        "Bandwidth and links",
+        tuple(lines),
+        tuple(wire_figure(findings.wires, names)),
+        (table, worth),
+        place=30,
     )
 
 
 def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Iterator[Picture]:
-    """Bandwidth of the exchange by link class and strategy, beside what a peer copy measured."""
+    """Yield bandwidth of the exchange by link class and strategy, with that of a peer copy."""
     with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
     order = best_first(wire.link_class or ABSENT for wire in with_rate)
     groups: dict[tuple[int, str, str, str, tuple[tuple[str, str], ...]], list[SubsetLinks]] = {}
@@ -87,7 +92,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
     if len(transports) == 1 and any(transports):
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
-        caption += "; upright strokes: the measured peer copy over the worst link of the ring"
+        caption += "; vertical strokes: the measured peer copy over the worst link of the ring"
     yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")
 
 

@@ -1,9 +1,10 @@
-"""The machine and its links: its drawing, and heat maps of what pairs of GPUs reach."""
+"""The machine: a drawing of its links, and heat maps of the bandwidth and latency between pairs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.model import Findings
@@ -20,12 +21,19 @@ from benchmarks.record import Record
 
 LARGEST_MAP = 16
 MAPS = 8  # heat maps on the page
+MATRICES = {
+    "unidirectional": "Bandwidth one way",
+    "bidirectional": "Bandwidth both ways",
+    "latency_gpu": "Latency by the GPU's clock",
+    "latency_cpu": "Latency by the host's clock",
+}
+STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}  # where a record has no words of its own
 
 
 def heat_map(
     ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str, unit: str
 ) -> Picture:
-    """A square of numbers between devices: row sends to column. Dark is better; the number is in every field."""
+    """Return a matrix of numbers between devices as a figure: rows send to columns, and dark is better."""
     ids = ids[:LARGEST_MAP]
     pairs = {(a, b): value for a, row in zip(ids, cells, strict=False) for b, value in zip(ids, row, strict=False)}
     figure, axes = new_figure(min(WIDTH, 1.2 + 0.5 * len(ids)), min(WIDTH, 1.0 + 0.5 * len(ids)))
@@ -36,12 +44,12 @@ def heat_map(
     return rendered(figure, name, caption)
 
 
-def machine(study: Study, found: Findings) -> Section:
-    """The drawing of the machine, and the matrices between its GPUs."""
+def machine(study: Study, findings: Findings) -> Section:
+    """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
-    pictures = [*_drawings(study, lines), *_maps(study, found)]
+    pictures = [*_drawings(study, lines), *_maps(study, findings)]
     if not pictures:
-        lines.append("No record knows the machine's links, and no p2p matrix was measured (benchmark=p2p).")
+        lines.append("No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p).")
     return Section("links", "The machine and its links", tuple(lines), tuple(pictures), place=40)
 
 
@@ -69,37 +77,37 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             for file in files:
                 draw_topology(topology, file)
             svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
-        more = f", in {single_line(run_name(record))} ({len(texts)} tell different things)" if len(texts) > 1 else ""
+        more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
         yield Picture(
-            f"topology-{place}", f"The machine as {single_line(topology.source)} tells it{more}.", svg, pdf, card=True
+            f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True
         )
 
 
-def _maps(study: Study, found: Findings) -> Iterator[Picture]:
-    """Matrices of benchmark=p2p, newest of each name and way to copy; then the exchange of every pair where pairs were swept."""
-    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]]]] = {}
+def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
+    """Yield the newest matrix of each kind of benchmark=p2p, then the exchange of every pair if pairs were swept."""
+    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]], str]] = {}
     for record in study.usable:
         tables = mapping(record.tables)
         p2p = mapping(tables.get("p2p"))
         for name, rows in mapping(p2p.get("matrices")).items():
             if (cells := _square(rows)) is not None:
                 ids = list(record.cell.gpus) if len(record.cell.gpus) == len(cells) else list(range(len(cells)))
-                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells
+                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells, _matrix(str(name), mapping(p2p.get("words")))
     pairs: dict[frozenset[tuple[str, str]], dict[tuple[int, ...], float]] = defaultdict(dict)
     names: dict[frozenset[tuple[str, str]], str] = {}
-    for links in found.wires:
+    for links in findings.wires:
         if len(links.gpus) == 2 and links.exchange_gb_per_s is not None:
             cell = frozenset(links.key.items())
             pairs[cell][links.gpus] = links.exchange_gb_per_s
             names[cell] = links.label
     drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
-    # What the host takes to enqueue a copy comes last, before it what a kernel copied.
-    for (name, kernel), (ids, cells) in sorted(
+    # Matrices of the host's clock come last, and before them those of copies by a kernel.
+    for (name, kernel), (ids, cells, what) in sorted(
         matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
     ):
         unit = "µs" if "latency" in name else "GB/s"
         copied = ", copied by a kernel" if kernel else ""
-        words = f"{single_line(name.replace('_', ' '))}{copied}, {unit}, row to column; dark is better (benchmark=p2p)."
+        words = f"{what}{copied}, {unit}, from row to column; dark is better (benchmark=p2p)."
         drawn.append((ids, cells, words, unit))
     for cell, rates in pairs.items():
         if len(rates) > 2:
@@ -110,8 +118,17 @@ def _maps(study: Study, found: Findings) -> Iterator[Picture]:
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
 
 
+def _matrix(name: str, states: Mapping[str, Any]) -> str:
+    """Return `Bandwidth one way, peer access` for `unidirectional_enabled`, with the record's words for a state."""
+    for start, words in MATRICES.items():
+        state, _, reads = name.removeprefix(f"{start}_").partition("_")
+        if name.startswith(start) and state in STATES and reads in ("", "reads"):
+            return single_line(f"{words}, {states.get(state, STATES[state])}" + (", reads" if reads else ""))
+    return single_line(name.replace("_", " "))
+
+
 def _square(rows: object) -> list[list[float | None]] | None:
-    """A matrix of numbers as it should be; None for anything else."""
+    """Return a square matrix of numbers; None for anything else."""
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
         return None
     return [[finite(value) for value in row] for row in rows]

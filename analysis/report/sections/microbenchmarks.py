@@ -12,6 +12,7 @@ from analysis.report.text import join_words, single_line
 from benchmarks.record import Record
 
 NAMED = 4  # cells of one sentence
+DEFAULTS = "defaults"  # name of a cell in which no setting differs from the defaults
 
 
 def links_alone(
@@ -47,4 +48,4 @@ def ranking(what: str, rows: Sequence[tuple[float, Group, str]]) -> Iterator[str
 
 def own_name(short: str, record: Record) -> str:
     """Return the short name of a cell, or words for a cell in which nothing differs from the defaults."""
-    return single_line("as it is" if short == record.name else short, 80)
+    return single_line(DEFAULTS if short == record.name else short, 80)

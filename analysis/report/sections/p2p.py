@@ -20,7 +20,7 @@ from analysis.report.text import single_line
 PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_to_one": "all to one"}
 
 
-def section(study: Study, found: Findings) -> Section:
+def section(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other."""
     groups, devices = largest_cells(study, "p2p")
     sentences = [*_pairs(groups[0], devices), *_at_once(groups[0])] if groups else []
@@ -38,7 +38,7 @@ def _pairs(group: Group, devices: str) -> Iterator[str]:
         latencies = (median_and_range(group, f"p2p/latency_{clock}_{state}_us") for clock in ("gpu", "cpu"))
         small = next(filter(None, latencies), "")
         if values:
-            values += [f"{small} µs for a small one"] if small else []
+            values += [f"{small} µs for a small copy"] if small else []
             parts.append(f"{single_line(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
@@ -47,7 +47,7 @@ def _pairs(group: Group, devices: str) -> Iterator[str]:
 def _at_once(group: Group) -> Iterator[str]:
     """Yield the sums of copies at the same time, and the smallest share that one keeps of its rate alone."""
     kept = [
-        f"{what} {total} GB/s in all, of which the worst-off keeps {share} of its rate alone"
+        f"{what} {total} GB/s in all, and the copy that loses most keeps {share} of its rate alone"
         for pattern, what in PATTERNS.items()
         if (total := median_and_range(group, f"p2p/{pattern}_gb_per_s"))
         and (share := median_and_range(group, f"p2p/{pattern}_share"))
@@ -73,7 +73,7 @@ def _table(study: Study) -> Table:
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(
-        "contention", "Copies at the same time: GB/s of all, and what the worst-off copy keeps of its rate alone.",
+        "contention", "Copies at the same time: GB/s of all, and what the copy that loses most keeps of its rate alone.",
         (
             Column("gpus", unit_of(study)), Column("pattern", "pattern"),
             Column("number", f"round or {unit_of(study).removesuffix('s')}", "count"),

@@ -1,4 +1,4 @@
-"""Figures of scaling: images per second and efficiency against the number of GPUs, with intervals and the ideal."""
+"""Scaling: images per second and efficiency against the number of GPUs, as figures and tables; laws fitted to the curves."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,20 @@ from analysis.findings.study import Study
 from analysis.report.names import BETWEEN, short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.style import INK, MARKERS, MUTED, PAPER, Picture, colours, new_figure, rendered, spread, window
+from analysis.report.style import (
+    INK,
+    LABEL_PLACE,
+    LABEL_STEP,
+    MARKERS,
+    MUTED,
+    PAPER,
+    Picture,
+    colours,
+    new_figure,
+    rendered,
+    spread,
+    window,
+)
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, first_lines, sentence, single_line
 
@@ -24,11 +37,11 @@ ASIDE = 5.0  # points between the intervals of curves that would cover each othe
 MOST_ASIDE = 12.0  # between the outermost of them
 
 
-def scaling(study: Study, found: Findings) -> Section | None:
-    """Curves, their points, the fits, and what was not compared."""
+def scaling(study: Study, findings: Findings) -> Section | None:
+    """Return curves, their points, the fits, and why some points have no efficiency."""
     if not study.trains:
         return None
-    curves, one = found.scaling.curves, unit_of(study).removesuffix("s")
+    curves, one = findings.scaling.curves, unit_of(study).removesuffix("s")
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     rows = tuple(
         (
@@ -38,7 +51,7 @@ def scaling(study: Study, found: Findings) -> Section | None:
         for curve in curves for p in curve.points
     )  # fmt: skip
     table = Table(
-        "points", "Every subset, with 95 % intervals; efficiency and speed-up are over the slowest member alone.",
+        "points", "Every subset, with 95 % intervals; efficiency and speed-up are against the slowest member alone.",
         (
             Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
             Column("world_size", "n", "count"),
@@ -50,7 +63,7 @@ def scaling(study: Study, found: Findings) -> Section | None:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = first_lines([sentence(text) for text in found.scaling.refusals])
+    lines = first_lines([sentence(text) for text in findings.scaling.refusals])
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
     pictures = tuple(scaling_figures(study, curves))
@@ -63,7 +76,7 @@ def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
 
     laws = {"amdahl": "Amdahl", "usl": "universal scalability law"}
     return Table(
-        "fits", "Laws fitted to the curves that have points enough; no point is missed by more than the error.",
+        "fits", "Laws fitted to curves with enough points; the error is that of the point farthest from the law.",
         (Column("curve", "curve"), Column("law", "law"), Column("parameters", "shares"), Column("error", "error", "share")),
         tuple(
             (names[curve.label], laws.get(fit.law, fit.law), shares(fit.parameters), fit.error)
@@ -73,7 +86,7 @@ def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
 
 
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
-    """Rates, then efficiencies, for each model and kind of scaling that has curves of two sizes or more."""
+    """Yield rates, then efficiencies, for each model and kind of scaling with curves of two or more sizes."""
     panels = _panels(study, curves)
     left = len(panels) - PANELS
     for place, ((model, kind), members) in enumerate(list(panels.items())[:PANELS], 1):
@@ -102,12 +115,12 @@ def _panels(study: Study, curves: Sequence[Curve]) -> dict[tuple[str, str], list
 
 
 def _of(study: Study, curve: Curve, group: str) -> str:
-    """The name of the model or strategy of a curve's cells."""
+    """Return the name of the model or strategy of a curve's cells."""
     return next((named(record, group) for point in curve.points for record in study.records_of(point)), "unknown")
 
 
 def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
-    """Those with most points, and with fewest settings beside the defaults; in the order in which they were."""
+    """Return the curves with most points and fewest settings, in their order."""
 
     def key(place: int) -> tuple[int, int, int]:
         return -len(curves[place].points), curves[place].settings, place
@@ -121,7 +134,7 @@ def _efficiencies(curve: Curve) -> list[Point]:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Through the median of each size."""
+    """Return the sizes, and the median at each size."""
     by_size: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         by_size[size].append(value)
@@ -129,7 +142,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
 
 
 def _looks(study: Study, curves: Sequence[Curve]) -> list[tuple[str, str]]:
-    """(colour, marker) of each curve: the colour of its strategy; curves of one strategy differ in the marker."""
+    """Return (colour, marker) of each curve: a strategy has one colour, and its curves differ in the marker."""
     strategies = [_of(study, curve, "strategy") for curve in curves]
     palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
     seen: dict[str, int] = defaultdict(int)
@@ -156,7 +169,7 @@ def _rates(study: Study, curves: Sequence[Curve], name: str, caption: str) -> Pi
 
 
 def _ideal(axes: Any, curve: Curve) -> None:
-    """From one GPU on: N × the slowest member alone."""
+    """Draw N × the slowest member alone, from one GPU on."""
     alone = {point.world_size: point.baseline.value for point in curve.points if point.baseline is not None}
     if alone:
         sizes = sorted({1, *alone})
@@ -192,9 +205,9 @@ def _shares(study: Study, curves: Sequence[Curve], name: str, caption: str) -> P
 def _draw(
     axes: Any, points: Sequence[tuple[Point, Estimate]], colour: str, marker: str, aside: float = 0.0
 ) -> tuple[float, float, str]:
-    """Every subset, and a line through the medians of the sizes; where its label belongs: (x, y, colour).
+    """Draw every subset and a line through the medians of the sizes; return (x, y, colour) of the curve's end.
 
-    `aside` is how many points of the drawing all of it is moved to the right.
+    The curve is moved to the right by `aside` points, so that intervals of several curves do not cover each other.
     """
     from matplotlib.transforms import offset_copy
 
@@ -216,7 +229,7 @@ def _draw(
 def _finish(
     axes: Any, sizes: Sequence[int], curves: Sequence[Curve], ends: Sequence[tuple[float, float, str]], study: Study
 ) -> None:
-    """The axis of sizes, and a label at the end of each curve."""
+    """Draw the axis of sizes, and a label at the end of each curve."""
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
@@ -229,12 +242,12 @@ def _finish(
     axes.set_xlabel(unit_of(study))
     axes.grid(axis="x", visible=False)
     low, high = axes.get_ylim()
-    places = spread([y for _, y, _ in ends], 0.062 * (high - low)) if ends else []
+    places = spread([y for _, y, _ in ends], LABEL_STEP * (high - low)) if ends else []
     words = short_names(single_line(curve.label) for curve in curves)
     for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
         text = _short(words[single_line(curve.label)]) if len(curves) > 1 else ""
         axes.annotate(
-            text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(1.03, (place - low) / (high - low)),
+            text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(LABEL_PLACE, (place - low) / (high - low)),
             textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
         )  # fmt: skip
     axes.tick_params(length=0)
@@ -244,7 +257,7 @@ def _finish(
 
 
 def _short(label: str) -> str:
-    """The end of a long label: its last parts are what tells it from others of its colour."""
+    """Return the end of a long label: curves of one colour differ in its last parts."""
     parts = label.split(BETWEEN)
     while len(parts) > 1 and len(BETWEEN.join(parts)) > LABEL_LENGTH:
         parts[:2] = [f"… {parts[1]}"]

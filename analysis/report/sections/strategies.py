@@ -23,11 +23,11 @@ STRATEGY_FIGURES = 2
 WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 
 
-def strategies(study: Study, found: Findings) -> Section | None:
-    """Every set of equal cells with its exchange: what it takes, what the machine allows, what of it is exposed."""
+def strategies(study: Study, findings: Findings) -> Section | None:
+    """Return every set of equal cells: its rate, its exchange against what the machine allows, and the exposed part."""
     if not study.trains:
         return None
-    curves = {one: (curve, p) for curve in found.scaling.curves for p in curve.points for one in p.record_ids}
+    curves = {one: (curve, p) for curve in findings.scaling.curves for p in curve.points for one in p.record_ids}
     cells = [runs for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]
     cells.sort(key=lambda runs: (-runs.world_size, -(middle(runs.records, RATE) or 0.0)))
     groups = [runs.records for runs in cells]
@@ -64,14 +64,12 @@ def strategies(study: Study, found: Findings) -> Section | None:
 
 
 def _without_effect(study: Study) -> tuple[str, ...]:
-    """The settings that changed nothing, as NCCL's log shows, and in how many cells."""
+    """Return the settings that had no effect by NCCL's log, and in how many cells."""
     told = Counter(
         str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
     )
     return tuple(
-        first_lines(
-            f"Changed nothing: {single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()
-        )
+        first_lines(f"No effect: {single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items())
     )
 
 
@@ -113,7 +111,7 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
 
 
 def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
-    """Images per second of (label, strategy, rate) rows, best first."""
+    """Return images per second of (label, strategy, rate) rows as a figure, best first."""
     palette = colours(strategy for _, strategy, _ in rows)
     shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
     figure, axes = rows_figure(len(shown))

@@ -24,26 +24,24 @@ SVG = "http://www.w3.org/2000/svg"
 SIZE = re.compile(r"0 0 ([0-9.]+) ([0-9.]+)")
 
 
-def traces(study: Study, found: Findings) -> Section | None:
-    """The timeline of the cell that the finding is about, else of the first traced one; nothing without a trace."""
+def traces(study: Study, findings: Findings) -> Section | None:
+    """Return the timeline of the cell that the finding is about, else of the first traced cell."""
     if not study.trains:
         return None
-    headline = main_point(study, found)
+    headline = main_point(study, findings)
     wanted = headline[1].record_ids if headline else ()
     traced = sorted(_timelines(study), key=lambda pair: pair[0].record_id not in wanted)
     for record, path in traced:
         svg = _drawing(path)
         if svg is not None:
-            caption = (
-                f"One step of {single_line(run_name(record))}, recorded in a pass of its own, which supplied no rate."
-            )
+            caption = f"One step of {single_line(run_name(record))}, recorded in a separate pass that gives no rate."
             picture = Picture(NAME, caption, svg, b"", card=True, wide=True)
             return Section("traces", "One step, traced", pictures=(picture,), place=70)
     return None
 
 
 def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
-    """Usable records with a timeline beside them, in order of their start."""
+    """Yield usable records that have a timeline, in order of their start, with its path."""
     beside: dict[str, Path] = {}
     for path in record_paths(study.folder) if study.folder else ():
         timeline = CellFolder(path.parent).profile.timeline
@@ -51,7 +49,7 @@ def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
             if timeline.exists():
                 beside.setdefault(read(path).record_id, timeline)
         except RecordError:
-            continue  # open_study has told of it
+            continue  # open_study lists it
     for record in study.usable:
         if record.record_id in beside:
             yield record, beside[record.record_id]

@@ -22,13 +22,13 @@ LOSS = COLOURS["vermillion"][0]
 GAIN = COLOURS["green"][0]
 
 
-def waterfall(study: Study, found: Findings) -> Section | None:
-    """Where the rate goes, part by part, down to the residual."""
+def waterfall(study: Study, findings: Findings) -> Section | None:
+    """Return where the rate goes, part by part, down to the residual."""
     if not study.trains:
         return None
-    names = short_names(dict.fromkeys(one.label for one in found.waterfalls))
+    names = short_names(dict.fromkeys(one.label for one in findings.waterfalls))
     rows: list[tuple[Any, ...]] = []
-    for one in found.waterfalls:
+    for one in findings.waterfalls:
         for row in waterfall_rows(one):
             value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
@@ -53,13 +53,13 @@ def waterfall(study: Study, found: Findings) -> Section | None:
     lines = []
     if not rows:
         rates = middle(study.usable, RATE) is not None or not study.usable
-        adds = "it takes the control cells that waterfall=true adds to a sweep"
-        lines.append(f"Not told: {adds if rates else 'no usable cell measured images per second'}.")
+        controls = "control cells are missing (add waterfall=true)"
+        lines.append(f"Not known: {controls if rates else 'no usable cell measured images per second'}.")
     return Section(
         "waterfall",
         "Where the rate goes",
         tuple(lines),
-        tuple(waterfall_figures(found.waterfalls, names, unit_of(study))),
+        tuple(waterfall_figures(findings.waterfalls, names, unit_of(study))),
         (table,),
         place=20,
     )
@@ -81,7 +81,7 @@ class Level:
 
 
 def waterfall_rows(one: Waterfall) -> list[Level | WaterfallPart]:
-    """From the top down: all members alone where the spread is known, the ideal, what is taken off it, the measured rate."""
+    """Return the rows from the top: all members alone if the spread is known, the ideal, what is lost, the measured rate."""
     above = [part for part in one.parts if part.above_ideal]
     spread = sum(part.lost.value for part in above if part.lost is not None)
     known = any(part.lost is not None for part in above)
@@ -98,7 +98,7 @@ def waterfall_rows(one: Waterfall) -> list[Level | WaterfallPart]:
 
 
 def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str) -> Iterator[Picture]:
-    """From the ideal rate down to the measured one, a bar for each part that a cell tells."""
+    """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
@@ -130,7 +130,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
 
 
 def _window(one: Waterfall, rows: Sequence[Level | WaterfallPart]) -> tuple[float, float]:
-    """Every level and every end of a bar, and intervals that do not dwarf them."""
+    """Return the limits of the axis: they show every level and every bar; see `within`."""
     at, values, ends = one.ideal.value, [one.ideal.value], [one.ideal.low, one.ideal.high]
     for row in rows:
         if isinstance(row, Level):
@@ -144,10 +144,10 @@ def _window(one: Waterfall, rows: Sequence[Level | WaterfallPart]) -> tuple[floa
 
 
 def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> float:
-    """One part as a bar from where the last one ended; returns where it ends."""
+    """Draw one part as a bar from the end of the one before, and return its own end."""
     axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
     if part.lost is None:
-        text_right_of(axes, at, y, "not told")
+        text_right_of(axes, at, y, "not known")
         return at
     lost = part.lost.value
     colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
@@ -162,7 +162,7 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
 
 
 def _loss(lost: float, ideal: float) -> str:
-    """`−88 (0.5 %)`: what is taken off; the share is of the ideal rate."""
+    """Return a loss and its share of the ideal rate: `−88 (0.5 %)`."""
     share = f" ({number(abs(lost) / ideal, 'share')})" if ideal else ""
     sign = "−" if lost > 0 else "+" if lost < 0 else ""
     return f"{sign}{number(abs(lost), 'rate')}{share}"
