@@ -10,7 +10,8 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
-                   cannot say, `refuse(cell, memory_bytes)`, `derive(lines_by_rank, cell)` (benchmarks/derived.py), `section`
+                   cannot say, `refuse(cell, memory_bytes)`, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and
+                   `section(study, findings)`, which returns a Section of the report (analysis/report/section.py)
     compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name for people), `may_differ`
                    (options that leave the work as it is), `work` (fields of the cell that change it)
 
