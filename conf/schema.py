@@ -74,7 +74,7 @@ class Engine:
 
 
 @dataclass
-class Validity:
+class ValidityLimits:
     """Limits of the validity checks."""
 
     noise_limit: float = option(
@@ -99,7 +99,7 @@ class Config:
     profiler: Any = MISSING
     tracking: Tracking = field(default_factory=Tracking)
     engine: Engine = field(default_factory=Engine)
-    validity: Validity = field(default_factory=Validity)
+    validity: ValidityLimits = field(default_factory=ValidityLimits)
 
     gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
     topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")

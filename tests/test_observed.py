@@ -8,7 +8,7 @@ from cells import make_cell
 from analysis.validity.checks import judge
 from analysis.validity.effective import observe
 from benchmarks.record import CellFolder, Record
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data"
 LINKS = {"0-3": "NV18", "0-1": "NV18"}
@@ -43,7 +43,7 @@ def test_transport_and_link_class_are_joined(tmp_path):
     assert effective["transport"] == "SHM/direct/direct, NV18 unused"
     assert effective["link_class"] == "NV18"
     assert effective["nccl"]["settings"]["NCCL_P2P_LEVEL"] == "LOC"
-    verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
+    verdict = judge(dataclasses.replace(asked, effective=effective), ValidityLimits())
     assert verdict.verdict == "valid", verdict
 
 
@@ -55,7 +55,7 @@ def test_a_setting_that_nccl_did_not_take_is_invalid(tmp_path):
         [],
         lambda _: CellFolder(tmp_path),
     )
-    verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
+    verdict = judge(dataclasses.replace(asked, effective=effective), ValidityLimits())
     assert verdict.verdict == "invalid" and "setting_ignored" in verdict.codes
 
 
@@ -66,11 +66,13 @@ def test_a_setting_that_changed_nothing_is_a_finding(tmp_path):
     )
     same = folder(tmp_path / "plain", LOC, "NCCL_P2P_LEVEL set by environment to LOC", "nothing")
     effective = observe(asked, cell, [plain], lambda _: same)
-    verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
+    verdict = judge(dataclasses.replace(asked, effective=effective), ValidityLimits())
     assert "setting_no_effect" in verdict.codes
     assert (
         "setting_no_effect"
-        not in judge(dataclasses.replace(asked, effective=observe(asked, cell, [], lambda _: same)), Limits()).codes
+        not in judge(
+            dataclasses.replace(asked, effective=observe(asked, cell, [], lambda _: same)), ValidityLimits()
+        ).codes
     )
 
 
@@ -78,6 +80,6 @@ def test_cpu_workers_have_no_transport(tmp_path):
     asked = record(NCCL_P2P_LEVEL="LOC")
     asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, device="cpu"))
     effective = observe(asked, CellFolder(tmp_path), [], lambda _: CellFolder(tmp_path))
-    verdict = judge(dataclasses.replace(asked, effective=effective), Limits())
+    verdict = judge(dataclasses.replace(asked, effective=effective), ValidityLimits())
     assert "transport" not in effective and not verdict.codes
     assert "not applicable" in verdict.unchecked["setting_ignored"]

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,15 @@ def test_files_are_neither_long_nor_tiny():
 def test_a_folder_holds_few_files():
     count = collections.Counter(str(path.parent.relative_to(ROOT)) for path in MODULES)
     assert not {folder: files for folder, files in count.items() if files > MOST_FILES}
+
+
+def test_a_class_name_has_one_meaning():
+    places = defaultdict(list)
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_the_record_needs_only_the_standard_library():

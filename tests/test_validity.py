@@ -17,12 +17,12 @@ from analysis.findings.study import Study
 from analysis.validity.checks import CHECKS, CODES, SETTINGS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Record, Validity
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 REAL = [record for study in sorted(DATA.iterdir()) if study.is_dir() for record in records.read_study(study)[0]]
 PAIR = next(r for r in REAL if r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks)
-LIMITS = Limits()
+LIMITS = ValidityLimits()
 
 
 def changed(change, record=PAIR):

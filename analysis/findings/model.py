@@ -22,7 +22,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ScalingLaw:
     """A law fitted to the points of a curve."""
 
     law: str  # amdahl or usl
@@ -60,7 +60,7 @@ class Curve:
     label: str
     kind: str  # weak (images per GPU unchanged) or strong (images per step unchanged)
     points: tuple[Point, ...]  # by number of GPUs, then as listed
-    fits: tuple[Fit, ...] = ()
+    fits: tuple[ScalingLaw, ...] = ()
     settings: int = 0  # number of options that tell it from the other curves
     details: tuple[str, ...] = ()  # parts of the label besides model, strategy and benchmark
 

@@ -12,7 +12,7 @@ from analysis.findings import labels
 from analysis.findings.baselines import Baselines, efficiency, follows_from_gpus, is_irrelevant_alone
 from analysis.findings.estimates import estimate, exponential, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
-from analysis.findings.model import Curve, Estimate, Fit, Point, Scaling
+from analysis.findings.model import Curve, Estimate, Point, Scaling, ScalingLaw
 from analysis.findings.provenance import PROVENANCE
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -83,7 +83,7 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
     )
 
 
-def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
+def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """Return Amdahl's law and the universal scalability law (Gunther 1993), each where it has enough points (FEWEST).
 
     N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N − 1). The fit is least
@@ -100,7 +100,7 @@ def fits(points: Sequence[Point]) -> tuple[Fit, ...]:
         parameters, _ = nnls(terms, size / speedup - 1)
         predicted = size / (1 + terms @ parameters)
         error = float(np.max(np.abs(predicted / speedup - 1)))
-        fitted.append(Fit(law, dict(zip(names, map(float, parameters), strict=True)), error))
+        fitted.append(ScalingLaw(law, dict(zip(names, map(float, parameters), strict=True)), error))
     return tuple(fitted)
 
 

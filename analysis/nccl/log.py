@@ -21,7 +21,7 @@ from analysis.nccl.facts import (
 )
 from analysis.nccl.lines import LogEvents, read_events
 from analysis.nccl.messages import NEWEST
-from analysis.nccl.model import Choice, Communicator, NcclLog, version_numbers
+from analysis.nccl.model import AlgorithmChoice, Communicator, NcclLog, version_numbers
 from conf.nccl_vocabulary import ALGORITHMS, PROTOCOLS
 
 # Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
@@ -189,7 +189,7 @@ def _env_logged(events: list[Event], version: tuple[int, ...] | None) -> bool:
     return False
 
 
-def _choices(events: list[Event]) -> tuple[Choice, ...]:
+def _choices(events: list[Event]) -> tuple[AlgorithmChoice, ...]:
     """Count equal TUNING lines. Names are those of NCCL_ALGO and NCCL_PROTO, for numbers (2.20 to 2.23) too."""
     counted = Counter(
         (
@@ -203,7 +203,7 @@ def _choices(events: list[Event]) -> tuple[Choice, ...]:
         if isinstance(event, Tuning)
     )
     ordered = sorted(counted.items(), key=lambda item: (item[0][0] or "", item[0][1], item[0][2:4], item[0][4] or 0))
-    return tuple(Choice(*key, calls=calls) for key, calls in ordered)
+    return tuple(AlgorithmChoice(*key, calls=calls) for key, calls in ordered)
 
 
 def _name(word: str, names: tuple[str, ...]) -> str:

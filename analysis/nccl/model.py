@@ -18,7 +18,7 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """NCCL's choice for a collective of one size, from its TUNING lines; `calls` counts equal lines.
 
     `size` is in bytes. `channels` is None to 2.23, which print a predicted time instead. `function` is None to 2.22.
@@ -62,7 +62,7 @@ class NcclLog:
     announced_by: Mapping[str, int]
     processes: int
     env_logged: bool
-    algorithms: tuple[Choice, ...]
+    algorithms: tuple[AlgorithmChoice, ...]
     multicast: bool | None
     network: str | None
     warnings: tuple[str, ...]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.record import Record
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Check:
     code: str
     severity: str  # invalid, suspect, or finding (numbers stay valid)
     sentence: str  # with {} for the detail
-    judge: Callable[[Record, Limits], CheckResult | None]
+    judge: Callable[[Record, ValidityLimits], CheckResult | None]
 
 
 def unchecked(why: str) -> CheckResult:

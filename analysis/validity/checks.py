@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from analysis.validity import conditions, results
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 CHECKS = (
     Check("missing_rank", "invalid", "rank {} wrote no complete samples", results.missing_rank),
@@ -97,7 +97,7 @@ SETTINGS = {
 CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS
 
 
-def judge(record: Record, limits: Limits) -> Validity:
+def judge(record: Record, limits: ValidityLimits) -> Validity:
     """Run every check on one record. A cell that is not finished is invalid and has no numbers to judge."""
     if record.state != "finished":
         return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS})
@@ -130,6 +130,6 @@ def _worse(verdict: str, severity: str) -> str:
     )
 
 
-def judged(record: Record, limits: Limits) -> Record:
+def judged(record: Record, limits: ValidityLimits) -> Record:
     """Return the record with its validity."""
     return dataclasses.replace(record, validity=judge(record, limits))

@@ -7,14 +7,14 @@ import math
 
 from analysis.validity.check import CheckResult, unchecked
 from benchmarks.record import Record
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 # Above this efficiency the baseline is too slow: chosen badly, disturbed, or of another kind.
 MOST_EFFICIENCY = 1.02
 MOST_OF_LIMIT = 1.05  # an exchange may find data in a cache where the probe of its limit does not
 
 
-def clocks_disagree(record: Record, limits: Limits) -> CheckResult | None:
+def clocks_disagree(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the GPU's clock and the host's clock measure a window differently."""
     value = record.checks.get("clock_disagreement")
     if value is None:
@@ -26,7 +26,7 @@ def clocks_disagree(record: Record, limits: Limits) -> CheckResult | None:
     )
 
 
-def noisy(record: Record, limits: Limits) -> CheckResult | None:
+def noisy(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the confidence interval of the rate is too wide."""
     value = record.checks.get("half_width")
     if value is None or not math.isfinite(float(value)):
@@ -36,7 +36,7 @@ def noisy(record: Record, limits: Limits) -> CheckResult | None:
     )
 
 
-def cpu_bound(record: Record, limits: Limits) -> CheckResult | None:
+def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the GPU waits for the CPU to launch work."""
     share = record.metrics.get("gpu/idle_share")
     if share is None:
@@ -44,7 +44,7 @@ def cpu_bound(record: Record, limits: Limits) -> CheckResult | None:
     return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}") if share > limits.idle_limit else None
 
 
-def foreign_load(record: Record, limits: Limits) -> CheckResult | None:
+def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether other processes used the GPUs."""
     samples = record.checks.get("gpu_samples")
     if samples is None:
@@ -61,7 +61,7 @@ def foreign_load(record: Record, limits: Limits) -> CheckResult | None:
     return None
 
 
-def throttled(record: Record, _: Limits) -> CheckResult | None:
+def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a GPU lowered its clocks in the timed window."""
     samples = record.checks.get("gpu_samples")
     if samples is None or not samples["samples"]:
@@ -71,7 +71,7 @@ def throttled(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(", ".join(samples["throttle_reasons"])) if samples["throttle_reasons"] else None
 
 
-def too_few_iterations(record: Record, _: Limits) -> CheckResult | None:
+def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether fewer iterations were measured than requested."""
     done, wanted = record.checks.get("iterations"), record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
@@ -79,7 +79,7 @@ def too_few_iterations(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
 
 
-def efficiency_above_one(record: Record, _: Limits) -> CheckResult | None:
+def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the efficiency is too high for a fair baseline."""
     share = record.metrics.get("scaling/efficiency")
     if len(record.cell.gpus) == 1:
@@ -92,7 +92,7 @@ def efficiency_above_one(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(f"{share:.1%}") if least > MOST_EFFICIENCY else None
 
 
-def limit_exceeded(record: Record, _: Limits) -> CheckResult | None:
+def limit_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange was faster than its limit."""
     share = record.metrics.get("comm/ideal_ratio")
     return (
@@ -102,7 +102,7 @@ def limit_exceeded(record: Record, _: Limits) -> CheckResult | None:
     )
 
 
-def warmup_not_flat(record: Record, _: Limits) -> CheckResult | None:
+def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the step time was still falling at the end of the warm-up."""
     if "warmup_flat" not in record.checks:
         return unchecked("no warm-up was measured")

@@ -7,17 +7,17 @@ import math
 
 from analysis.validity.check import CheckResult, unchecked
 from benchmarks.record import Record
-from conf.schema import Validity as Limits
+from conf.schema import ValidityLimits
 
 
-def missing_rank(record: Record, _: Limits) -> CheckResult | None:
+def missing_rank(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks that did not finish."""
     expected = set(range(len(record.cell.gpus)))
     missing = expected - {rank["rank"] for rank in record.ranks if rank.get("done")}
     return CheckResult(", ".join(map(str, sorted(missing)))) if missing else None
 
 
-def wrong_gpu(record: Record, _: Limits) -> CheckResult | None:
+def wrong_gpu(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks that ran on another GPU than planned."""
     planned = record.environment.get("planned_uuids")
     if not planned:
@@ -31,14 +31,14 @@ def wrong_gpu(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult("; ".join(wrong)) if wrong else None
 
 
-def replicas_differ(record: Record, _: Limits) -> CheckResult | None:
+def replicas_differ(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the ranks ended with different weights."""
     if "replicas_equal" not in record.checks:
         return unchecked(_why_not_compared(record))
     return None if record.checks["replicas_equal"] else CheckResult("")
 
 
-def gradient_not_mean(record: Record, _: Limits) -> CheckResult | None:
+def gradient_not_mean(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchanged gradient differs from the mean of the local gradients."""
     facts = record.checks
     if "gradient_error" not in facts:
@@ -61,7 +61,7 @@ def _why_not_compared(record: Record) -> str:
     )
 
 
-def exchange_wrong(record: Record, _: Limits) -> CheckResult | None:
+def exchange_wrong(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange of known gradients differs from their mean."""
     error, tolerance = (record.checks.get(f"exchange_{name}") for name in ("error", "tolerance"))
     if error is None or tolerance is None:
@@ -72,7 +72,7 @@ def exchange_wrong(record: Record, _: Limits) -> CheckResult | None:
     )  # also NaN
 
 
-def copy_wrong(record: Record, _: Limits) -> CheckResult | None:
+def copy_wrong(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find copies of benchmark=p2p with wrong elements."""
     if not record.checks.get("copies_compared"):
         return unchecked("no copy was compared") if record.cell.benchmark["name"] == "p2p" else None
@@ -83,7 +83,7 @@ def copy_wrong(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(", ".join([*first, "…"] if len(wrong) > 3 else first))
 
 
-def entry_not_positive(record: Record, _: Limits) -> CheckResult | None:
+def entry_not_positive(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find matrices of benchmark=p2p with an entry that is not a positive number."""
     matrices = record.tables.get("p2p", {}).get("matrices")
     if not matrices:
@@ -94,7 +94,7 @@ def entry_not_positive(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(", ".join(bad)) if bad else None
 
 
-def wrong_elements(record: Record, _: Limits) -> CheckResult | None:
+def wrong_elements(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a collective's result has wrong elements."""
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
@@ -102,7 +102,7 @@ def wrong_elements(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes") if count else None
 
 
-def solution_differs(record: Record, _: Limits) -> CheckResult | None:
+def solution_differs(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the solution of benchmark=jacobi differs from that of one GPU."""
     difference, tolerance = (record.checks.get(f"solution_{name}") for name in ("difference", "tolerance"))
     if difference is None or difference <= tolerance:
@@ -110,7 +110,7 @@ def solution_differs(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(f"by up to {difference:.2g}, allowed {tolerance:.2g}")  # also NaN
 
 
-def loss_not_finite(record: Record, _: Limits) -> CheckResult | None:
+def loss_not_finite(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks whose loss is infinite or NaN."""
     losses = record.checks.get("losses")
     if not losses:
@@ -119,7 +119,7 @@ def loss_not_finite(record: Record, _: Limits) -> CheckResult | None:
     return CheckResult(", ".join(bad)) if bad else None
 
 
-def images_miscounted(record: Record, _: Limits) -> CheckResult | None:
+def images_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the ranks counted another number of images than their steps hold."""
     counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
     if counted is None or steps is None:

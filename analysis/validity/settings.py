@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.nccl.announcements import VISIBLE
-from analysis.nccl.model import Choice, NcclLog
+from analysis.nccl.model import AlgorithmChoice, NcclLog
 from analysis.validity.announced import announced
 from analysis.validity.connections import connections
 from analysis.validity.effect import no_effect
@@ -88,7 +88,7 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         yield SettingResult("algorithm_unexpected", f"{what}, but {list_some(wrong)}", "invalid", name)
 
 
-def _choices_of(one: Choice, may: Mapping[str, set[str]], name: str) -> set[str] | None:
+def _choices_of(one: AlgorithmChoice, may: Mapping[str, set[str]], name: str) -> set[str] | None:
     """Return what a setting leaves to a collective; None where it says nothing about it."""
     if one.function is None:  # to 2.22: wrong only if no function may have it
         return set().union(*may.values())

@@ -53,7 +53,7 @@ def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[An
             checked(name, answer)
 
 
-class CopyStream:
+class PairStream:
     """A stream of a GPU for copies, with its events."""
 
     def __init__(self, device: int) -> None:
@@ -81,7 +81,7 @@ class Gpus:
         )  # for these the driver waits for room while it enqueues, and no hold is long enough
         self.late = 0
         self._buffers: list[tuple[GpuMemory, GpuMemory]] = []
-        self._lanes: dict[tuple[int, int], CopyStream] = {}
+        self._lanes: dict[tuple[int, int], PairStream] = {}
         self._kernels: list[Any] = []
         self._copy = copy_function()
         self.enqueued_by: str | None = "Python" if copy == "sm" or self._copy is None else made_by()
@@ -209,7 +209,7 @@ class Gpus:
         all_ms = float(first.start.elapsed_time(first.all_done)) if others else each_ms[0]
         return CopyTimes(each_ms, all_ms), seconds, held
 
-    def _enqueuer(self, lane: CopyStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
+    def _enqueuer(self, lane: PairStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
         """Return a function that enqueues a copy `how.iterations` times on `lane` and returns the host's seconds."""
         what = f"of {self._names[copy.source]} to {self._names[copy.target]}"
         source, target = (self._buffers[copy.source][0].address, self._buffers[copy.target][1].address)
@@ -238,7 +238,7 @@ class Gpus:
 
         return timed
 
-    def _launch(self, lane: CopyStream, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
+    def _launch(self, lane: PairStream, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
         """Return the arguments of cuLaunchKernel, for as many threads as the GPU holds at once."""
         found: Any = torch.cuda.get_device_properties(lane.device)
         blocks = found.multi_processor_count * (found.max_threads_per_multi_processor // THREADS)
@@ -276,9 +276,9 @@ class Gpus:
         checked(f"{call} of {self._names[a]} to {self._names[b]}", answer)
         return True
 
-    def _lane(self, device: int, number: int) -> CopyStream:
+    def _lane(self, device: int, number: int) -> PairStream:
         if (device, number) not in self._lanes:
-            self._lanes[device, number] = CopyStream(device)
+            self._lanes[device, number] = PairStream(device)
         return self._lanes[device, number]
 
     def _select(self, number: int) -> None:

@@ -51,7 +51,7 @@ _TABLE = (
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
     _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms", ends="comm/exchange_ms_ci_"),
-    _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=0, column="of limit"),
+    _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=1, column="of limit"),
     _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange", "GB/s"),
     _higher_is_better("comm/busbw_gb_per_s", "busbw of the exchange", "GB/s", column="busbw GB/s"),
     _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms", ends="comm/exposed_ms_ci_"),

@@ -36,7 +36,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Fit:
+class AlphaBetaFit:
     """The pieces in order of size, and the relative error of all times."""
 
     pieces: tuple[Piece, ...]
@@ -48,7 +48,7 @@ class Fit:
         return {**asdict(self), "pieces": [asdict(piece) for piece in self.pieces]}
 
 
-def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
+def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit | None:
     """Fit times of messages, in ascending order of size; None below FEWEST_SIZES sizes.
 
     The number of pieces is the one with the lowest BIC (Schwarz 1978), three parameters a piece.
@@ -72,7 +72,7 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
     spans = list(itertools.pairwise(best[1]))
     found = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
     squares = sum(cost[span] for span in spans)
-    return Fit(tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found))
+    return AlphaBetaFit(tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found))
 
 
 def _line(sizes: Any, times: Any) -> tuple[float, float, float]:

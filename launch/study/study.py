@@ -19,7 +19,7 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, read_lines, write_json
 from conf.cell import Cell
 from conf.options import Refused
-from conf.schema import Validity
+from conf.schema import ValidityLimits
 from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity
@@ -140,7 +140,7 @@ class StudyFolder:
         except RecordError:
             return None
         processes.end(record.record_id, 0.0)
-        record = judged(record, Validity())
+        record = judged(record, ValidityLimits())
         self.end(Attempt(folder, record.record_id), record)
         return record
 
