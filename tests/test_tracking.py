@@ -246,7 +246,7 @@ def test_the_summary_is_one_row_for_each_record():
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
         "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "
-        "| 91\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
+        "| 91.2\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
