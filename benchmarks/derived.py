@@ -4,10 +4,13 @@ A benchmark has one function `derive(lines, cell) -> Derived` without torch, whi
 launching process calls it when it makes the record, and `python -m analysis verify` calls it again.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.field_types import check_types
 from conf.cell import Cell
 from conf.targets import locate_without_torch
 
@@ -29,10 +32,11 @@ class Derived:
     tables: dict[str, Any] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
     output: str = ""  # what the benchmark prints; empty: nothing
+    model: dict[str, float] = field(default_factory=dict)
 
     def with_facts(self, result: Line) -> dict[str, Any]:
         """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
-        whole = {name: {**getattr(self, name, {}), **result.get(name, {})} for name in FIELDS}
+        whole = {name: {**getattr(self, name), **result.get(name, {})} for name in FIELDS}
         whole["metrics"] = {name: float(value) for name, value in whole["metrics"].items()}
         return whole
 
@@ -57,7 +61,7 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
 
     Raises:
-        IncompleteLines: rank 0 came to its end, and lines are missing.
+        IncompleteLines: rank 0 came to its end, and lines are missing, or what is derived from them fits no record.
     """
     result = result_line(lines)
     if result is None:
@@ -67,11 +71,21 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     try:
         function = function_of(cell)
         derived = Derived() if function is None else function(lines, cell)
+        return _checked(derived, result)
     except IncompleteLines:
         raise
-    except Exception as error:  # a benchmark of the user may raise anything, and ends only its cell
+    except (Exception, SystemExit) as error:  # a benchmark of the user may raise anything, and ends only its cell
         raise IncompleteLines(f"the lines do not fit each other ({type(error).__name__}: {error})") from error
-    return {**derived.with_facts(result), "output": derived.output}
+
+
+def _checked(derived: Any, result: Line) -> dict[str, Any]:
+    """Return FIELDS and `output` if a record can hold them. Raises TypeError or ValueError."""
+    if not isinstance(derived, Derived):
+        raise TypeError(f"derive returned {type(derived).__name__}, not Derived")
+    whole = derived.with_facts(result)
+    whole = restored(json.loads(encoded({**whole, "output": derived.output})))  # as a reader of the record will have it
+    check_types(Derived(**whole))
+    return whole
 
 
 def result_line(lines: RankLines) -> Line | None:

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from derived_results import write_record
 from records import files_with_auto, without_entry
 
 from analysis.__main__ import main
-from benchmarks.record import CellFolder, read, read_lines
+from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
 from launch.study.assemble import assemble
 
@@ -169,3 +170,33 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
     (folder / "cell.json").write_text(json.dumps(cell))
     facts = next(line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result")
     assert assemble(CellFolder(folder), "finished", None, 2e9).checks == facts["checks"]
+
+
+@pytest.mark.parametrize(
+    ("derive", "said"),
+    [
+        ("return None", "derive returned NoneType, not Derived"),
+        ("return {'metrics': {}}", "derive returned dict, not Derived"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("return Derived(metrics={'a': 'fast'})", "could not convert string to float"),
+        ("return Derived(metrics=[1])", "'list' object is not a mapping"),
+        ("return Derived(tables={'a': object()})", "not JSON serializable"),
+        ("return Derived(series={'a': [1, 2]})", "series="),
+        ("return Derived(output=3)", "output=3"),
+        ("return Derived(checks=lines)", ""),
+    ],
+)
+def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, said):
+    folder, _ = one
+    (folder.parent / "users_derive.py").write_text(
+        f"from benchmarks.derived import Derived\n\n\ndef derive(lines, cell):\n    {derive}\n"
+    )
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.delitem(sys.modules, "users_derive", raising=False)
+    cell = json.loads((folder / "cell.json").read_text())
+    cell["declared"]["benchmark"]["derive"] = "users_derive.derive"
+    (folder / "cell.json").write_text(json.dumps(cell))
+    record = assemble(CellFolder(folder), "finished", None, 2e9)
+    assert read(write(CellFolder(folder), record)).state == record.state == ("failed" if said else "finished")
+    assert said in (record.failure.message if said else "")
+    assert (folder / "ranks" / "0.jsonl").exists()
