@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from conf import groups, schema
 from conf.command_line import config_dirs, normalise, only_informs
@@ -49,7 +50,7 @@ def main() -> int:
             Request(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed
         ]
         return run(requests, typed) if requests else 0
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         sentence = explain(error, arguments)
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"

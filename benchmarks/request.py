@@ -6,7 +6,7 @@ function `refuse(cell, memory_bytes)` that needs no torch. Its YAML names the fu
 
 from conf import groups
 from conf.cell import Cell
-from conf.targets import locate_without_torch
+from conf.targets import called, locate_without_torch
 
 
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
@@ -15,6 +15,9 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    code = groups.choice("benchmark", cell.benchmark["name"]).code
+    choice = groups.choice("benchmark", cell.benchmark["name"])
+    code = choice.code
+    if "derive" in code and not choice.is_ours:
+        locate_without_torch(code["derive"])  # a file of the user is tried before its cell is measured, not after
     if "refuse" in code:
-        locate_without_torch(code["refuse"])(cell, memory_bytes)
+        called(code["refuse"], cell, memory_bytes)

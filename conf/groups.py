@@ -29,13 +29,10 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from conf.options import Refused, accepted, check, closest
-from conf.targets import locate_without_torch, sha256_of_foreign_code
+from conf.rules import RULES, check_rules
+from conf.targets import called, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
-RULES: dict[str, type] = {
-    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "code": dict,
-    "compared": dict,
-}  # fmt: skip
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
@@ -64,6 +61,11 @@ class Choice:
         return cast(dict[str, str], self.rules.get("code", {}))
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is a file of Ringside."""
+        return self.path.parents[1] == ROOT
+
+    @property
     def trains(self) -> bool:
         """Whether a benchmark has a model and a strategy."""
         return bool(self.rules.get("trains", True))
@@ -83,6 +85,9 @@ class Choice:
             Refused: the target cannot be found.
         """
         target = self.rules["_target_"]
+        if not self.is_ours:  # tests hold our own files to what they name
+            for rule, dotted in (("_target_", target), *((f"code.{name}", one) for name, one in self.code.items())):
+                source_file(f"{self.path}: {rule}", dotted)
         known: dict[str, Any] = {"target": target}
         known |= {name: self.code[name] for name in ("derive", "section") if name in self.code}
         if "compared" in self.rules:
@@ -129,9 +134,9 @@ def _read(group: str, name: str, path: Path) -> Choice:
     if not isinstance(content, dict) or "defaults" in content:
         raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
     rules = {rule: content.pop(rule) for rule in RULES if rule in content}
-    for rule, value in rules.items():
-        if not isinstance(value, RULES[rule]):
-            raise Refused(f"{path}: {rule} is {value!r}; accepted is a {RULES[rule].__name__}")
+    check_rules(path, content, rules)
+    if content.get("name") != name:
+        raise Refused(f"{path}: name is {content.get('name')!r}; accepted is {name}, the name of the file")
     if group in WITH_TARGET and "_target_" not in rules:
         raise Refused(f"{path}: has no _target_, the dotted name of the class or function that a rank calls")
     return Choice(group, name, path, cast(dict[str, Any], content), rules)
@@ -164,8 +169,8 @@ def _check_rule(one: Choice, name: str, value: Any) -> None:
     """Refuse a rule that is not as the file has it."""
     if value != one.rules.get(name):
         raise Refused(
-            f"{one.group}.{name}={value}: stands in the file {one.group}/{one.name}.yaml only; write a YAML of your own and "
-            "name its folder with --config-dir"
+            f"{one.group}.{name}={value}: stands in the file {one.group}/{one.name}.yaml only; accepted is the whole file, "
+            f"{one.group}={one.name}, or a YAML of your own in a folder that --config-dir names"
         )
 
 
@@ -197,7 +202,11 @@ def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> d
         if values.get(name) == "auto":
             values[name] = meaning(rule, values, device)
     if "resolve" in one.code:
-        values = locate_without_torch(one.code["resolve"])(values, device, ranks)
+        values = called(one.code["resolve"], values, device, ranks)
+        if not isinstance(values, dict) or not values.keys() >= given.keys():
+            raise Refused(
+                f"{one.code['resolve']}: returned {values!r:.100}; accepted are all options with their values"
+            )
     if left := [name for name, value in values.items() if value == "auto"]:
         raise Refused(f"{group}.{left[0]}=auto: {one.path} does not say what it means on {device}")
     return values

@@ -12,7 +12,7 @@ from conf.cell import Cell, Network, Optimizer
 from conf.options import Refused, accepted, check_fields, check_names
 from conf.schema import Config, Model, Sizes
 from conf.servers import placed
-from conf.targets import sha256_of_foreign_code
+from conf.targets import sha256_of_foreign_code, source_file
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -48,7 +48,7 @@ def _checked_model(model: Model) -> Model:
         Refused: a name that no library can have, or a builder that Python does not find.
     """
     if model.library == "python":
-        sha256_of_foreign_code("model.builder", model.builder)
+        source_file("model.builder", model.builder)
         if model.name in groups.choices("model") and groups.library(model.name) != "python":
             module, _, name = model.builder.replace(":", ".").rpartition(".")
             model = dataclasses.replace(model, name=f"{module.rpartition('.')[2]}.{name}")

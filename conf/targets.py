@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from typing import Any
 from conf.options import Refused
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*", re.ASCII)
+# Syntax whose names are not those of the module around it.
+SCOPES = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
 OURS = ("analysis", "benchmarks", "conf", "launch", "trainers")
 
 
@@ -40,11 +44,26 @@ def locate_without_torch(dotted: str) -> Any:
     had_torch = "torch" in sys.modules
     try:
         found = locate(dotted)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Refused(f"{dotted}: cannot be imported ({type(error).__name__}: {error})") from None
     if not had_torch and "torch" in sys.modules:
         raise Refused(f"{dotted}: imports torch; the launching process calls it, so put it in a module without torch")
     return found
+
+
+def called(dotted: str, *arguments: Any) -> Any:
+    """Call code of a benchmark in the launching process, before any process starts; return what it returns.
+
+    Raises:
+        Refused: as `locate_without_torch`; or what the code raises, whatever it is.
+    """
+    function = locate_without_torch(dotted)
+    try:
+        return function(*arguments)
+    except Refused:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{dotted}: raised {type(error).__name__}: {error}") from error
 
 
 def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
@@ -111,16 +130,24 @@ def _found(module: str, search: Sequence[str] | None) -> ModuleSpec | None:
     return next((spec for spec in specs if spec is not None), None)
 
 
+def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes of a module outside its functions, classes and comprehensions, whose names are their own."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from _statements(ast.iter_child_nodes(node))
+
+
 def _defines(body: Sequence[ast.stmt], name: str) -> bool:
-    """Return whether statements of a module bind a name, also inside `if` and `try`; `import *` may bind any."""
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.alias) and name in (node.asname or node.name.partition(".")[0],):
-                return True
-            if isinstance(node, ast.alias) and node.name == "*":
-                return True
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-                return True
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-                return True
+    """Return whether a module binds a name; `import *` and a module's own `__getattr__` may bind any."""
+    for node in _statements(body):
+        if isinstance(node, ast.alias) and (node.asname or node.name.partition(".")[0]) in (name, "*"):
+            return True
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name in (
+            name,
+            "__getattr__",
+        ):
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
     return False

@@ -290,6 +290,8 @@ def test_a_builder_that_returns_no_module_says_so(own):
         (["--config-dir", "conf", "gpus=0,1,2", "benchmark=barrier"], "a barrier of three is too much for me"),
         (["--config-dir", "conf", "benchmark=barrier", "benchmark.rounds=0"], "benchmark.rounds=0: accepted is auto or a whole"),
         (["--config-dir", "nowhere", "strategy=none"], "nowhere"),
+        (["strategy.name=none"], "accepted is the whole file, strategy=none, or a YAML of your own"),
+        (["model.library=python", "model.builder=trainers.models:biuld"], "models.py defines no biuld"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -310,7 +312,7 @@ def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sen
             "mine.yaml: _target_=my_package.strategies.OneByTwo: ",
         ),
         ("name: mine\n_target_: my_package.absent.Strategy\n", "Python finds no module my_package.absent"),
-        ("name: mine\n_target_: x.y\naccepts: [size]\n", "mine.yaml: accepts is ['size']; accepted is a dict"),
+        ("name: mine\n_target_: x.y\naccepts: [size]\n", "mine.yaml: accepts is ['size']; accepted is a mapping"),
         ("name: none_of_that\n_target_: x.y\n", "strategy.name=none_of_that: accepted are"),
     ],
 )
@@ -340,8 +342,9 @@ def test_code_is_found_without_running_it(own, monkeypatch):
         locate_without_torch("absent.name")
 
 
-def test_torch_in_the_launching_process_is_refused(own):
-    text = BENCHMARK_YAML.replace("my_package.barrier.request.refuse", "my_package.with_torch.refuse")
+@pytest.mark.parametrize("rule", ["refuse", "derive"])
+def test_torch_in_the_launching_process_is_refused_before_a_start(own, rule):
+    text = BENCHMARK_YAML.replace("refuse: my_package.barrier.request.refuse", f"{rule}: my_package.with_torch.refuse")
     (own.folder / "conf" / "benchmark" / "barrier.yaml").write_text(text)
     done = own("--config-dir", "conf", "gpus=0,1", "benchmark=barrier", "dry_run=true")
     assert done.returncode == 2
@@ -374,3 +377,65 @@ def test_version_says_what_ringside_runs_on():
     assert list(said) == ["Ringside", "commit", "record schema", "Python", "torch", "NCCL", "NVIDIA driver"]
     assert said["record schema"] == "3" and said["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert said["Ringside"] == "0.1.0" and all(said.values())
+
+
+WRONG_FILES = {
+    "auto: {rounds: [3]}": "auto.rounds has a case 3; accepted is {value",
+    "auto: {rounds: [{value: 1, where: {size: 1}}]}": "auto.rounds.where.size names no option",
+    "auto: {rounds: {as: size}}": "auto.rounds.as names no option",
+    "auto: {size: 1}": "auto.size names no option",
+    "accepts: {rounds: 3}": "accepts.rounds is 3; accepted is a mapping of words, least",
+    "accepts: {rounds: {least: one}}": "accepts.rounds.least is 'one'; accepted is a number",
+    "accepts: {rounds: {words: 3}}": "accepts.rounds.words is 3; accepted is a list",
+    "accepts: {rounds: {most_of: 3}}": "accepts.rounds.most_of is unknown; accepted are words",
+    "accepts: {size: {least: 1}}": "accepts.size names no option",
+    "conflicts: [3]": "conflicts.0 is 3; accepted is {option: value}",
+    "conflicts: [{size: 1}]": "conflicts.0.size names no option",
+    "trains: 0": "trains is 0; accepted is true or false",
+    "code: {derive: 3}": "code.derive is 3; accepted is a text",
+    "code: {run: a.b}": "code.run is unknown; accepted are resolve, refuse, derive, section",
+    "code: {derive: my_package.barrier.measure.none}": "measure.py defines no none",
+    "code: {derive: my_package.nothing.derive}": "code.derive=my_package.nothing.derive: Python finds no module",
+    "code: {refuse: my_package.barrier.measure.run}": "my_package.barrier.measure.run: raised TypeError: ",
+    "code: {resolve: my_package.barrier.measure.none}": "my_package.barrier.measure.none: cannot be imported",
+    "compared: {metric: barrier/us}": "compared lacks less_is_better",
+    "compared: {metric: 3}": "compared.metric is 3; accepted is a text",
+    "3: 4": "3 is no name of an option",
+    "]": "wrong.yaml",
+}
+
+
+@pytest.mark.parametrize("content", WRONG_FILES)
+def test_a_wrong_file_of_a_benchmark_is_one_sentence(own, monkeypatch, launch, tmp_path, content):
+    (tmp_path / "wrong" / "benchmark").mkdir(parents=True)
+    (tmp_path / "wrong" / "benchmark" / "wrong.yaml").write_text(
+        f"name: wrong\n_target_: my_package.barrier.measure.run\ntrains: false\nrounds: 3\n{content}\n".replace(
+            "trains: false\nrounds: 3\ntrains", "rounds: 3\ntrains"
+        )
+    )
+    monkeypatch.syspath_prepend(str(own.folder / "src"))
+    code, out, err = launch("--config-dir", str(tmp_path / "wrong"), "benchmark=wrong", "device=cpu", "dry_run=true")
+    assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
+    assert WRONG_FILES[content] in err
+
+
+def test_every_name_in_a_yaml_of_ours_is_there():
+    for group in groups.WITH_TARGET:
+        for name in groups.choices(group):
+            one = groups.choice(group, name)
+            assert one.is_ours
+            for dotted in (one.rules["_target_"], *one.code.values()):
+                assert callable(locate(dotted))
+
+
+def test_only_names_of_the_module_itself_are_found(tmp_path, monkeypatch):
+    (tmp_path / "of_module.py").write_text(
+        "def made():\n    inner = 3\n    return [item for item in range(inner)]\n\n\nif made():\n    late = 3\n"
+    )
+    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    return name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("of_module:made", "of_module:late", "lazy:anything"):
+        assert source_file("model.builder", name).parent == tmp_path
+    for name in ("inner", "item"):
+        with pytest.raises(Refused, match=f"of_module.py defines no {name}"):
+            source_file("model.builder", f"of_module:{name}")

@@ -1,0 +1,94 @@
+"""Refuse a YAML file of a group whose rules have a wrong form, so that no later reader of a rule has to look."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.options import Refused
+from conf.targets import DOTTED
+
+RULES: dict[str, type] = {
+    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "code": dict,
+    "compared": dict,
+}  # fmt: skip
+NUMBER = (int, float)
+LIMITS: dict[str, type | tuple[type, ...]] = {
+    "words": list, "least": NUMBER, "most": NUMBER, "whole": bool, "auto": bool, "text": bool, "refused": list, "gpu_only": list,
+}  # fmt: skip
+FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
+CODE = dict.fromkeys(("resolve", "refuse", "derive", "section"), str)
+COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
+CASE: dict[str, type] = {"where": dict}
+
+
+def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]) -> None:
+    """Check the form of every rule of a file.
+
+    Raises:
+        Refused: names the file, the rule and what is wrong with it.
+    """
+    for rule, value in rules.items():
+        if not isinstance(value, RULES[rule]):
+            raise Refused(f"{path}: {rule} is {value!r}; accepted is {_name(RULES[rule])}")
+    if wrong := next((name for name in options if not isinstance(name, str)), None):
+        raise Refused(f"{path}: {wrong!r} is no name of an option")
+    if said := next(_faults(options, rules), ""):
+        raise Refused(f"{path}: {said}")
+
+
+def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the contents of rules, each in a few words."""
+    for option, limits in rules.get("accepts", {}).items():
+        if option not in options and option not in FIELDS_WITH_REFUSED:
+            yield f"accepts.{option} names no option"
+        yield from _entries(f"accepts.{option}", limits, LIMITS)
+    for number, conflict in enumerate(rules.get("conflicts", ())):
+        yield from _named(f"conflicts.{number}", conflict, options)
+    yield from _named("auto", rules.get("auto", {}), options)
+    for option, rule in rules.get("auto", {}).items():
+        yield from _meaning(f"auto.{option}", rule, options)
+    yield from _entries("code", rules.get("code", {}), CODE)
+    for what, dotted in rules.get("code", {}).items():
+        if not DOTTED.fullmatch(str(dotted)):
+            yield f"code.{what} is {dotted!r}; accepted is a name that Python can import"
+    if "compared" in rules:
+        yield from _entries("compared", rules["compared"], COMPARED)
+        if lacks := [name for name in COMPARED if name not in rules["compared"]]:
+            yield f"compared lacks {lacks[0]}"
+
+
+def _meaning(where: str, rule: Any, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the meaning of one `auto` (conf.groups.meaning)."""
+    for case in rule if isinstance(rule, list) else ():
+        if not isinstance(case, dict) or "value" not in case:
+            yield f"{where} has a case {case!r}; accepted is {{value: …, where: {{option: value}}}}"
+        else:
+            yield from _entries(where, case, {**CASE, "value": object})
+            yield from _named(f"{where}.where", case.get("where", {}), options)
+    if isinstance(rule, dict) and "as" in rule and rule["as"] not in options:
+        yield f"{where}.as names no option"
+
+
+def _entries(where: str, value: Any, kinds: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
+    """Yield which entries of a mapping are unknown or of another type."""
+    if not isinstance(value, dict):
+        yield f"{where} is {value!r}; accepted is a mapping of {', '.join(kinds)}"
+        return
+    for name, one in value.items():
+        if name not in kinds:
+            yield f"{where}.{name} is unknown; accepted are {', '.join(kinds)}"
+        elif not isinstance(one, kinds[name]) or (kinds[name] == NUMBER and isinstance(one, bool)):
+            yield f"{where}.{name} is {one!r}; accepted is {_name(kinds[name])}"
+
+
+def _named(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which keys of a mapping are no options."""
+    if not isinstance(value, dict):
+        yield f"{where} is {value!r}; accepted is {{option: value}}"
+        return
+    yield from (f"{where}.{name} names no option" for name in value if name not in options)
+
+
+def _name(kind: type | tuple[type, ...]) -> str:
+    """Return what a type is called in YAML."""
+    return {str: "a text", dict: "a mapping", list: "a list", bool: "true or false"}.get(kind, "a number")  # type: ignore[arg-type]
