@@ -82,8 +82,8 @@ def _checked(derived: Any, result: Line) -> dict[str, Any]:
     """Return FIELDS and `output` if a record can hold them. Raises TypeError or ValueError."""
     if not isinstance(derived, Derived):
         raise TypeError(f"derive returned {type(derived).__name__}, not Derived")
-    whole = derived.with_facts(result)
-    whole = restored(json.loads(encoded({**whole, "output": derived.output})))  # as a reader of the record will have it
+    written = encoded({**derived.with_facts(result), "output": derived.output})
+    whole: dict[str, Any] = restored(json.loads(written))  # as a reader of the record will have it
     check_types(Derived(**whole))
     return whole
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf import gpus
-from conf.groups import ROOT, RULES, WITH_RULES
+from conf.groups import ROOT, WITH_RULES
 from conf.options import Refused
+from conf.rules import RULES
 
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 

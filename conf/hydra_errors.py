@@ -10,8 +10,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.command_line import GROUPS
 from conf.gpus import FORMS
-from conf.groups import RULES, choices
+from conf.groups import choices
 from conf.options import Refused, accepted, closest, described
+from conf.rules import RULES
 from conf.schema import Config
 
 # What a field accepts by its type.
