@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.record.encoding import encoded, restored
-from benchmarks.record.field_types import check_types
+from benchmarks.record import check_types, encoded, restored
 from conf.cell import Cell
 from conf.targets import locate_without_torch
 

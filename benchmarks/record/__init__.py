@@ -1,6 +1,8 @@
 """The record of a cell and the lines of its ranks: the face that other packages import. Standard library only."""
 
 from benchmarks.record.cell_folder import CellFolder, record_paths
+from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.field_types import check_types
 from benchmarks.record.files import read, read_study, write, write_json
 from benchmarks.record.lines import Kind, Lines, read_line, read_lines
 from benchmarks.record.model import SCHEMA_VERSION, STATES, VERDICTS, Failure, Record, RecordError, Validity
@@ -16,11 +18,14 @@ __all__ = [
     "Record",
     "RecordError",
     "Validity",
+    "check_types",
+    "encoded",
     "read",
     "read_line",
     "read_lines",
     "read_study",
     "record_paths",
+    "restored",
     "write",
     "write_json",
 ]
