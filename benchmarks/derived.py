@@ -4,12 +4,10 @@ A benchmark has one function `derive(lines, cell) -> Derived` without torch, whi
 launching process calls it when it makes the record, and `python -m analysis verify` calls it again.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.record import check_types, encoded, restored
 from conf.cell import Cell
 from conf.targets import locate_without_torch
 
@@ -60,7 +58,7 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
 
     Raises:
-        IncompleteLines: rank 0 came to its end, and lines are missing, or what is derived from them fits no record.
+        IncompleteLines: rank 0 came to its end, and lines are missing, or nothing can be derived from them.
     """
     result = result_line(lines)
     if result is None:
@@ -78,13 +76,10 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
 
 
 def _checked(derived: Any, result: Line) -> dict[str, Any]:
-    """Return FIELDS and `output` if a record can hold them. Raises TypeError or ValueError."""
+    """Return FIELDS and `output` of what a derive function returned. Raises TypeError or ValueError."""
     if not isinstance(derived, Derived):
         raise TypeError(f"derive returned {type(derived).__name__}, not Derived")
-    written = encoded({**derived.with_facts(result), "output": derived.output})
-    whole: dict[str, Any] = restored(json.loads(written))  # as a reader of the record will have it
-    check_types(Derived(**whole))
-    return whole
+    return {**derived.with_facts(result), "output": derived.output}
 
 
 def result_line(lines: RankLines) -> Line | None:

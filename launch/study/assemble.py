@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from benchmarks.derived import FIELDS, IncompleteLines, complete
-from benchmarks.record import CellFolder, Failure, Kind, Record, RecordError, read_lines
+from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete
+from benchmarks.record import CellFolder, Failure, Kind, Record, RecordError, check_types, encoded, read_lines, restored
 from conf.cell import Cell
 
 
@@ -37,7 +37,7 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         attempt["environment"]["servers"] = servers
     values: dict[str, Any] = {}
     try:
-        values = complete(lines_of_ranks, cell) or {}
+        values = _readable(complete(lines_of_ranks, cell) or {})
     except IncompleteLines as error:
         failure = failure or Failure("exception", None, f"the lines of the ranks are incomplete: {error}")
         state = "failed" if state == "finished" else state
@@ -54,3 +54,13 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         ranks=ranks,
         **attempt,
     )
+
+
+def _readable(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as a reader of the record will have them. Raises IncompleteLines where a record cannot hold them."""
+    try:
+        written: dict[str, Any] = restored(json.loads(encoded(values)))
+        check_types(Derived(**written))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IncompleteLines(f"a record cannot hold what was derived ({type(error).__name__}: {error})") from None
+    return written
