@@ -10,7 +10,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf import groups, schema
 from conf.command_line import config_dirs, normalise, only_informs
@@ -50,7 +49,7 @@ def main() -> int:
             Request(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed
         ]
         return run(requests, typed) if requests else 0
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         sentence = explain(error, arguments)
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"

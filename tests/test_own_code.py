@@ -401,7 +401,6 @@ WRONG_FILES = {
     "compared: {metric: barrier/us}": "compared lacks less_is_better",
     "compared: {metric: 3}": "compared.metric is 3; accepted is a text",
     "3: 4": "3 is no name of an option",
-    "]": "wrong.yaml",
 }
 
 
