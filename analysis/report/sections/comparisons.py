@@ -153,7 +153,7 @@ def comparisons(study: Study, findings: Findings) -> Section:
     )  # fmt: skip
     table = Table(
         "comparisons",
-        "The second against the first, with 95 % intervals; these runs could show no difference below the smallest.",
+        "The second against the first, with 95 % intervals. These runs can show differences from the smallest on.",
         (
             Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
             Column("rate", "rate", shown=len(findings.noises) > 1),
