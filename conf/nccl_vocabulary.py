@@ -1,11 +1,10 @@
-"""NCCL's own words: distances, algorithms, protocols, collectives, element types, and the busbw factor of each collective.
+"""NCCL's own words: distances, algorithms, protocols, and the functions that its settings name.
 
-Sources: NCCL's release tags 2.4 to 2.30 (paths.cc, tuning.cc), nccl-tests' doc/PERFORMANCE.md and its `*GetBw` functions.
+Source: NCCL's release tags 2.4 to 2.30 (paths.cc, tuning.cc). How nccl-tests counts collectives: benchmarks/collectives/busbw.py.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 # Distances between two devices, near to far (2.30; earlier releases lack some words).
 DISTANCES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -72,50 +71,3 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
         for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
             result[function] = set(chosen)
     return result
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective as nccl-tests counts it: algbw = S ÷ time, busbw = algbw × factor(n) over n ranks."""
-
-    program: str  # of nccl-tests, without _perf
-    trips: int = 0  # factor(n) is this many times (n − 1) ÷ n; 0: the factor is 1
-    shares: bool = False  # S is n shares, one for each rank; else S is what every rank holds
-    reduces: bool = False
-    rooted: bool = False
-    in_place: bool = True  # whether its result can lie where its input was
-    overwrites: bool = False  # torch.distributed has only the form in place
-
-    def factor(self, ranks: int) -> float:
-        """Return busbw ÷ algbw over a number of ranks."""
-        return self.trips * (ranks - 1) / ranks if self.trips else 1.0
-
-
-# The collectives that `benchmark=collectives` measures.
-COLLECTIVES = {
-    "all_reduce": Collective("all_reduce", trips=2, reduces=True, overwrites=True),
-    "all_gather": Collective("all_gather", trips=1, shares=True),
-    "reduce_scatter": Collective("reduce_scatter", trips=1, shares=True, reduces=True),
-    "broadcast": Collective("broadcast", rooted=True, overwrites=True),
-    "reduce": Collective("reduce", reduces=True, rooted=True, overwrites=True),
-    "all_to_all": Collective("alltoall", trips=1, shares=True, in_place=False),
-    "gather": Collective("gather", trips=1, shares=True, rooted=True),
-    "scatter": Collective("scatter", trips=1, shares=True, rooted=True),
-    "send_recv": Collective("sendrecv", in_place=False),  # to rank + 1, from rank − 1
-}
-# nccl-tests has two more.
-NCCL_TESTS_COLLECTIVES = COLLECTIVES | {
-    "all_to_all_v": Collective("alltoallv", trips=1, shares=True, in_place=False),
-    "hypercube": Collective("hypercube", in_place=False),
-}
-
-# Bytes of an element, by the names of torch's dtypes that `benchmark=collectives` accepts.
-ELEMENT_BYTES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}  # fmt: skip
-# The same by the names that nccl-tests prints.
-NCCL_TESTS_ELEMENT_BYTES = {
-    "int8": 1, "char": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "half": 2, "bfloat16": 2, "int32": 4, "int": 4, "uint32": 4, "float": 4,
-    "int64": 8, "uint64": 8, "double": 8,
-}  # fmt: skip

@@ -6,7 +6,7 @@ runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel
 
 import itertools
 
-from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
+from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 
 # test_kvstore
 STEPS = 5

@@ -20,6 +20,7 @@ from rank_cases import OTHER_COLLECTIVES, SHORT
 
 from analysis.nccl_tests.reader import parse_nccl_tests
 from benchmarks.collectives import nccl_tests_table
+from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
 from benchmarks.collectives.measure import CollectiveBenchmark, Message
 from benchmarks.collectives.request import sizes
@@ -29,7 +30,6 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import refuse
 from benchmarks.timing import alpha_beta, c_calls
-from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
 from conf.options import Refused
 from conf.resolve import checked, resolve
 

@@ -27,6 +27,7 @@ WITHOUT_RANKS = (
     "benchmarks.derived",
     "benchmarks.*.request",
     "benchmarks.*.derive",
+    "benchmarks.collectives.busbw",
     "benchmarks.timing.statistics",
     "benchmarks.timing.alpha_beta",
 )

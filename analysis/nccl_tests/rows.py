@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from analysis.nccl_tests.run import Measured, Row
-from conf.nccl_vocabulary import NCCL_TESTS_ELEMENT_BYTES
+from benchmarks.collectives.busbw import NCCL_TESTS_ELEMENT_BYTES
 
 ROW_START = re.compile(r"\s*(\d{1,19})\s+(\d{1,19})\s+([a-z]\w*)(\s.*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,6})?(?:e[+-]\d{2,3})?", re.ASCII)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.nccl_vocabulary import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
+from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
 
 # program of nccl-tests: the collective's name here
 PROGRAMS = {one.program: name for name, one in NCCL_TESTS_COLLECTIVES.items()}

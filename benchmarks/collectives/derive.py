@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.collectives import nccl_tests_table
+from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import alpha_beta
 from conf.cell import Cell
-from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
 
 PLACEMENTS = ("out_of_place", "in_place")
 

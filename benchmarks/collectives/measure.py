@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.collectives.busbw import ELEMENT_BYTES
 from benchmarks.collectives.calls import Call, Calls, NcclCalls, TorchCalls
 from benchmarks.collectives.request import largest_bytes, placements, sizes
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
@@ -26,7 +27,6 @@ from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.spin_barrier import SpinBarrier
 from conf.cell import Cell
-from conf.nccl_vocabulary import ELEMENT_BYTES
 from trainers.devices import bus_id
 
 SETTLING = 20  # calls at most, just before the window: the first calls after a barrier are slow

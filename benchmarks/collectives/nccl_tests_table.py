@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.collectives.request import largest_bytes, sizes
 from conf.cell import Cell
-from conf.nccl_vocabulary import COLLECTIVES
 
 # Our dtype: its name in the table.
 TYPES = {

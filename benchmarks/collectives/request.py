@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.memory import refuse_too_large
 from conf.cell import Cell
-from conf.nccl_vocabulary import COLLECTIVES, ELEMENT_BYTES
 from conf.options import Refused
 
 # The collectives that torch.distributed can join into one call.
