@@ -6,6 +6,7 @@ import tempfile
 from typing import cast
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -49,7 +50,7 @@ def main() -> int:
             Request(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed
         ]
         return run(requests, typed) if requests else 0
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         sentence = explain(error, arguments)
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"

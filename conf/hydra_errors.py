@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from conf.command_line import GROUPS
 from conf.gpus import FORMS
@@ -49,6 +50,14 @@ def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:
         return None
     key = error.override.partition("=")[0]
     return f"{error.override}: not in Hydra's grammar; put a text with special characters in quotes, {key}=\"'…'\""
+
+
+def _not_yaml(error: Exception, arguments: Sequence[str]) -> str | None:
+    if not isinstance(error, YAMLError):
+        return None
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}, line {mark.line + 1}" if mark is not None else "a file of --config-dir"
+    return f"{where}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
 
 
 def _no_such_choice(error: Exception, arguments: Sequence[str]) -> str | None:
@@ -106,6 +115,7 @@ def _no_such_file(error: Exception, arguments: Sequence[str]) -> str | None:
 
 # The first that applies gives the sentence.
 EXPLANATIONS = (
+    _not_yaml,
     _not_in_grammar,
     _no_such_choice,
     _unknown_key,

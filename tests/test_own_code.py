@@ -438,3 +438,11 @@ def test_only_names_of_the_module_itself_are_found(tmp_path, monkeypatch):
     for name in ("inner", "item"):
         with pytest.raises(Refused, match=f"of_module.py defines no {name}"):
             source_file("model.builder", f"of_module:{name}")
+
+
+def test_a_file_that_is_no_yaml_is_one_sentence(launch, tmp_path):
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "torn.yaml").write_text("a: [1\nb: }")
+    code, out, err = launch("--config-dir", str(tmp_path), "strategy=torn", "dry_run=true")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"launch.py: {tmp_path}/strategy/torn.yaml, line 2: is no YAML (")

@@ -324,6 +324,7 @@ def test_every_third_party_import_is_a_dependency():
         "pynvml": "nvidia-ml-py",
         "mlflow": "mlflow-skinny",
         "cuda": "cuda-bindings",
+        "yaml": "pyyaml",
         "triton": "torch",  # its own dependency where there is CUDA
     }
     declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["timm"]]
