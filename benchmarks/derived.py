@@ -1,7 +1,8 @@
 """Values that are computed from the raw lines of a cell's ranks, and how a computation picks its lines.
 
 A benchmark has one function `derive(lines, cell) -> Derived` without torch, which its YAML names (`code: {derive: …}`). The
-launching process calls it when it makes the record, and `python -m analysis verify` calls it again.
+launching process calls it when it makes the record, and `python -m analysis verify` calls it again, perhaps on another machine:
+floats are added by math.fsum, because sum() rounds otherwise from Python 3.12 on.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,5 +1,6 @@
 """The numbers of `benchmark=collectives` from the raw lines of the ranks. METHOD.md, "Collectives"."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     rows = [_row(size, windows, lines, asked) for size in dict.fromkeys(window[0]["bytes"] for window in windows)]
     measured = [place for place in PLACEMENTS if rows[0][place] is not None]
     found = [(row["bytes"], row[place]) for row in rows for place in measured]
-    average = sum(one["busbw"] for _, one in found) / len(found)
+    average = math.fsum(one["busbw"] for _, one in found) / len(found)
     headed = measured[0]
     times = [row[headed]["time_us"] for row in rows]
     metrics = {
@@ -76,7 +77,7 @@ def _figures(window: list[Line], lines: RankLines, asked: Mapping[str, Any]) -> 
     """Return the figures of one size in one placement."""
     size, place = window[0]["bytes"], window[0]["placement"]
     times = [line["us"] for line in window]
-    mean = sum(times) / len(times)  # nccl-tests' default is the mean over ranks, too
+    mean = math.fsum(times) / len(times)  # nccl-tests' default is the mean over ranks, too
     algbw = size / mean / 1e3
     wrong = together(lines, Kind.WRONG, bytes=size, placement=place)
     found: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """The numbers of `benchmark=host_link` from the raw lines of the ranks. METHOD.md, "Host links"."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def row(window: Sequence[Line]) -> dict[str, Any]:
     """Return one row of the table: GB/s of every rank, all at once or each while the others wait."""
     facts = window[0]
     by_rank: list[list[float]] = [block["ms"] for block in window]
-    seconds = [sum(ms) / 1e3 for ms in by_rank]
+    seconds = [math.fsum(ms) / 1e3 for ms in by_rank]
     counted = facts["counted_bytes"] * len(by_rank[0])
     slowest = max(by_rank, key=sum)
     low, high = statistics.mean_interval(slowest)
@@ -49,7 +50,7 @@ def row(window: Sequence[Line]) -> dict[str, Any]:
         # All is done when the slowest is.
         "sum_gb_per_s": at_once * counted / max(seconds) / 1e9 if at_once > 1 else None,
         # Mean of the slowest rank, between its 95 % interval's ends.
-        "slowest_ms": [low, sum(slowest) / len(slowest), high],
+        "slowest_ms": [low, math.fsum(slowest) / len(slowest), high],
     }
 
 

@@ -71,7 +71,7 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
     assert best is not None
     spans = list(itertools.pairwise(best[1]))
     found = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
-    squares = sum(cost[span] for span in spans)
+    squares = math.fsum(cost[span] for span in spans)
     return AlphaBetaFit(tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found))
 
 
@@ -87,7 +87,7 @@ def _cut(cost: dict[tuple[int, int], float], count: int, pieces: int) -> tuple[f
     inner = itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1)
     options = [[0, *cuts, count] for cuts in inner]
     allowed = [cuts for cuts in options if all(pair in cost for pair in itertools.pairwise(cuts))]
-    return min((sum(cost[pair] for pair in itertools.pairwise(cuts)), cuts) for cuts in allowed)
+    return min((math.fsum(cost[pair] for pair in itertools.pairwise(cuts)), cuts) for cuts in allowed)
 
 
 def _piece(sizes: Any, times: Any) -> Piece:

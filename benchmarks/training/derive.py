@@ -1,5 +1,6 @@
 """The numbers of `benchmark=throughput`, `exchange` and `overhead`, from the raw lines of the ranks. METHOD.md defines them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def timed(lines: RankLines) -> Derived:
     for window in windows:
         window_ms = slowest_ms([window])
         ms += window_ms
-        own = [sum(block["ms"]) for block in window]
+        own = [math.fsum(block["ms"]) for block in window]
         totals = [total + one for total, one in zip(totals, own, strict=True)]
         disagreement = max(
             disagreement,
@@ -91,7 +92,7 @@ def timed(lines: RankLines) -> Derived:
 def mean_with_interval(ms: Sequence[float]) -> tuple[float, float, float]:
     """Return (low end of its 95 % interval, mean, high end)."""
     low, high = statistics.mean_interval(ms)
-    return low, sum(ms) / len(ms), high
+    return low, math.fsum(ms) / len(ms), high
 
 
 def half_width(interval: tuple[float, float, float]) -> float:
