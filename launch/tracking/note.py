@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.labels import BETWEEN
 from analysis.report.cell_numbers import COLUMNS, MARGIN, RESULT, TRANSPORT, cell_numbers
 from analysis.report.numbers import ABSENT, THIN
 from benchmarks.record import Record
@@ -13,7 +14,6 @@ LINK_CLASS, VALIDITY = "link class", "validity"
 WORDS = (RESULT, TRANSPORT, LINK_CLASS, VALIDITY)  # columns that are not numbers
 HEADINGS = {MARGIN: "95 % interval"}  # of columns whose name is too short for a page
 CELL_LENGTH = 200  # characters of a table cell
-BETWEEN = " · "  # the parts of a cell's name
 
 
 def summary_markdown(records: Iterable[Record], efficiencies: Mapping[str, float] = MappingProxyType({})) -> str:

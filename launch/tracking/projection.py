@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.findings.labels import BETWEEN
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
@@ -55,7 +56,7 @@ def identifier(text: str) -> str:
 
 def run_name(record: Record) -> str:
     """Return the record's name with its repeat, if the cell is measured more than once."""
-    return " · ".join([single_line(record.name, NAME_LENGTH - 30), *record.marks])
+    return BETWEEN.join([single_line(record.name, NAME_LENGTH - 30), *record.marks])
 
 
 def project(record: Record) -> Projection:
