@@ -11,6 +11,7 @@ from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
+from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record
 from conf.cell import Cell
@@ -88,7 +89,7 @@ class CellRunner:
     def _record(self, folder: CellFolder, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
         """Return the record of the timed pass, not yet judged."""
         record = assemble(folder, outcome.state, outcome.failure, ended_at)
-        metrics, checks = gpu_samples.summary(folder)
+        metrics, checks = summary(folder)
         record = dataclasses.replace(
             record,
             metrics=record.metrics | metrics,

@@ -6,12 +6,13 @@ import types
 
 import pytest
 
+from analysis.validity.gpu_samples import summary
 from benchmarks.record import CellFolder
 from conf import nccl
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
-from launch.supervision.gpu_samples import Sampler, summary
+from launch.supervision.gpu_samples import Sampler
 
 
 class NVMLError(Exception):

@@ -3,6 +3,7 @@
 It is compared with what the cell requested.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ from analysis.topology.link_classes import distinct_classes
 from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
+from benchmarks.record.raw_files import read_text
 
 
 def read_logs(folder: CellFolder) -> NcclLog | None:
     """Read NCCL's logs of one cell, a file for each rank; None if none can be read."""
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.nccl_logs()]
     try:
+        texts = [read_text(path) for path in folder.nccl_logs()]
         return parse_nccl_log(*texts) if texts else None
-    except UnreadableInput:
+    except (UnreadableInput, EOFError, zlib.error):
         return None
 
 

@@ -13,11 +13,15 @@ output.txt      what the benchmark prints
 tuning/         the same for an untimed pass in which NCCL names its choices
 profile/        the same for an untimed pass under a profiler
 attempt-1/      an earlier attempt, whole
+
+Raw files may be packed (`ranks/0.jsonl.gz`): they are named here by their plain paths, and read by raw_files.py.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.record.raw_files import PACKED, found, pack, sha256
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class CellFolder:
 
     def all_rank_lines(self) -> list[Path]:
         """Return the paths of the lines of every rank that wrote some, by name."""
-        return sorted(self.path.glob("ranks/*.jsonl"))
+        return found(self.path, "ranks/*.jsonl")
 
     def rank_count(self, rank: int) -> Path:
         """Return the path of a rank's number of iterations, which is always up to date."""
@@ -89,7 +93,7 @@ class CellFolder:
 
     def nccl_logs(self) -> list[Path]:
         """Return the paths of NCCL's logs, one for each process that used NCCL."""
-        return sorted((self.path / "nccl").glob("*.log"))
+        return found(self.path, "nccl/*.log")
 
     @property
     def nccl_conf(self) -> Path:
@@ -121,11 +125,23 @@ class CellFolder:
         """Return the path of the drawing of one step, in the folder of a profiled pass."""
         return self.path / "timeline.svg"
 
+    def raw_files(self) -> list[Path]:
+        """Return the paths of what the record's values are derived from."""
+        return [path for pattern in RAW for path in found(self.path, pattern)]
+
+    def raw_sha256(self) -> dict[str, str]:
+        """Return the SHA-256 of every raw file, by its path in this folder."""
+        return {path.relative_to(self.path).as_posix(): sha256(path) for path in self.raw_files()}
+
+    def pack(self) -> int:
+        """Pack every file of samples. Return how many bytes that saved. Raises OSError; what could not be packed stays plain."""
+        return sum(pack(path) for pattern in SAMPLES for path in found(self.path, pattern))
+
     def artifacts(self) -> list[Path]:
         """Return the regular files of this folder that go with its record; links are not followed."""
-        found = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
+        files = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
         real = self.path.resolve()
-        return sorted(path for path in found if path.is_file() and path.resolve() == real / path.relative_to(self.path))
+        return sorted(path for path in files if path.is_file() and path.resolve() == real / path.relative_to(self.path))
 
     def make(self) -> "CellFolder":
         """Make the folders that ranks write to, and the empty nccl.conf. Returns this folder. Raises OSError."""
@@ -158,6 +174,7 @@ PARTS = (
     "failures.json",
     "topology.txt",
     "gpus.jsonl",
+    f"gpus.jsonl{PACKED}",
     "output.txt",
     "ranks",
     "logs",
@@ -167,6 +184,9 @@ PARTS = (
     "profile-capture-range",
     "record.json",
 )
+# What the values of a record are derived from, by plain paths. Traces come from the profilers packed already.
+SAMPLES = ("ranks/*.jsonl", "gpus.jsonl", "nccl/*.log", "tuning/nccl/*.log")
+RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
 # What goes with the record of an attempt to where others read it.
 ARTIFACTS = (
     "record.json",
@@ -181,6 +201,7 @@ ARTIFACTS = (
     "profile/trace.sqlite.gz",
     "profile/rank*.json.gz",
     "profile/timeline.svg",
+    *(f"{pattern}{PACKED}" for pattern in SAMPLES),
 )
 # Where they are gathered before the folder gets its number: a launcher may die between two moves.
 ASIDE = ".aside"

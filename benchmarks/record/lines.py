@@ -1,13 +1,17 @@
 """JSON lines that only grow: what ranks, servers, the GPU sampler and the journal write. A torn line is lost, never half read."""
 
+import contextlib
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.raw_files import open_raw, stored
 
 
 class Kind(str, Enum):
@@ -90,10 +94,13 @@ def read_line(text: str | bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one writer. A torn or foreign line is skipped; a missing file has no lines."""
-    if not path.exists():
+    """Yield the lines of one writer. A torn or foreign line is skipped; a missing file has no lines.
+
+    A packed file that is damaged has the lines before the damage.
+    """
+    if stored(path) is None:
         return
-    with path.open("rb") as file:
+    with open_raw(path) as file, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
         for text in file:
             line = read_line(text)
             if line is not None:

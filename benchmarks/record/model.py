@@ -68,6 +68,8 @@ class Record:
     effective: dict[str, Any] = field(default_factory=dict)  # what was really used: settings, transport, link_class, …
     checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity.checks judges
     ranks: list[dict[str, Any]] = field(default_factory=list)  # rank, host, pid, device of each that reported
+    # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
+    raw_sha256: dict[str, str] = field(default_factory=dict)
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION
 

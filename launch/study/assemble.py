@@ -52,6 +52,7 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         ended_at=ended_at,
         **{name: values.get(name, {}) for name in FIELDS},
         ranks=ranks,
+        raw_sha256=folder.raw_sha256(),
         **attempt,
     )
 
