@@ -14,7 +14,8 @@ from conf.targets import locate_without_torch
 
 Line = Mapping[str, Any]
 RankLines = Mapping[int, Sequence[Line]]  # what each rank wrote, in its order
-FIELDS = ("metrics", "series", "tables", "model", "checks")  # of a `result` line
+WithinRun = dict[str, dict[str, float]]  # {metric: its 95 % interval inside the run: low, high, and how it was found}
+FIELDS = ("metrics", "within_run", "series", "tables", "model", "checks")  # of a `result` line
 
 
 class IncompleteLines(ValueError):
@@ -31,12 +32,18 @@ class Derived:
     checks: dict[str, Any] = field(default_factory=dict)
     output: str = ""  # what the benchmark prints; empty: nothing
     model: dict[str, float] = field(default_factory=dict)
+    within_run: WithinRun = field(default_factory=dict)
 
     def with_facts(self, result: Line) -> dict[str, Any]:
         """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
         whole = {name: {**getattr(self, name), **result.get(name, {})} for name in FIELDS}
-        whole["metrics"] = {name: float(value) for name, value in whole["metrics"].items()}
+        whole["metrics"] = _floats(whole["metrics"])
+        whole["within_run"] = {name: _floats(interval) for name, interval in whole["within_run"].items()}
         return whole
+
+
+def _floats(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
 
 
 Derive = Callable[[RankLines, Cell], Derived]

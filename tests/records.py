@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from analysis.findings.rates import IMAGES_PER_SECOND
 from benchmarks.record import Failure, Record, Validity, metrics
 from conf.cell import Cell
 
@@ -46,8 +47,8 @@ def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
     made["started_at"] += 60 * number
     made["ended_at"] = made["started_at"] + 50
-    rates = {"images_per_second": rate, "ci_low": 0.999 * rate, "ci_high": 1.001 * rate}
-    made["metrics"] |= {f"throughput/{name}": value for name, value in rates.items()} | changes.pop("metrics", {})
+    made["metrics"] |= {IMAGES_PER_SECOND: rate} | changes.pop("metrics", {})
+    made["within_run"] = {IMAGES_PER_SECOND: {"low": 0.999 * rate, "high": 1.001 * rate}}
     uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
     made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
     return made | changes

@@ -231,10 +231,11 @@ def test_options_that_tell_cells_apart_have_a_column():
 def overhead():
     first = records("settings")[1]
     metrics = {
-        "step/first_ms": 2000.0, "overhead/share": 0.00123, "overhead/share_ci_low": -0.0005,
-        "overhead/share_ci_high": 0.003, "overhead/bare_step_ms": 54.0,
+        "step/first_ms": 2000.0, "overhead/share": 0.00123, "overhead/bare_step_ms": 54.0,
     }  # fmt: skip
-    return dataclasses.replace(first, cell=changed_cell(first.cell, benchmark={"name": "overhead"}), metrics=metrics)
+    cell = changed_cell(first.cell, benchmark={"name": "overhead"})
+    within_run = {"overhead/share": {"low": -0.0005, "high": 0.003}}
+    return dataclasses.replace(first, cell=cell, metrics=metrics, within_run=within_run)
 
 
 def test_another_benchmark_shows_its_first_number():

@@ -79,9 +79,8 @@ def test_the_main_job_leaves_one_parent_and_one_child(swept):
         params["nccl.p2p_level"] == "LOC" and params["model"] == "fmnist_cnn" and params["strategy"] == "nccl_allreduce"
     )
     assert {
-        "throughput/images_per_second", "throughput/images_per_second_per_gpu", "throughput/ci_low", "throughput/ci_high",
-        "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s", "comm/exposed_ms",
-        "comm/overlap_fraction",
+        "throughput/images_per_second", "throughput/images_per_second_per_gpu",
+        "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s", "strategy/cost_ms",
     } <= metrics.keys()  # fmt: skip
     assert tags["validity"] in ("valid", "suspect")
     assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"]
@@ -120,10 +119,6 @@ def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, 
     (cell,) = (folder / "default").glob("fmnist_cnn-*")
     assert analysis(["trace", str(cell / "profile"), "--within-steps", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == table
-    # Both ways to see exposed communication, and by how much they differ.
-    assert metrics["trace/exposed_disagreement_ms"] == pytest.approx(
-        metrics["trace/exposed_ms_per_step"] - metrics["comm/exposed_ms"]
-    )
     assert re.search(r"\(trace [\d.]+\) ms exposed", done.stdout)
 
 

@@ -163,7 +163,7 @@ def test_with_ddps_hook_every_kernel_starts_later():
     (hook,) = [record.metrics for record in records("hook") if record.cell.profiler == "nsys"]
     assert hook["trace/gap_us"] > 1.8 * plain["trace/gap_us"]
     assert hook["trace/gpu_idle_share"] > 1.5 * plain["trace/gpu_idle_share"]
-    assert hook["comm/exposed_ms"] > 2 > 10 * hook["trace/exposed_ms_per_step"]
+    assert hook["strategy/cost_ms"] > 2 > 10 * hook["trace/exposed_ms_per_step"]
 
 
 def test_two_profilers_agree_on_what_is_exposed_beyond_gaps():

@@ -7,7 +7,7 @@ import pytest
 from records import without_entry
 
 from benchmarks.record import metrics, read
-from benchmarks.record.metrics import ENDS, METRICS
+from benchmarks.record.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
@@ -26,10 +26,7 @@ def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
     assert without_entry([read(tmp_path / "record.json")]) == {"throughput/made_up"}
 
 
-ENDS_OF_INTERVALS = {f"{one.ends}{end}" for one in METRICS.values() if one.ends for end in ENDS}
-
-
-@pytest.mark.parametrize("name", sorted(METRICS.keys() - ENDS_OF_INTERVALS))
+@pytest.mark.parametrize("name", sorted(METRICS))
 def test_method_defines_every_metric(name):
     """One of several forms is written with `…` for what differs."""
     written = re.sub(r"(…_?)+…", "…", re.sub(r"\{[^}]*\}|<[^>]*>", "…", name))
@@ -38,10 +35,6 @@ def test_method_defines_every_metric(name):
         name.replace(f"{{{words}}}", word) for words in re.findall(r"\{([^}]*)\}", name) for word in words.split("|")
     ]
     assert any(form in METHOD for form in forms), f"METHOD.md does not define {written}"
-
-
-def test_method_says_what_the_ends_of_intervals_are():
-    assert "`…_ci_low` and `…_ci_high`" in METHOD
 
 
 def test_every_entry_is_whole_and_names_are_found_by_one_entry():
@@ -57,15 +50,9 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
 def test_a_metric_of_own_code_has_an_entry_from_its_name():
     mine = metrics.metric("mine/wasted_share")
     assert (mine.title, mine.unit, mine.less_is_better) == ("wasted", "%", None)
-    assert metrics.interval(
-        "mine/wasted_share", {"mine/wasted_share_ci_low": 0.1, "mine/wasted_share_ci_high": 0.2}
-    ) == (0.1, 0.2)
+    assert metrics.interval("mine/wasted_share", {"mine/wasted_share": {"low": 0.1, "high": 0.2}}) == (0.1, 0.2)
+
+
+def test_an_interval_has_two_ends():
+    assert metrics.interval("step/ms_median", {"step/ms_median": {"low": 1.0}}) is None
     assert metrics.interval("comm/ideal_ratio", {}) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "prefix"), [("throughput/images_per_second", "throughput/ci_"), ("step/ms_median", "step/ms_median_ci_")]
-)
-def test_intervals_are_found_by_the_table(name, prefix):
-    assert metrics.interval(name, {f"{prefix}low": 1.0, f"{prefix}high": 2.0}) == (1.0, 2.0)
-    assert metrics.interval(name, {f"{prefix}low": 1.0}) is None

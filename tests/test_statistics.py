@@ -185,10 +185,11 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     training.step = step
     benchmark.step_ms = 100.0  # hence one window of 20
     benchmark.timed()
-    metrics = derive.timed({0: list(read_lines(folder.rank_lines(0)))}).metrics
+    derived = derive.timed({0: list(read_lines(folder.rank_lines(0)))})
+    metrics, interval = derived.metrics, derived.within_run["throughput/images_per_second"]
     assert (metrics["step/iterations"], metrics["throughput/images"], len(steps)) == (20, 640, 21)
     rate = metrics["throughput/images_per_second"]
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
     assert 0.8 * 2207 < rate < 1.001 * 2207, "3056 would be the mean of the rates"
-    assert metrics["throughput/ci_low"] < rate < metrics["throughput/ci_high"]
+    assert interval["low"] < rate < interval["high"]
     assert metrics["step/ms_median"] < 12 and metrics["step/ms_p95"] > 10

@@ -31,7 +31,7 @@ def study(forked, tmp_path_factory):
 @pytest.fixture
 def one(study, tmp_path):
     """A study of one cell of benchmark=throughput: (its folder, the study's)."""
-    source = next(path.parent for path in study.glob("*/record.json") if "comm/exposed_ms" in read(path).metrics)
+    source = next(path.parent for path in study.glob("*/record.json") if "strategy/cost_ms" in read(path).metrics)
     return shutil.copytree(source, tmp_path / "study" / "cell"), tmp_path / "study"
 
 
@@ -77,8 +77,8 @@ def test_tables_from_another_source_are_no_difference(one, capsys):
 @pytest.mark.parametrize(
     ("change", "value", "recorded"),
     [
-        (lambda r: r["metrics"].update({"throughput/ci_low": 7.0}), "metrics throughput/ci_low", 7.0),
-        (lambda r: r["metrics"].update({"comm/exposed_ms": "nan"}), "metrics comm/exposed_ms", "nan"),
+        (lambda r: r["within_run"]["step/ms_median"].update(low=7.0), "within_run step/ms_median.low", 7.0),
+        (lambda r: r["metrics"].update({"strategy/cost_ms": "nan"}), "metrics strategy/cost_ms", "nan"),
         (lambda r: r["metrics"].pop("step/ms_p95"), "metrics step/ms_p95", "absent"),
         (lambda r: r["series"]["step/ms_median"][0].__setitem__(1, 1.5), "series step/ms_median.0.1", 1.5),
         (lambda r: r["model"].update(arrays=9), "model arrays", 9),
@@ -210,4 +210,4 @@ def test_records_of_gpus_are_what_their_lines_give_on_this_python_too(machine, r
     """Measured by Python 3.12 on H200s (2026-11-22, commands in overrides): its sum() rounds otherwise than that of 3.11."""
     status, found = verified(capsys, DATA / machine)
     assert (status, found["differences"], found["not_recomputed"]) == (0, [], [])
-    assert found["recomputed"] == found["records"] == records and found["values"] > 500
+    assert found["recomputed"] == found["records"] == records and found["values"] > 400

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.findings.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
+from benchmarks.record.metrics import interval
 from conf.cell import Cell
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Runs:
         rates = self.logarithms(IMAGES_PER_SECOND)
         if not rates:
             return None
-        low, high = self._ends(IMAGES_PER_SECOND, "throughput/ci_")
+        low, high = self._ends(IMAGES_PER_SECOND)
         known = low > 0 and high > 0
         low, high = (math.log(low), math.log(high)) if known else (math.nan, math.nan)
         return sample(rates, low, high, self.records[0].record_id)
@@ -144,19 +145,18 @@ class Runs:
         return [-value for value in found] if self.rate.is_time else found
 
     def metric(self, name: str) -> "Sample | None":
-        """Return a metric; where there is one run, with the interval that the run has of it (`NAME_ci_low`)."""
+        """Return a metric; where there is one run, with the interval that the run has of it (`within_run`)."""
         from analysis.findings.estimates import sample
 
         values = self.values(name)
         if not values:
             return None
-        return sample(values, *self._ends(name, f"{name}_ci_"), f"{name} {self.records[0].record_id}")
+        return sample(values, *self._ends(name), f"{name} {self.records[0].record_id}")
 
-    def _ends(self, metric: str, prefix: str) -> tuple[float, float]:
+    def _ends(self, metric: str) -> tuple[float, float]:
         """Return the interval of a metric within the first run that has the metric; NaN where it has none."""
         of = next(record for record in self.records if metric in record.metrics)
-        low, high = (of.metrics.get(f"{prefix}{end}", math.nan) for end in ("low", "high"))
-        return low, high
+        return interval(metric, of.within_run) or (math.nan, math.nan)
 
 
 def merged(runs: Sequence[Runs]) -> Runs:

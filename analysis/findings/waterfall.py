@@ -6,7 +6,7 @@ and not zero by construction (METHOD.md, Waterfall):
     spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
     contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
-    exposed     steps with and without exchange in turn (ABBA),    the cell itself: comm/exposed_ms
+    exposed     steps with and without exchange in turn (ABBA),    the cell itself: strategy/cost_ms
                 without the overhead, which is in that difference
     waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
 
@@ -29,7 +29,7 @@ from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 
-EXPOSED_BY_DIFFERENCE = "comm/exposed_ms"
+COST = "strategy/cost_ms"
 WAIT = "trace/wait_ms_per_step"
 SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
     "spread between GPUs",
@@ -215,9 +215,9 @@ def _communication(
 
     A trace shows how long the mean rank waits; the part in which it waits for a slower GPU is the spread.
     """
-    whole = _metric(runs, EXPOSED_BY_DIFFERENCE)
+    whole = _metric(runs, COST)
     if whole is None:
-        why = "the cell has no comm/exposed_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
+        why = "the cell has no strategy/cost_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
         return [(COMMUNICATION, None, why), (WAITING, None, why)]
     why = "" if overhead else "with what the strategy costs on one GPU"
     exposed = whole - overhead if overhead else whole

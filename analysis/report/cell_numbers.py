@@ -44,7 +44,7 @@ def with_unit(column: str, text: str) -> str:
 
 def margin(record: Record) -> str:
     """Return half the 95 % interval of images per second, as a share of it; empty without an interval."""
-    rate, ends = record.metrics.get(RATE), metrics.interval(RATE, record.metrics)
+    rate, ends = record.metrics.get(RATE), metrics.interval(RATE, record.within_run)
     if not rate or ends is None:
         return ""
     half = (ends[1] - ends[0]) / 2 / rate
@@ -76,7 +76,7 @@ def _named(name: str, record: Record) -> str:
     entry, kind = metrics.metric(name), of_metric(name)
     unit = f" {entry.unit}" if entry.unit != "%" and entry.unit else ""
     text = f"{entry.title} {number(record.metrics[name], kind)}{unit}"
-    if ends := metrics.interval(name, record.metrics):
+    if ends := metrics.interval(name, record.within_run):
         low, high = (number(end, kind).removesuffix(f"{THIN}{kind.unit}") for end in ends)
         text += f" ({low} to {high})"
     return text

@@ -9,7 +9,7 @@ from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import MainPoint, compared_with, main_point
-from analysis.report.measured_values import RATE, first_records, median_and_range
+from analysis.report.measured_values import RATE, bounded, first_records, median_and_range
 from analysis.report.names import run_name, unit_of
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import Section
@@ -131,12 +131,12 @@ def _why(study: Study, findings: Findings, main: MainPoint | None) -> str:
     if closing is not None:
         where = "" if is_main(closing) else f"{single_line(closing.label)} on {gpu_ids(closing.gpus)}: "
         return where + _lost(closing)
-    exposed = _exposed(study, main[1]) if main else ""
+    cost = _cost(study, main[1]) if main else ""
     controls = "control cells are missing (add waterfall=true)"
     beside, lost = _beside_none(findings, main) if main else ("", False)
     if not beside:
-        return f"Where the rest goes is not known: {controls}{exposed}."
-    return f"{beside}{exposed}; where the loss goes is not known: {controls}." if lost else f"{beside}{exposed}."
+        return f"Where the rest goes is not known: {controls}{cost}."
+    return f"{beside}{cost}; where the loss goes is not known: {controls}." if lost else f"{beside}{cost}."
 
 
 def _beside_none(findings: Findings, main: MainPoint) -> tuple[str, bool]:
@@ -179,11 +179,10 @@ def _lost(one: Waterfall) -> str:
     )
 
 
-def _exposed(study: Study, point: Point) -> str:
-    """Return what the cells themselves measured of their exposed communication."""
+def _cost(study: Study, point: Point) -> str:
+    """Return what the cells themselves measured of what their strategy costs."""
     records = study.records_of(point)
-    exposed, step = (middle(records, name) for name in ("comm/exposed_ms", "step/ms_median"))
-    if exposed is None or not step:
+    cost, step = bounded(records, "strategy/cost_ms"), middle(records, "step/ms_median")
+    if cost is None or not step:
         return ""
-    low, high = (middle(records, f"comm/exposed_ms_ci_{end}") for end in ("low", "high"))
-    return f"; the exchange exposes {estimate(Estimate(exposed, low, high))} ms of a step of {number(step)} ms"
+    return f"; the strategy costs {estimate(cost)} ms of a step of {number(step)} ms"

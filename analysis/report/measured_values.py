@@ -9,6 +9,7 @@ from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.numbers import estimate, finite, of_metric
 from benchmarks.record import Record
+from benchmarks.record.metrics import interval
 
 RATE = "throughput/images_per_second"
 Group = tuple[Record, ...]  # runs of equal cells
@@ -19,9 +20,8 @@ def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
     value = middle(group, metric)
     if value is None:
         return None
-    prefix = "throughput/ci_" if metric == RATE else f"{metric}_ci_"
-    low, high = (group[0].metrics.get(f"{prefix}{end}") if len(group) == 1 else None for end in ("low", "high"))
-    return Estimate(value, low, high)
+    ends = interval(metric, group[0].within_run) if len(group) == 1 else None
+    return Estimate(value, *ends) if ends else Estimate(value)
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:

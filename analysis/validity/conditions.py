@@ -7,6 +7,7 @@ import math
 
 from analysis.validity.check import CheckResult, unchecked
 from benchmarks.record import Record
+from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
 
 # Above this efficiency the baseline is too slow: chosen badly, disturbed, or of another kind.
@@ -86,9 +87,10 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
         return None  # a baseline is not compared with itself
     if share is None:
         return unchecked("no one-GPU baseline to compare with")
-    rate, low = (record.metrics.get(f"throughput/{name}") for name in ("images_per_second", "ci_low"))
+    rate = record.metrics.get("throughput/images_per_second")
+    ends = interval("throughput/images_per_second", record.within_run)
     # the lower end of the interval: the noise of this cell says nothing about its baseline
-    least = share * low / rate if rate and low else share
+    least = share * ends[0] / rate if rate and ends else share
     return CheckResult(f"{share:.1%}") if least > MOST_EFFICIENCY else None
 
 

@@ -20,6 +20,8 @@ class Result:
     """Facts that only the ranks know; equal on every rank. Samples are lines (benchmarks/derived.py)."""
 
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; the unit is in the name
+    # {metric: its 95 % interval inside the run: low, high, and how it was found}
+    within_run: dict[str, dict[str, float]] = field(default_factory=dict)
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one for each window
     # Matrices and rows, in the JSON shapes of `python -m analysis`.
     tables: dict[str, Any] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, restored
 from benchmarks.record.field_types import check_types
+from benchmarks.record.former import renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
 from conf.cell import Cell
 
@@ -63,8 +64,9 @@ def read(path: Path) -> Record:
 
 def _record(content: dict[str, Any]) -> Record:
     """Return the record that a JSON object holds. Raises what a constructor raises, and ValueError for a wrong time."""
-    for name in ("model", "metrics", "series", "checks", "tables"):
-        content[name] = restored(content.get(name, {}) if name == "tables" else content[name])
+    content = renewed(content)
+    for name in ("model", "metrics", "within_run", "series", "checks", "tables"):
+        content[name] = restored(content.get(name, {}) if name in ("tables", "within_run") else content[name])
     content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
     content["validity"] = Validity(**content["validity"])
     content["cell"] = Cell.from_dict(content["cell"])

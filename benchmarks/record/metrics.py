@@ -8,7 +8,7 @@ Name is a pattern where a metric comes in several forms: `{one|all}` is one of t
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What a name ends in, and its unit.
@@ -16,7 +16,6 @@ UNITS = {
     "_gb_per_s": "GB/s", "_per_second": "/s", "_ms_per_step": "ms", "_ms": "ms", "_us": "µs", "_seconds": "s", "_share": "%",
     "_fraction": "%", "_ratio": "%", "_efficiency": "%",
 }  # fmt: skip
-ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Metric:
     less_is_better: bool | None = None  # None: neither way is better
     decimals: int | None = None  # None: three significant digits, and all digits of whole thousands
     column: str = ""  # heading of its column where cells are listed; empty: it has none
-    ends: str = ""  # the names of the ends of its 95 % interval begin with this; empty: it has no interval
     first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
 
 
@@ -43,25 +41,24 @@ def _higher_is_better(name: str, title: str, unit: str, **more: object) -> Metri
 
 # In the order in which they are shown.
 _TABLE = (
-    _higher_is_better(
-        "throughput/images_per_second", "images per second", "images/s", column="images/s", ends="throughput/ci_"
-    ),
+    _higher_is_better("throughput/images_per_second", "images per second", "images/s", column="images/s"),
     _higher_is_better("throughput/images_per_second_per_gpu", "images per second and GPU", "images/s", column="per GPU"),
     Metric("throughput/images", "images that were counted", "images", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
-    _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms", ends="comm/exchange_ms_ci_"),
+    _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms"),
     _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=1, column="of limit"),
     _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange", "GB/s"),
     _higher_is_better("comm/busbw_gb_per_s", "busbw of the exchange", "GB/s", column="busbw GB/s"),
-    _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms", ends="comm/exposed_ms_ci_"),
-    _higher_is_better("comm/overlap_fraction", "overlap with compute", "%", decimals=1),
+    _lower_is_better("strategy/cost_ms", "cost of the strategy in a step", "ms", column="cost ms"),
+    _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms"),
+    _higher_is_better("comm/hidden_share", "share of the exchange that compute hides", "%", decimals=0),
     Metric("comm/ideal_ms", "time that the limit allows", "ms"),
     _lower_is_better("comm/pipelined_ms", "exchange in a stream of exchanges", "ms"),
     _higher_is_better("comm/pipelined_ratio", "share of the limit in a stream", "%", decimals=0),
     Metric("comm/bytes_moved", "bytes that each rank sends", "bytes", decimals=0),
     _lower_is_better("comm/error", "error of the first exchange", ""),
-    _lower_is_better("step/ms_median", "median step", "ms", ends="step/ms_median_ci_"),
+    _lower_is_better("step/ms_median", "median step", "ms"),
     _lower_is_better("step/ms_p95", "95th percentile of steps", "ms"),
     _lower_is_better("step/launch_ms", "host time to enqueue a step", "ms"),
     _lower_is_better("step/first_ms", "first step", "ms"),
@@ -88,7 +85,7 @@ _TABLE = (
     _lower_is_better("trace/gpu_idle_share", "idle share of the traced time", "%", decimals=1),
     _lower_is_better("trace/gap_us", "median pause between kernels", "µs"),
     Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference"),
-    _lower_is_better("overhead/share", "overhead", "%", decimals=2, ends="overhead/share_ci_", first=True),
+    _lower_is_better("overhead/share", "overhead", "%", decimals=2, first=True),
     _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),
     _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),
     _higher_is_better("collectives/algbw_gb_per_s", "algbw", "GB/s"),
@@ -135,16 +132,7 @@ _TABLE = (
 )  # fmt: skip
 
 
-def _with_ends(table: Iterable[Metric]) -> Iterable[Metric]:
-    for one in table:
-        yield one
-        if one.ends:
-            for end in ENDS:
-                title = f"{one.title}, {end} end of the 95 % interval"
-                yield Metric(f"{one.ends}{end}", title, one.unit, one.less_is_better, one.decimals)
-
-
-METRICS: Mapping[str, Metric] = {one.name: one for one in _with_ends(_TABLE)}
+METRICS: Mapping[str, Metric] = {one.name: one for one in _TABLE}
 COLUMNS = tuple(one for one in _TABLE if one.column)
 
 
@@ -173,9 +161,7 @@ def metric(name: str) -> Metric:
     label = name.rpartition("/")[2]
     ending = next((ending for ending in UNITS if f"_{label}".endswith(ending)), "")
     words = label.removesuffix(ending).replace("_", " ")
-    return Metric(
-        name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None, ends=f"{name}_ci_"
-    )
+    return Metric(name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None)
 
 
 @functools.cache
@@ -185,8 +171,7 @@ def place(name: str) -> int:
     return len(METRICS) if entry is None else list(METRICS).index(entry.name)
 
 
-def interval(name: str, metrics: Mapping[str, float]) -> tuple[float, float] | None:
-    """Return the ends of a metric's 95 % interval, as a record has them; None where it has not both."""
-    prefix = metric(name).ends
-    low, high = (metrics.get(f"{prefix}{end}") for end in ENDS) if prefix else (None, None)
+def interval(name: str, within_run: Mapping[str, Mapping[str, float]]) -> tuple[float, float] | None:
+    """Return the ends of a metric's 95 % interval inside its run, of a record's `within_run`; None where it has not both."""
+    low, high = (within_run.get(name, {}).get(end) for end in ("low", "high"))
     return None if low is None or high is None else (low, high)

@@ -6,6 +6,7 @@ Versions of the schema:
     1  first
     2  tables
     3  the cell holds no `auto`, and what its YAML files declare
+    4  within_run; names of metrics that mean what they say (former.py reads the older names)
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from conf.cell import Cell
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
@@ -62,6 +63,8 @@ class Record:
     model: dict[str, float] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
     # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time, in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
+    # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it says nothing of the next run.
+    within_run: dict[str, dict[str, float]] = field(default_factory=dict)
     series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
     # matrices and rows, in the JSON shapes of `python -m analysis`
     tables: dict[str, Any] = field(default_factory=dict)

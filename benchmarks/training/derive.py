@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
+from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.training.mxnet_lines import mxnet_lines
@@ -23,12 +23,14 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     windows = timed(lines)
     metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
-    checks = windows.checks | warm_up_checks(lines, cell)
+    within_run, checks = windows.within_run, windows.checks | warm_up_checks(lines, cell)
     exchanged = exchange_alone(lines)
     if exchanged is not None:
-        metrics |= exchanged.metrics | exposed(lines, exchanged.metrics)
+        cost = strategy_cost(lines)
+        metrics |= exchanged.metrics | cost.metrics
+        within_run |= exchanged.within_run | cost.within_run
         checks["limit"] = exchanged.limit
-    return Derived(metrics, windows.series, checks=checks)
+    return Derived(metrics, windows.series, checks=checks, within_run=within_run)
 
 
 def warm_up(lines: RankLines) -> Metrics:
@@ -68,25 +70,29 @@ def timed(lines: RankLines) -> Derived:
         medians.append([len(ms), statistics.median(window_ms)])
     low_ms, mean_ms, high_ms = interval = mean_with_interval(ms)
     rate = images / (max(totals) / 1e3)
-    median_low, median_high = statistics.median_interval(ms)
     metrics: Metrics = {
         "throughput/images_per_second": rate,
         "throughput/images_per_second_per_gpu": rate / ranks,
-        "throughput/ci_low": rate * mean_ms / high_ms,
-        "throughput/ci_high": rate * mean_ms / low_ms,
         "throughput/images": images,
         "throughput/seconds": max(totals) / 1e3,
         "step/ms_median": statistics.median(ms),
-        "step/ms_median_ci_low": median_low,
-        "step/ms_median_ci_high": median_high,
         "step/ms_p95": statistics.percentile_95(ms),
         "step/launch_ms": statistics.median(launch_ms),
         "step/iterations": len(ms),
         "ranks/spread": max(totals) / min(totals) - 1,
     }
+    within_run = {
+        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms),
+        "step/ms_median": _ends(*statistics.median_interval(ms)),
+    }
     checks = {"clock_disagreement": disagreement, "half_width": half_width(interval), "iterations": len(ms)}
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
-    return Derived(metrics, series, checks=checks)
+    return Derived(metrics, series, checks=checks, within_run=within_run)
+
+
+def _ends(low: float, high: float) -> dict[str, float]:
+    """Return an interval as records have it."""
+    return {"low": low, "high": high}
 
 
 def mean_with_interval(ms: Sequence[float]) -> tuple[float, float, float]:
@@ -118,21 +124,16 @@ def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
     return metrics
 
 
-def exposed(lines: RankLines, exchanged: Metrics) -> Metrics:
-    """Return what the exchange adds to a step: steps with it against steps without."""
+def strategy_cost(lines: RankLines) -> Derived:
+    """Return what the strategy costs a step: steps with it against steps without exchange."""
     with_exchange, without_exchange = (
         slowest_ms(together(lines, Kind.BLOCK, purpose=f"{word} exchange")) for word in ("with", "without")
     )
     if not with_exchange:
-        return {}
-    low, high = statistics.difference_interval(with_exchange, without_exchange)
-    exposed_ms = statistics.median(with_exchange) - statistics.median(without_exchange)
-    return {
-        "comm/exposed_ms": exposed_ms,
-        "comm/exposed_ms_ci_low": low,
-        "comm/exposed_ms_ci_high": high,
-        "comm/overlap_fraction": 1 - exposed_ms / exchanged["comm/exchange_ms"],
-    }
+        return Derived()
+    cost_ms = statistics.median(with_exchange) - statistics.median(without_exchange)
+    interval = statistics.difference_interval(with_exchange, without_exchange)
+    return Derived({"strategy/cost_ms": cost_ms}, within_run={"strategy/cost_ms": _ends(*interval)})
 
 
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange
@@ -143,6 +144,7 @@ class Exchanged:
     """The exchange alone."""
 
     metrics: Metrics
+    within_run: WithinRun
     ms: list[float]  # of each iteration
     limit: str  # the limit that binds; empty: none was measured
 
@@ -156,11 +158,9 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
     (blocks,) = together(lines, Kind.BLOCK, purpose="exchange")
     ms = exchange_ms(blocks, synchronous)
     milliseconds = statistics.median(ms)
-    low, high = statistics.median_interval(ms)
+    within_run = {"comm/exchange_ms": _ends(*statistics.median_interval(ms))}
     metrics: Metrics = {
         "comm/exchange_ms": milliseconds,
-        "comm/exchange_ms_ci_low": low,
-        "comm/exchange_ms_ci_high": high,
         "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / milliseconds / 1e6,
     }
     if pipelined := together(lines, Kind.BLOCK, purpose="pipelined"):
@@ -169,7 +169,7 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
     if moved == moved:  # NaN: a strategy that cannot say what it moves has no busbw
         metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
     allowed, limit = limits(lines, metrics, synchronous)
-    return Exchanged(metrics | allowed, ms, limit)
+    return Exchanged(metrics | allowed, within_run, ms, limit)
 
 
 def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
@@ -213,7 +213,8 @@ def exchange(lines: RankLines, cell: Cell) -> Derived:
     if cell.benchmark["format"] == "mxnet":
         facts: Any = of_kind(lines[0], Kind.RESULT)[0]
         output = "\n".join(mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms))
-    return Derived(exchanged.metrics, series, checks={"limit": exchanged.limit}, output=output)
+    checks = {"limit": exchanged.limit}
+    return Derived(exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run)
 
 
 # benchmark=overhead
@@ -231,8 +232,7 @@ def overhead(lines: RankLines, cell: Cell) -> Derived:
     step_ms = statistics.median(fast)
     metrics = warm_up(lines) | {
         "overhead/share": (statistics.median(slow) - step_ms) / step_ms,
-        "overhead/share_ci_low": low / step_ms,
-        "overhead/share_ci_high": high / step_ms,
         "overhead/bare_step_ms": step_ms,
     }
-    return Derived(metrics, checks=warm_up_checks(lines, cell))
+    within_run = {"overhead/share": _ends(low / step_ms, high / step_ms)}
+    return Derived(metrics, checks=warm_up_checks(lines, cell), within_run=within_run)

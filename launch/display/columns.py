@@ -13,9 +13,9 @@ from conf.cell import Cell
 from launch.plan.order import PlannedCell
 
 GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
-EXPOSED = "exposed ms"
+COST, EXPOSED = "cost ms", "exposed ms"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (TRANSPORT, EXPOSED, "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
+DISPENSABLE = (TRANSPORT, COST, EXPOSED, "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
 GAP = 2  # between columns

@@ -19,7 +19,7 @@ from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
-from launch.display.columns import EXPOSED, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, EXPOSED, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
@@ -128,6 +128,7 @@ class Screen:
                 found = cell_numbers(record, baselines.efficiency(record))
                 if TRACE_EXPOSED not in record.metrics:  # a terminal has little room, and every row would have it
                     found.pop(EXPOSED, None)
+                    found.pop(COST, None)
                 self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}
 
     def _draw(self) -> Group:

@@ -149,7 +149,7 @@ def cells(study: Study, findings: Findings) -> Section:
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
             baselines.efficiency(record), bounded([record], "comm/exchange_ms"),
-            middle([record], "comm/busbw_gb_per_s"), bounded([record], "comm/exposed_ms"),
+            middle([record], "comm/busbw_gb_per_s"), bounded([record], "strategy/cost_ms"), middle([record], "comm/exposed_ms"),
             middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
@@ -162,7 +162,7 @@ def cells(study: Study, findings: Findings) -> Section:
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             metric_column("busbw_gb_per_s", "comm/busbw_gb_per_s"),
-            metric_column("exposed_ms", "comm/exposed_ms", bounded=True),
+            metric_column("cost_ms", "strategy/cost_ms", bounded=True), metric_column("exposed_ms", "comm/exposed_ms"),
             metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("transport", "transport"),
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
