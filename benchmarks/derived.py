@@ -90,6 +90,23 @@ def _checked(derived: Any, result: Line) -> dict[str, Any]:
     return {**derived.with_facts(result), "output": derived.output}
 
 
+@dataclass(frozen=True)
+class Reported:
+    """What a rank or server said of itself."""
+
+    facts: dict[str, Any]  # as `Record.ranks` has them
+    versions: dict[str, str]
+
+
+def reported(lines: Sequence[Line]) -> Reported | None:
+    """Return what a rank said of itself when it started, and whether it came to its end; None where it did not start."""
+    start = next(iter(of_kind(lines, "start")), None)
+    if start is None:
+        return None
+    facts = {name: value for name, value in start.items() if name not in ("kind", "time", "versions")}
+    return Reported({**facts, "done": bool(of_kind(lines, "done"))}, start["versions"])
+
+
 def result_line(lines: RankLines) -> Line | None:
     """Return the `result` line of rank 0."""
     return next(iter(of_kind(lines.get(0, ()), "result")), None)

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.findings import study as findings
-from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
+from analysis.findings.baselines import with_efficiency
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
@@ -170,20 +169,4 @@ def _with_trace(record: Record, trace: "Profiled") -> Record:
         metrics=metrics | disagreement(metrics),
         tables=record.tables | trace.tables,
         effective=record.effective | trace.effective | {"findings": findings},
-    )
-
-
-def with_efficiency(record: Record, known: Sequence[Record]) -> Record:
-    """Return the record with its efficiency against the baselines that are known by now, if any, and their ids.
-
-    A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
-    """
-    baselines = Baselines(findings.Study.of([*known, record]))
-    share = baselines.efficiency(record)
-    if share is None:
-        return record
-    return dataclasses.replace(
-        record,
-        metrics=record.metrics | {EFFICIENCY: share},
-        checks=record.checks | {BASELINES: baselines.record_ids(record)},
     )

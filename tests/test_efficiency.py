@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from simulated import Simulator
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY, efficiencies
+from analysis.findings.baselines import BASELINES, EFFICIENCY, efficiencies, with_efficiency
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine
@@ -19,7 +19,6 @@ from benchmarks.record import CellFolder, read
 from conf.schema import Tracking
 from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
-from launch.run_cell import with_efficiency
 from launch.study import study as studies
 from launch.study.identity import ProcessIdentity, Sweep
 from launch.tracking.projector import Projector

@@ -6,9 +6,10 @@ The images per GPU are unchanged (weak scaling), or the images per step where `g
 scaling). The launching process imports this module, so it needs neither numpy nor scipy, which take a second to import.
 """
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from analysis.findings.runs import Runs, merged
@@ -61,6 +62,22 @@ def efficiencies(records: Iterable[Record]) -> dict[str, float]:
     baselines = Baselines(study)
     shares = ((record, baselines.efficiency(record)) for record in (*study.records, *study.replaced))
     return {record.record_id: share for record, share in shares if share is not None}
+
+
+def with_efficiency(record: Record, known: Sequence[Record]) -> Record:
+    """Return the record with its efficiency against the baselines that are known by now, if any, and their ids.
+
+    A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
+    """
+    baselines = Baselines(Study.of([*known, record]))
+    share = baselines.efficiency(record)
+    if share is None:
+        return record
+    return dataclasses.replace(
+        record,
+        metrics=record.metrics | {EFFICIENCY: share},
+        checks=record.checks | {BASELINES: baselines.record_ids(record)},
+    )
 
 
 def _condition(runs: Runs) -> Any:

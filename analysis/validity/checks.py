@@ -99,8 +99,9 @@ CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SE
 
 def judge(record: Record, limits: ValidityLimits) -> Validity:
     """Run every check on one record. A cell that is not finished is invalid and has no numbers to judge."""
+    asked = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
     if record.state != "finished":
-        return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS})
+        return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS}, asked)
     codes: dict[str, str] = {}
     skipped: dict[str, str] = {}
     verdict = "valid"
@@ -118,7 +119,7 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         before = sentences.get(finding["code"])
         sentences[finding["code"]] = f"{before}; {finding['sentence']}" if before else finding["sentence"]
         verdict = _worse(verdict, finding["severity"])
-    return Validity(verdict, codes, skipped)
+    return Validity(verdict, codes, skipped, asked)
 
 
 def _worse(verdict: str, severity: str) -> str:
@@ -128,6 +129,12 @@ def _worse(verdict: str, severity: str) -> str:
         if severity in ("suspect", "invalid")
         else verdict
     )
+
+
+def limits_of(record: Record) -> ValidityLimits:
+    """Return the limits that a record was judged by; those that it does not name have their defaults."""
+    known = {one.name for one in dataclasses.fields(ValidityLimits)} & record.validity.limits.keys()
+    return ValidityLimits(**{name: record.validity.limits[name] for name in known})
 
 
 def judged(record: Record, limits: ValidityLimits) -> Record:

@@ -6,7 +6,7 @@ Versions of the schema:
     1  first
     2  tables
     3  the cell holds no `auto`, and what its YAML files declare
-    4  within_run; names of metrics that mean what they say (former.py reads the older names)
+    4  within_run, raw_sha256, validity.limits; names of metrics that mean what they say (former.py reads the older names)
 """
 
 from dataclasses import dataclass, field
@@ -41,6 +41,7 @@ class Validity:
     verdict: str = "valid"  # VERDICTS
     codes: dict[str, str] = field(default_factory=dict)  # code: sentence
     unchecked: dict[str, str] = field(default_factory=dict)  # code: why it could not run
+    limits: dict[str, float] = field(default_factory=dict)  # validity.* as asked: what the checks judged by
 
 
 @dataclass(frozen=True)

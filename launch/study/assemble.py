@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete
-from benchmarks.record import CellFolder, Failure, Kind, Record, RecordError, check_types, encoded, read_lines, restored
+from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
+from benchmarks.record import CellFolder, Failure, Record, RecordError, check_types, encoded, read_lines, restored
 from conf.cell import Cell
 
 
@@ -26,13 +26,10 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         lines = list(read_lines(folder.rank_lines(number)))
         if number < cell.world_size:
             lines_of_ranks[number] = lines
-        start = next((line for line in lines if line["kind"] == Kind.START), None)
-        if start is None:
+        if (told := reported(lines)) is None:
             continue
-        facts = {name: value for name, value in start.items() if name not in ("kind", "time", "versions")}
-        told = {**facts, "done": any(line["kind"] == Kind.DONE for line in lines)}
-        (ranks if number < cell.world_size else servers).append(told)
-        attempt["environment"].setdefault("versions", start["versions"])
+        (ranks if number < cell.world_size else servers).append(told.facts)
+        attempt["environment"].setdefault("versions", told.versions)
     if servers:
         attempt["environment"]["servers"] = servers
     values: dict[str, Any] = {}
