@@ -1,0 +1,75 @@
+"""The interval of the next run: where the number of one more run of the same cell falls, 95 times in 100.
+
+    value ± t(degrees of freedom) · s · √(1 + 1/n)
+
+`s` is the noise floor (analysis.findings.noise_floor), `n` the number of runs that the value is the median of; of three and
+more runs the median is less certain than the mean, so 1/n becomes π/2n. A rate or a time is judged on its logarithm, a
+difference that may be 0 or less as it is. Without a floor there is no interval. What is made of several cells, such as an
+efficiency, is drawn in analysis.findings.estimates. The launching process imports this module: it needs no scipy.
+"""
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from analysis.findings.model import Estimate
+from analysis.findings.noise_floor import Floor
+from benchmarks.record.metrics import metric as entry_of
+
+if TYPE_CHECKING:
+    from analysis.findings.runs import Runs
+
+LEVEL = 0.95
+WIDEST = 100.0  # the most that a logarithm may be off: no overflow where little is known of the scatter
+WORDS = "for the next run"  # what every ± and every interval of a number is
+
+
+def of_median(runs: int) -> float:
+    """Return the variance of the median of normal values as a share of that of one value: 1, 1/2, then π/2n."""
+    return 1 / runs if runs < 3 else math.pi / 2 / runs
+
+
+def half_width(floor: Floor, runs: int) -> float:
+    """Return half the interval of the next run around the median of `runs` runs, in the unit of the floor."""
+    return min(quantile(floor.freedom) * floor.deviation * math.sqrt(1 + of_median(runs)), WIDEST)
+
+
+def next_run(runs: "Runs", metric: str) -> Estimate | None:
+    """Return the median of a metric with the interval of the next run, if its floor is known; None without the metric."""
+    signed = entry_of(metric).signed
+    value, count = runs.middle(metric)
+    if value is None:
+        return None
+    floor = runs.floor(metric)
+    if floor is None or (value <= 0 and not signed):
+        return Estimate(value)
+    half = half_width(floor, count)
+    if signed:
+        return Estimate(value, value - half, value + half)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half))
+
+
+@functools.lru_cache(maxsize=1024)
+def quantile(freedom: int, level: float = LEVEL) -> float:
+    """Return the number of standard deviations on each side of a two-sided interval, by Student's t."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """Return the chance that |T| is below t, for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if odd:
+        return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+    return sine * total
