@@ -1,16 +1,16 @@
-"""Estimates with 95 % intervals from few runs: the parametric bootstrap that every finding shares.
+"""Numbers that are made of several cells, with their intervals: the draws that every finding shares.
 
-A rate is compared on a logarithmic scale, where the scatter is a share of the rate. A Sample holds the median of several
-runs, with a standard error from the scatter *between* runs and Student's t with runs − 1 degrees of freedom; one run has
-its own 95 % interval. A quantity made of several samples (an efficiency, a part of a waterfall) is computed on draws of
-each sample. Runs are not resampled: three runs have ten different resamples, and the interval from these holds the truth
-in three studies of four, not in nineteen of twenty.
+A rate is judged on a logarithmic scale, where the scatter is a share of the rate. A Sample holds the median of the runs of
+one cell and the noise floor of its group (analysis.findings.next_run.floors); without a floor it has no draws. A quantity made
+of several samples (an efficiency, a part of a waterfall) is computed on draws of each sample, twice: as one more run of
+every cell would give it, and as the runs at hand may have given it. What lies between the two is the interval of the next
+run. Samples of one floor share its uncertainty. Runs are not resampled: three runs have ten different resamples.
 """
 
 import functools
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,69 +18,80 @@ import numpy as np
 from scipy.stats import t as student
 
 from analysis.findings.model import Estimate
+from analysis.findings.next_run.floors import Floor
+from analysis.findings.next_run.interval import LEVEL, WIDEST, half_width, of_median
 
 DRAWS = 1000
-LEVEL = 0.95
-NORMAL = 1.959964  # quantile of the normal distribution that belongs to LEVEL
 # The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
 
-# The most that a logarithm may be off, and a draw in standard errors. Two runs know little of their scatter: no overflow then.
-WIDEST = 100.0
-
-Draws = np.ndarray[Any, np.dtype[np.float64]]  # (DRAWS,), in the unit of the sample: of a rate its logarithm
+Draws = np.ndarray[Any, np.dtype[np.float64]]  # in the unit of the sample: of a rate its logarithm
+NEXT, MEASURED = 0, 1  # rows of a sample's draws: one more run, and the median of the runs at hand
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A value from one or several runs."""
+    """The median over the runs of one cell."""
 
     value: float
-    error: float | None  # standard error; None where the scatter is not known
-    freedom: float = math.inf  # degrees of freedom of the error
+    floor: Floor | None = None  # of single runs; None: not known
     runs: int = 1
     name: str = ""  # seeds the draws, so that equal records give equal intervals
 
     @functools.cached_property
     def draws(self) -> Draws | None:
-        """Values that it could have had; None where the scatter is not known."""
-        if self.error is None:
+        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is not known."""
+        if self.floor is None:
             return None
-        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
-        many = math.isinf(self.freedom)
-        standard = generator.standard_normal(DRAWS) if many else generator.standard_t(self.freedom, DRAWS)
-        drawn: Draws = self.value + self.error * np.clip(standard, -WIDEST, WIDEST)
+        normal = _generator(self.name).standard_normal((2, DRAWS))
+        errors = np.array([[1.0], [math.sqrt(of_median(self.runs))]]) * self.floor.deviation * _scales(self.floor)
+        drawn: Draws = self.value + np.clip(normal * errors, -WIDEST, WIDEST)
         return drawn
 
-    def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval; None where the scatter is not known."""
-        if self.error is None:
-            return None
-        half = self.error * quantile(self.freedom)
-        return self.value - half, self.value + half
+    def next_run(self) -> Estimate:
+        """Return the value with the interval of the next run; without one where the scatter is not known."""
+        if self.floor is None:
+            return Estimate(self.value)
+        half = half_width(self.floor, self.runs)
+        return Estimate(self.value, self.value - half, self.value + half)
 
 
-def sample(values: Sequence[float], low: float, high: float, name: str) -> Sample:
-    """Return the sample of several runs; of a single run, with `low` and `high`, the 95 % interval within the run."""
-    runs = len(values)
-    value = float(np.median(values))
-    if runs > 1:
-        error = float(np.std(values, ddof=1)) / math.sqrt(runs) * (MEDIAN if runs > 2 else 1.0)
-        return Sample(value, error, runs - 1, runs, name)
-    known = math.isfinite(low) and math.isfinite(high) and low <= high
-    return Sample(value, (high - low) / 2 / NORMAL if known else None, name=name)
+def _generator(name: str) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(name.encode()))
+
+
+@functools.lru_cache(maxsize=256)
+def _scales(floor: Floor) -> Draws:
+    """Return draws of the true deviation as a multiple of the floor's, (DRAWS,)."""
+    scales: Draws = np.sqrt(floor.freedom / _generator(floor.name).chisquare(floor.freedom, DRAWS))
+    return scales
+
+
+def next_run(value: float, draws: Draws | None) -> Estimate:
+    """Return a value with the interval of the next run that its draws give, (2, DRAWS)."""
+    if draws is None:
+        return Estimate(value)
+    low, high = _ends(draws[NEXT] - draws[MEASURED])
+    return Estimate(value, value + low, value + high)
 
 
 def estimate(value: float, draws: Draws | None) -> Estimate:
-    """Return a value with the interval that its draws give, reversed: 2 · value − quantile.
+    """Return an effect with its confidence interval, from draws of it (DRAWS,), reversed: 2 · value − quantile.
 
+    It says where the true value lies, not where the next run falls: for what is asked of many runs together.
     The minimum of noisy values is biased low. Reversing the interval removes that bias, a plain interval doubles it.
     """
     if draws is None:
         return Estimate(value)
+    low, high = _ends(draws)
+    return Estimate(value, 2 * value - high, 2 * value - low)
+
+
+def _ends(draws: Draws) -> tuple[float, float]:
+    """Return the ends of the interval that holds LEVEL of the draws, (DRAWS,)."""
     ends = [round((DRAWS - 1) * share) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
     low, high = np.partition(draws, ends)[ends]
-    return Estimate(value, float(2 * value - high), float(2 * value - low))
+    return float(low), float(high)
 
 
 def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:

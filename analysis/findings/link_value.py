@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from analysis.findings import labels
-from analysis.findings.estimates import LEVEL, MEDIAN, Draws, estimate, quantile
+from analysis.findings.estimates import LEVEL, MEASURED, MEDIAN, Draws, estimate, quantile
 from analysis.findings.labels import gpu_list
 from analysis.findings.model import Estimate, LinkValue, Scaling, SubsetLinks
 from analysis.findings.provenance import mapping
@@ -119,7 +119,8 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
     points = {point.record_ids[0]: point for curve in scaling.curves for point in curve.points}
     listed = []
     for runs in study.runs:
-        busbw = runs.metric(BUSBW)
+        rates = runs.values(BUSBW)
+        busbw = median(rates) if rates else None
         if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
             continue
         machine, transport = machines[runs.provenance["machine"]], _transport(runs)
@@ -131,7 +132,7 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
             labels.label(study, runs),
             class_of(machine, runs),
             transport,
-            busbw.value if busbw else None,
+            busbw,
             machine.slowest_gb_per_s(runs.gpus, transport),
             point.efficiency.value if point and point.efficiency else None,
         )
@@ -227,5 +228,5 @@ def _mean(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     rates = [runs.log_rate for runs in members if runs.log_rate is not None]
     size = members[0].world_size
     value = sum(math.exp(rate.value) for rate in rates) / len(rates) / size
-    drawn = [rate.draws for rate in rates if rate.draws is not None]
+    drawn = [rate.draws[MEASURED] for rate in rates if rate.draws is not None]
     return value, np.exp(drawn).mean(axis=0) / size if len(drawn) == len(rates) else None

@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from analysis.findings.model import Estimate
+from analysis.findings.next_run.floors import Floor, FloorGroup, NoiseFloors, group_of
+from analysis.findings.next_run.interval import interval
 from analysis.findings.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
-from benchmarks.record.metrics import interval
+from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
 
 if TYPE_CHECKING:
@@ -64,6 +67,7 @@ class Runs:
     gpus: tuple[int, ...]
     request: Mapping[str, str]  # of request_of
     provenance: Mapping[str, str]  # of analysis.findings.provenance
+    floors: NoiseFloors  # of their study
 
     @functools.cached_property
     def key(self) -> Mapping[str, str]:
@@ -122,16 +126,13 @@ class Runs:
 
     @functools.cached_property
     def log_rate(self) -> "Sample | None":
-        """The same median as a sample, with its scatter."""
-        from analysis.findings.estimates import sample
+        """The same median as a sample, with the noise floor."""
+        from analysis.findings.estimates import Sample
 
-        rates = self.logarithms(IMAGES_PER_SECOND)
-        if not rates:
+        if self.median_log_rate is None:
             return None
-        low, high = self._ends(IMAGES_PER_SECOND)
-        known = low > 0 and high > 0
-        low, high = (math.log(low), math.log(high)) if known else (math.nan, math.nan)
-        return sample(rates, low, high, self.records[0].record_id)
+        runs = len(self.logarithms(IMAGES_PER_SECOND))
+        return Sample(self.median_log_rate, self.floor(IMAGES_PER_SECOND), runs, self.records[0].record_id)
 
     @functools.cached_property
     def rate(self) -> Rate:
@@ -144,19 +145,30 @@ class Runs:
         found = self.logarithms(self.rate.metric)
         return [-value for value in found] if self.rate.is_time else found
 
-    def metric(self, name: str) -> "Sample | None":
-        """Return a metric; where there is one run, with the interval that the run has of it (`within_run`)."""
-        from analysis.findings.estimates import sample
+    @functools.cached_property
+    def group(self) -> FloorGroup:
+        """The cells with which these runs share a noise floor."""
+        return group_of(self.records[0])
 
-        values = self.values(name)
+    def floor(self, metric: str) -> Floor | None:
+        """Return the noise floor of a metric; None where too few runs of equal cells are known."""
+        return self.floors.of(self.group, metric)
+
+    def next_run(self, metric: str) -> Estimate | None:
+        """Return the median of a metric with the interval of the next run, where it is known; None without the metric."""
+        values = self.values(metric)
+        return interval(values, metric, self.floor(metric)) if values else None
+
+    def difference(self, metric: str) -> "Sample | None":
+        """Return the median of a metric that may be 0 or less as a sample, with the noise floor."""
+        from analysis.findings.estimates import Sample
+
+        assert entry_of(metric).signed, metric
+        values = self.values(metric)
         if not values:
             return None
-        return sample(values, *self._ends(name), f"{name} {self.records[0].record_id}")
-
-    def _ends(self, metric: str) -> tuple[float, float]:
-        """Return the interval of a metric within the first run that has the metric; NaN where it has none."""
-        of = next(record for record in self.records if metric in record.metrics)
-        return interval(metric, of.within_run) or (math.nan, math.nan)
+        name = f"{metric} {self.records[0].record_id}"
+        return Sample(statistics.median(values), self.floor(metric), len(values), name)
 
 
 def merged(runs: Sequence[Runs]) -> Runs:

@@ -10,9 +10,9 @@ from scipy.optimize import nnls
 
 from analysis.findings import labels
 from analysis.findings.baselines import Baselines, efficiency, follows_from_gpus, is_irrelevant_alone
-from analysis.findings.estimates import estimate, exponential, scaled, slowest
+from analysis.findings.estimates import exponential, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
-from analysis.findings.model import Curve, Estimate, Point, Scaling, ScalingLaw
+from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
 from analysis.findings.provenance import PROVENANCE
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -57,12 +57,12 @@ def curves(study: Study) -> Scaling:
 def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
-    rate, size, ends = runs.log_rate, runs.world_size, runs.log_rate.interval()
+    rate, size = runs.log_rate, runs.world_size
     alone = {gpu: one.log_rate for gpu, one in members.items() if one.log_rate is not None}
     made = Point(
         runs.gpus,
         runs.key,
-        exponential(Estimate(rate.value, *ends) if ends else Estimate(rate.value)),
+        exponential(rate.next_run()),
         rate.runs,
         runs.batch_size,
         suspect=runs.suspect,
@@ -73,10 +73,10 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
         return made
     value, draws = slowest(alone.values())
     drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
-    speedup = exponential(estimate(rate.value - value, drawn))
+    speedup = exponential(next_run(rate.value - value, drawn))
     return replace(
         made,
-        baseline=exponential(estimate(value, draws)),
+        baseline=exponential(next_run(value, draws)),
         slowest=min(alone, key=lambda gpu: alone[gpu].value),
         speedup=speedup,
         efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, size)),

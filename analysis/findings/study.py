@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.findings.model import Point
+from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.findings.next_run.floors import NoiseFloors, Scatters
 from analysis.findings.provenance import PROVENANCE, Machines, installation, provenance
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, merged, request_of
@@ -35,6 +37,7 @@ class Study:
     singles: Mapping[int, Runs]  # every record as runs of its own, by id()
     unreadable: tuple[str, ...] = ()  # a sentence for each file, paths from the study's folder
     folder: Path | None = None
+    floors: NoiseFloors = field(default_factory=NoiseFloors)
     varied: tuple[str, ...] = field(init=False)  # names of what was asked differently within the study
 
     def __post_init__(self) -> None:
@@ -44,17 +47,29 @@ class Study:
         object.__setattr__(self, "varied", varied)
 
     @staticmethod
-    def of(records: Iterable[Record], unreadable: Sequence[str] = (), folder: Path | None = None) -> "Study":
-        """Choose the attempt that counts of every cell and put runs of equal cells together."""
-        machines = Machines()
+    def of(
+        records: Iterable[Record],
+        unreadable: Sequence[str] = (),
+        folder: Path | None = None,
+        others: Scatters | None = None,
+    ) -> "Study":
+        """Choose the attempt that counts of every cell and put runs of equal cells together.
+
+        `others` is what other studies of the machine showed of the scatter between runs.
+        """
+        machines, floors = Machines(), NoiseFloors(others)
         singles = [
-            Runs((record,), record.cell.gpus, request_of(record.cell), provenance(record, machines))
+            Runs((record,), record.cell.gpus, request_of(record.cell), provenance(record, machines), floors)
             for record in sorted(records, key=_start)
         ]
         chosen = _chosen(singles)
         counting = [one.records[0] for one in chosen]
         ids = {id(record) for record in counting}
         runs, drift = _together([one for one in chosen if one.records[0].usable])
+        again: dict[int, list[Record]] = defaultdict(list)
+        for record, of_cell in drift:
+            again[id(of_cell)].append(record)
+        floors.learn([*one.records, *again[id(one)]] for one in runs)
         names = Counter(record.study for record in counting)
         of_folder = folder.resolve().name if folder else ""
         return Study(
@@ -66,6 +81,7 @@ class Study:
             {id(one.records[0]): one for one in singles},
             tuple(unreadable),
             folder,
+            floors,
         )
 
     @functools.cached_property
@@ -172,7 +188,8 @@ def open_study(folder: Path) -> Study:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
     records, errors = read_study(folder)
-    return Study.of(records, [_inside(folder, error) for error in errors], folder)
+    unreadable = [_inside(folder, error) for error in errors]
+    return Study.of(records, unreadable, folder, of_other_studies(folder))
 
 
 def _chosen(singles: Sequence[Runs]) -> list[Runs]:

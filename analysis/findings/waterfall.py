@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.estimates import WIDEST, Draws, Sample, estimate, exponential, scaled, slowest
+from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.runs import Runs, merged
@@ -119,7 +119,7 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         return None
     images = size * batch * 1e3  # a step's images, times the ms of a second
     value, draws = slowest(bare.values())
-    ideal = scaled(exponential(estimate(value, draws)), size)
+    ideal = scaled(exponential(next_run(value, draws)), size)
     whole = _step(measured, images)
     of_slowest = Step(batch * 1e3 / math.exp(value), None if draws is None else batch * 1e3 / np.exp(draws))
     parts = [_spread(runs, bare)]
@@ -138,7 +138,7 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         runs.gpus,
         runs.key,
         ideal,
-        exponential(estimate(measured.value, measured.draws)),
+        exponential(measured.next_run()),
         tuple(parts),
         residual.value,
         residual.low,
@@ -158,7 +158,7 @@ def _lost(images: float, before: Step, after: Step) -> Estimate:
         draws = images / np.maximum(before.draws, before.ms / WIDEST) - images / np.maximum(
             after.draws, after.ms / WIDEST
         )
-    return estimate(images / before.ms - images / after.ms, draws)
+    return next_run(images / before.ms - images / after.ms, draws)
 
 
 def _spread(runs: Runs, bare: Mapping[int, Sample]) -> WaterfallPart:
@@ -173,7 +173,7 @@ def _spread(runs: Runs, bare: Mapping[int, Sample]) -> WaterfallPart:
     if len(known) == len(rates):
         drawn = np.exp(known)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
-    return WaterfallPart(SPREAD, estimate(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
+    return WaterfallPart(SPREAD, next_run(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
 
 
 def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs], batch: int) -> Step | None:
@@ -238,5 +238,5 @@ def _communication(
 
 
 def _metric(runs: Runs, name: str) -> Step | None:
-    found = runs.metric(name)
+    found = runs.difference(name)
     return None if found is None else Step(found.value, found.draws)

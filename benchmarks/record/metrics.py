@@ -28,6 +28,7 @@ class Metric:
     less_is_better: bool | None = None  # None: neither way is better
     decimals: int | None = None  # None: three significant digits, and all digits of whole thousands
     column: str = ""  # heading of its column where cells are listed; empty: it has none
+    signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
     first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
 
 
@@ -50,8 +51,8 @@ _TABLE = (
     _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=1, column="of limit"),
     _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange", "GB/s"),
     _higher_is_better("comm/busbw_gb_per_s", "busbw of the exchange", "GB/s", column="busbw GB/s"),
-    _lower_is_better("strategy/cost_ms", "cost of the strategy in a step", "ms", column="cost ms"),
-    _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms"),
+    _lower_is_better("strategy/cost_ms", "cost of the strategy in a step", "ms", column="cost ms", signed=True),
+    _lower_is_better("comm/exposed_ms", "exposed communication", "ms", column="exposed ms", signed=True),
     _higher_is_better("comm/hidden_share", "share of the exchange that compute hides", "%", decimals=0),
     Metric("comm/ideal_ms", "time that the limit allows", "ms"),
     _lower_is_better("comm/pipelined_ms", "exchange in a stream of exchanges", "ms"),
@@ -77,15 +78,17 @@ _TABLE = (
     _lower_is_better("staleness/max", "largest staleness", "updates", decimals=0),
     Metric("staleness/updates", "updates", "updates", decimals=0),
     _lower_is_better("trace/comm_ms_per_step", "communication", "ms"),
-    _lower_is_better("trace/exposed_ms_per_step", "exposed communication by the trace", "ms", column="exposed by trace"),
+    _lower_is_better(
+        "trace/exposed_ms_per_step", "exposed communication by the trace", "ms", column="exposed by trace", signed=True
+    ),
     _lower_is_better("trace/exposed_in_gaps_ms_per_step", "exposed in gaps between kernels", "ms"),
     _higher_is_better("trace/overlapped_ms_per_step", "overlapped communication", "ms"),
-    _lower_is_better("trace/wait_ms_per_step", "waiting for the last rank", "ms"),
+    _lower_is_better("trace/wait_ms_per_step", "waiting for the last rank", "ms", signed=True),
     _lower_is_better("trace/{nccl|gloo}_avg_us", "mean call of a collective", "µs"),
     _lower_is_better("trace/gpu_idle_share", "idle share of the traced time", "%", decimals=1),
     _lower_is_better("trace/gap_us", "median pause between kernels", "µs"),
-    Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference"),
-    _lower_is_better("overhead/share", "overhead", "%", decimals=2, first=True),
+    Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference", signed=True),
+    _lower_is_better("overhead/share", "overhead", "%", decimals=2, signed=True, first=True),
     _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),
     _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),
     _higher_is_better("collectives/algbw_gb_per_s", "algbw", "GB/s"),

@@ -2,8 +2,7 @@
 
 It belongs to a group: machine, model, batch, precision, optimise, number of GPUs. Of every cell that ran at least twice
 the squared differences from its own mean are added up. A study adds what its own records show to what the other studies
-of its output_dir showed, which `noise_floor.json` keeps: a row for each study, group and metric, so that a study that is
-read again counts once. The launching process imports this module, so it needs neither numpy nor scipy.
+of its output_dir showed (floor_file). The launching process imports this folder, so it needs neither numpy nor scipy.
 """
 
 import functools
@@ -11,25 +10,19 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.record import Record, metrics
 
-if TYPE_CHECKING:
-    from analysis.findings.runs import Runs
-
-FILE = "noise_floor.json"  # in output_dir, beside the studies
-VERSION = 1
 FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor
 ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
 # Of other records too, so that a record alone has no scatter of it: analysis.findings computes them.
 OF_SEVERAL_RECORDS = ("scaling/efficiency", "comm/exposed_ms", "comm/hidden_share")
 
 
-class Group(NamedTuple):
+class FloorGroup(NamedTuple):
     """Cells whose runs scatter alike."""
 
     host: str
@@ -42,7 +35,7 @@ class Group(NamedTuple):
     world_size: int  # number of GPUs of the cell
 
     @property
-    def of_any_size(self) -> "Group":
+    def of_any_size(self) -> "FloorGroup":
         """The group in which the numbers of GPUs are pooled."""
         return self._replace(world_size=ANY_SIZE)
 
@@ -70,7 +63,7 @@ class Floor:
     name: str  # equal for equal floors: what several numbers share is drawn once
 
 
-Scatters = Mapping[tuple[Group, str], Scatter]  # by group and metric
+Scatters = Mapping[tuple[FloorGroup, str], Scatter]  # by group and metric
 
 
 class NoiseFloors:
@@ -79,16 +72,15 @@ class NoiseFloors:
     def __init__(self, others: Scatters | None = None) -> None:
         """`others` is what other studies of the output_dir showed."""
         self._others = others or {}
-        self._cells: list[tuple[Group, Sequence[Record]]] = []
-        self._pooled: dict[str, dict[Group, Scatter]] = {}
+        self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []
+        self._pooled: dict[str, dict[FloorGroup, Scatter]] = {}
 
-    def learn(self, cells: Iterable[tuple["Runs", Sequence[Record]]]) -> None:
-        """Take the runs of a study: (the runs of a cell, further records of the same cell)."""
-        every = ((runs, [*runs.records, *more]) for runs, more in cells)
-        self._cells += [(runs.group, records) for runs, records in every if len(records) > 1]
+    def learn(self, cells: Iterable[Sequence[Record]]) -> None:
+        """Take what a study measured: the records of each cell."""
+        self._cells += [(group_of(records[0]), records) for records in cells if len(records) > 1]
         self._pooled.clear()
 
-    def of(self, group: Group, metric: str) -> Floor | None:
+    def of(self, group: FloorGroup, metric: str) -> Floor | None:
         """Return the floor of a group; with few runs that of its machine and model on any number of GPUs, else None."""
         if metric not in self._pooled:
             self._pooled[metric] = self._pool(metric)
@@ -101,23 +93,23 @@ class NoiseFloors:
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
         names = {name for _, records in self._cells for record in records for name in record.metrics}
-        found: dict[tuple[Group, str], Scatter] = {}
+        found: dict[tuple[FloorGroup, str], Scatter] = {}
         for name in sorted(filter(has_floor, names)):
             found |= {(group, name): scatter for group, scatter in self._own(name).items() if scatter.freedom}
         return found
 
-    def groups(self, metric: str) -> dict[Group, Floor]:
+    def groups(self, metric: str) -> dict[FloorGroup, Floor]:
         """Return the floor of every group in which the study's own cells ran more than once."""
         known = {group: self.of(group, metric) for group in dict.fromkeys(group for group, _ in self._cells)}
         return {group: floor for group, floor in known.items() if floor is not None}
 
-    def _own(self, metric: str) -> dict[Group, Scatter]:
-        found: dict[Group, Scatter] = defaultdict(Scatter)
+    def _own(self, metric: str) -> dict[FloorGroup, Scatter]:
+        found: dict[FloorGroup, Scatter] = defaultdict(Scatter)
         for group, records in self._cells:
             found[group] += scatter_of(metric, records)
         return found
 
-    def _pool(self, metric: str) -> dict[Group, Scatter]:
+    def _pool(self, metric: str) -> dict[FloorGroup, Scatter]:
         found = defaultdict(Scatter, self._own(metric))
         for (group, name), scatter in self._others.items():
             if name == metric:
@@ -145,7 +137,7 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
     return Scatter(len(values), len(values) - 1, math.fsum((value - mean) ** 2 for value in values))
 
 
-def group_of(record: Record) -> Group:
+def group_of(record: Record) -> FloorGroup:
     """Return the group of a record's cell."""
     cell, environment = record.cell, record.environment
     gpu = environment.get("gpu")
@@ -154,7 +146,7 @@ def group_of(record: Record) -> Group:
     model = cell.model.name
     if not cell.trains:
         model = json.dumps(cell.benchmark, sort_keys=True, default=str)
-    return Group(
+    return FloorGroup(
         str(environment.get("host", "")), _digest(tuple(sorted(uuids))), cell.device, model, cell.batch_size,
         cell.precision, cell.optimize, cell.world_size,
     )  # fmt: skip
@@ -164,47 +156,3 @@ def group_of(record: Record) -> Group:
 def _digest(uuids: tuple[str, ...]) -> str:
     known = [uuid for uuid in uuids if uuid]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12] if known else ""
-
-
-def read_floors(path: Path) -> dict[str, dict[tuple[Group, str], Scatter]]:
-    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged row counts for nothing."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    studies = content.get("studies") if isinstance(content, dict) and content.get("version") == VERSION else None
-    if not isinstance(studies, dict):
-        return {}
-    return {study: dict(_rows(rows)) for study, rows in studies.items() if isinstance(rows, list)}
-
-
-def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[Group, str], Scatter]]:
-    for row in rows:
-        try:
-            fields = dict(row)
-            metric, runs, freedom, squares = (fields.pop(name) for name in ("metric", "runs", "freedom", "squares"))
-            group = Group(**fields)
-            types = [type(one) for one in (*group, metric, runs, freedom)]
-        except (TypeError, ValueError, KeyError):
-            continue
-        right = types == [*Group.__annotations__.values(), str, int, int] and type(squares) in (int, float)
-        if right and 0 < freedom < runs and 0 <= squares < math.inf:
-            yield (group, metric), Scatter(runs, freedom, float(squares))
-
-
-def of_other_studies(folder: Path) -> Scatters:
-    """Return what the other studies beside a study's folder showed."""
-    pooled: dict[tuple[Group, str], Scatter] = defaultdict(Scatter)
-    for study, rows in read_floors(folder.absolute().parent / FILE).items():
-        for key, scatter in rows.items() if study != folder.absolute().name else ():
-            pooled[key] += scatter
-    return pooled
-
-
-def as_json(studies: Mapping[str, Scatters]) -> dict[str, Any]:
-    """Return the content of noise_floor.json."""
-    rows = {
-        study: [{**group._asdict(), "metric": metric, **asdict(scatter)} for (group, metric), scatter in shown.items()]
-        for study, shown in studies.items()
-    }
-    return {"version": VERSION, "studies": rows}

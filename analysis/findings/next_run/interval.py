@@ -2,7 +2,7 @@
 
     value ± t(degrees of freedom) · s · √(1 + 1/n)
 
-`s` is the noise floor (analysis.findings.noise_floor), `n` the number of runs that the value is the median of; of three and
+`s` is the noise floor (analysis.findings.next_run.floors), `n` the number of runs that the value is the median of; of three and
 more runs the median is less certain than the mean, so 1/n becomes π/2n. A rate or a time is judged on its logarithm, a
 difference that may be 0 or less as it is. Without a floor there is no interval. What is made of several cells, such as an
 efficiency, is drawn in analysis.findings.estimates. The launching process imports this module: it needs no scipy.
@@ -10,14 +10,12 @@ efficiency, is drawn in analysis.findings.estimates. The launching process impor
 
 import functools
 import math
-from typing import TYPE_CHECKING
+import statistics
+from collections.abc import Sequence
 
 from analysis.findings.model import Estimate
-from analysis.findings.noise_floor import Floor
+from analysis.findings.next_run.floors import Floor
 from benchmarks.record.metrics import metric as entry_of
-
-if TYPE_CHECKING:
-    from analysis.findings.runs import Runs
 
 LEVEL = 0.95
 WIDEST = 100.0  # the most that a logarithm may be off: no overflow where little is known of the scatter
@@ -34,16 +32,12 @@ def half_width(floor: Floor, runs: int) -> float:
     return min(quantile(floor.freedom) * floor.deviation * math.sqrt(1 + of_median(runs)), WIDEST)
 
 
-def next_run(runs: "Runs", metric: str) -> Estimate | None:
-    """Return the median of a metric with the interval of the next run, if its floor is known; None without the metric."""
-    signed = entry_of(metric).signed
-    value, count = runs.middle(metric)
-    if value is None:
-        return None
-    floor = runs.floor(metric)
-    if floor is None or (value <= 0 and not signed):
+def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estimate:
+    """Return the median of a metric's values over the runs of a cell, with the interval of the next run if it is known."""
+    value, signed = statistics.median(values), entry_of(metric).signed
+    if floor is None or (min(values) <= 0 and not signed):
         return Estimate(value)
-    half = half_width(floor, count)
+    half = half_width(floor, len(values))
     if signed:
         return Estimate(value, value - half, value + half)
     return Estimate(value, value * math.exp(-half), value * math.exp(half))

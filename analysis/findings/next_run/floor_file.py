@@ -1,0 +1,62 @@
+"""Read and make the content of `noise_floor.json`, which stands in output_dir beside the studies.
+
+It has a row for each study, group and metric, so that a study that is read again counts once. The launching process writes
+it when a sweep ends (launch.study.noise_floor).
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from analysis.findings.next_run.floors import FloorGroup, Scatter, Scatters
+
+FILE = "noise_floor.json"
+VERSION = 1
+
+
+def read_floors(path: Path) -> dict[str, dict[tuple[FloorGroup, str], Scatter]]:
+    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged row counts for nothing."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    studies = content.get("studies") if isinstance(content, dict) and content.get("version") == VERSION else None
+    if not isinstance(studies, dict):
+        return {}
+    return {study: dict(_rows(rows)) for study, rows in studies.items() if isinstance(rows, list)}
+
+
+def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[FloorGroup, str], Scatter]]:
+    for row in rows:
+        try:
+            fields = dict(row)
+            metric, runs, freedom, squares = (fields.pop(name) for name in ("metric", "runs", "freedom", "squares"))
+            group = FloorGroup(**fields)
+            types = [type(one) for one in (*group, metric, runs, freedom)]
+        except (TypeError, ValueError, KeyError):
+            continue
+        right = types == [*FloorGroup.__annotations__.values(), str, int, int] and type(squares) in (int, float)
+        if right and 0 < freedom < runs and 0 <= squares < math.inf:
+            yield (group, metric), Scatter(runs, freedom, float(squares))
+
+
+def of_other_studies(folder: Path) -> Scatters:
+    """Return what the other studies beside a study's folder showed."""
+    pooled: dict[tuple[FloorGroup, str], Scatter] = defaultdict(Scatter)
+    for study, rows in read_floors(folder.absolute().parent / FILE).items():
+        for key, scatter in rows.items() if study != folder.absolute().name else ():
+            pooled[key] += scatter
+    return pooled
+
+
+def as_json(studies: Mapping[str, Scatters]) -> dict[str, Any]:
+    """Return the content of noise_floor.json."""
+    rows = {
+        study: [{**group._asdict(), "metric": metric, **asdict(scatter)} for (group, metric), scatter in shown.items()]
+        for study, shown in studies.items()
+    }
+    return {"version": VERSION, "studies": rows}
