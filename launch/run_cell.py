@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from analysis.findings.baselines import with_efficiency
+from analysis.findings.provenance import INHERITED
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
@@ -17,7 +18,7 @@ from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
 from launch.engines.engine import LocalEngine
-from launch.engines.environment import NCCL_SUBSYSTEMS, environment, scrubbed
+from launch.engines.environment import NCCL_SUBSYSTEMS, environment, inherited, scrubbed
 from launch.machine.devices import Machine
 from launch.machine.facts import facts, variables
 from launch.plan.order import PlannedCell
@@ -66,7 +67,12 @@ class CellRunner:
                 "sweep_id": self.sweep.sweep_id,
                 "overrides": self.sweep.overrides,
                 "drift": planned.drift,
-                "environment": {**facts(), "planned_uuids": uuids, "variables": variables(variable)},
+                "environment": {
+                    **facts(),
+                    "planned_uuids": uuids,
+                    "variables": variables(variable),
+                    INHERITED: inherited(variable, cell, self.surrounding),
+                },
             },
         )
         outcome = self._run(cell, folder, variable, uuids, progress)

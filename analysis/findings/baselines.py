@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 from benchmarks.record import Record
@@ -84,12 +85,13 @@ def _condition(runs: Runs) -> Any:
     """Return a key that is equal for a subset and its baselines."""
     follows = follows_from_gpus(runs)
     asked = frozenset(item for item in runs.request.items() if not is_irrelevant_alone(item[0], follows))
-    return asked, tuple(runs.provenance.values())
+    around = frozenset(item for item in runs.provenance.items() if not is_irrelevant_alone(item[0], follows))
+    return asked, around
 
 
 def is_irrelevant_alone(name: str, follows: Iterable[str]) -> bool:
-    """Tell whether an option may differ between a cell and its baseline: one GPU does not use NCCL's settings."""
-    return name in follows or name.startswith("nccl.")
+    """Tell whether an option may differ between a cell and its baseline: one GPU uses neither NCCL's settings nor links."""
+    return name in follows or name.startswith("nccl.") or name == CONNECTIONS
 
 
 def follows_from_gpus(runs: Runs) -> tuple[str, ...]:

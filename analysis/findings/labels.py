@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from analysis.findings import provenance
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
@@ -19,7 +20,8 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
     """Return the parts of a label: the options in which runs differ from others of the study, then where they ran."""
     options = [worded(name, runs.request[name]) for name in study.distinguishing(runs, without)]
-    return options + [f"{name} {runs.provenance[name] or 'not known'}" for name in study.varied_provenance]
+    around = ((name, provenance.worded(runs.provenance.get(name))) for name in study.varied_provenance)
+    return options + [f"{name} {value}" for name, value in around]
 
 
 def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_difference: str) -> str:

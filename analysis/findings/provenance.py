@@ -1,4 +1,8 @@
-"""Where a record was made: on which machine, with which software. Records that differ in it are not compared."""
+"""Where a record was made: on which machine, with which software and variables. Records that differ in it are not compared.
+
+A name of PROVENANCE is '' where the record does not say. Every variable that the ranks inherited is a further name; it is
+absent where it was not set.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,7 +10,56 @@ from typing import Any
 
 from benchmarks.record import Record
 
-PROVENANCE = ("machine", "driver", "torch", "CUDA", "NCCL")
+CONNECTIONS = "connections"  # set by Study.of where runs of one cell were connected in different ways
+PROVENANCE = (
+    "machine",
+    "driver",
+    "torch",
+    "CUDA",
+    "NCCL",
+    "cuDNN",
+    "Python",
+    "CPU",
+    "threads",
+    "Ringside",
+    CONNECTIONS,
+)
+SHARE = "a share of the cores"  # the threads of a rank, as Ringside sets them
+INHERITED = "inherited"  # among the facts of the environment: names of variables that came from around the launcher
+# What Ringside sets by itself: nobody inherited it where it has this value; None: whatever the value.
+SET_BY_RINGSIDE: Mapping[str, str | None] = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_VISIBLE_DEVICES": None,
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_CONF_FILE": None,
+    "NCCL_DEBUG": None,
+    "NCCL_DEBUG_FILE": None,
+    "NCCL_DEBUG_SUBSYS": None,
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": None,
+}
+# Recorded, and without any part in a measurement: labels of images and jobs, what is built, where files lie. The number of
+# threads is compared by itself.
+NO_EFFECT = (
+    "SLURM_JOB_ID", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
+    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH", "OMP_NUM_THREADS",
+)  # fmt: skip
+OF_GPUS = (
+    "NCCL_",
+    "NVSHMEM_",
+    "CUDA_",
+    "CUDNN_",
+    "CUBLAS_",
+    "NVIDIA_",
+    "PYTORCH_CUDA_",
+)  # without effect on CPU workers
+# Variables that forbid NVLink multicast. Machines set them to stay safe, and every rank must have them.
+SAFETY: Mapping[str, str] = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 
 
 class Machines:
@@ -39,7 +92,7 @@ def _uuids(record: Record) -> dict[int, str]:
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
-    """Return the machine and the software of a record, by PROVENANCE; '' where the record does not say."""
+    """Return the machine, the software and the variables of a record: every name of PROVENANCE, then those of `inherited`."""
     environment = record.environment
     versions, driver = mapping(environment.get("versions")), mapping(environment.get("gpu")).get("driver")
     on_gpus = record.cell.device == "cuda"
@@ -49,8 +102,84 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
         "torch": versions.get("torch"),
         "CUDA": versions.get("cuda"),
         "NCCL": versions.get("nccl") if on_gpus else None,
+        "cuDNN": versions.get("cudnn") if on_gpus else None,
+        "Python": ".".join(str(versions.get("python") or "").split(".")[:2]),
+        "CPU": _cpu(record),
+        "threads": _threads(record),
+        "Ringside": _measuring_code(record),
+        CONNECTIONS: None,
     }
-    return {name: "" if value is None else str(value) for name, value in known.items()}
+    return {name: "" if value is None else str(value) for name, value in known.items()} | inherited(record)
+
+
+def inherited(record: Record) -> dict[str, str]:
+    """Return the variables that may change results and that came from around the launcher: {name: value}."""
+    names, known = record.environment.get(INHERITED), variables(record)
+    without = (*NO_EFFECT, *record.cell.nccl)
+    unused = () if record.cell.device == "cuda" else OF_GPUS
+    return {
+        name: value
+        for name, value in known.items()
+        if (not isinstance(names, list) or name in names)
+        and not (name in without or name.startswith(unused) or _set_by_ringside(name, value))
+    }
+
+
+def _set_by_ringside(name: str, value: str) -> bool:
+    return name in SET_BY_RINGSIDE and SET_BY_RINGSIDE[name] in (None, value)
+
+
+def variables(record: Record) -> dict[str, str]:
+    """Return the variables of the ranks that a record keeps."""
+    return {str(name): str(value) for name, value in mapping(record.environment.get("variables")).items()}
+
+
+def worded(value: str | None) -> str:
+    """Return a value of a provenance for people; None where a variable was not set."""
+    return "unset" if value is None else value or "not known"
+
+
+def _cpu(record: Record) -> str:
+    cpu = mapping(record.environment.get("cpu"))
+    cores = f"{cpu['cores']} cores" if "cores" in cpu else ""
+    return ", ".join(part for part in (str(cpu.get("model") or ""), cores) if part)
+
+
+def _threads(record: Record) -> str:
+    """Return how many threads a rank has for its operators; SHARE where nothing but Ringside set that number."""
+    counts = [one["threads"] for one in record.ranks if type(one.get("threads")) is int]
+    asked = variables(record).get("OMP_NUM_THREADS")
+    if not counts or asked is None:
+        return ""
+    names, cores = record.environment.get(INHERITED), mapping(record.environment.get("cpu")).get("cores")
+    if isinstance(names, list):
+        ours = "OMP_NUM_THREADS" not in names
+    else:  # an earlier Ringside did not note it; what it set itself on GPUs follows from the cores
+        of_rank = max(1, cores // (2 * len(counts))) if type(cores) is int else None
+        ours = record.cell.device == "cpu" or asked == str(of_rank)
+    return SHARE if ours and asked == str(counts[0]) else str(counts[0])
+
+
+def _measuring_code(record: Record) -> str:
+    """Return the hash of the code that measured; of records of before it was noted, the commit."""
+    code, commit = record.environment.get("code"), mapping(record.environment.get("git")).get("commit")
+    return f"code {code}" if code else f"commit {str(commit)[:12]}" if commit else ""
+
+
+def connections(record: Record) -> str:
+    """Return how NCCL connected the ranks, and the settings that it announced and nobody asked for.
+
+    '' where its log is missing, or does not show the connections of several ranks.
+    """
+    effective = record.effective
+    if record.cell.world_size > 1 and not effective.get("transport"):
+        return ""
+    nccl = mapping(effective.get("nccl"))
+    channels = effective.get("channels", mapping(nccl.get("channels")).get("collective"))
+    settings = {name: value for name, value in mapping(nccl.get("settings")).items() if name not in record.cell.nccl}
+    parts = [str(effective.get("transport") or ""), "" if channels is None else f"{channels} channels"]
+    parts += [f"{name}={value}" for name, value in sorted(settings.items())]
+    return ", ".join(part for part in parts if part)
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from analysis.findings import labels
+from analysis.findings import labels, provenance
 from analysis.findings.baselines import Baselines, efficiency, follows_from_gpus, is_irrelevant_alone
 from analysis.findings.estimates import exponential, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
-from analysis.findings.provenance import PROVENANCE
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
@@ -109,7 +108,7 @@ def _difference(study: Study, gpus: Sequence[int], runs: Runs) -> str:
     alone = [other for other in study.timed if other.world_size == 1]
     if not alone:
         return "no valid cell ran on one GPU"
-    names = (*study.varied, *PROVENANCE)
+    names = (*study.varied, *study.varied_provenance)
 
     def differing(other: Runs) -> list[str]:
         return [
@@ -122,7 +121,8 @@ def _difference(study: Study, gpus: Sequence[int], runs: Runs) -> str:
     if nearest.gpus[0] not in gpus:
         return "none of their GPUs was measured alone"
     differences = [
-        f"{_name(name)} ({_worded(nearest, name)}, not {_worded(runs, name)})" for name in differing(nearest)
+        f"{_name(name)} ({_worded(study, nearest, name)}, not {_worded(study, runs, name)})"
+        for name in differing(nearest)
     ]
     return f"the cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
 
@@ -131,28 +131,32 @@ def _name(name: str) -> str:
     return "the kind of batch" if name == "global_batch_size" else name.removesuffix(".name").removeprefix("nccl.")
 
 
-def _worded(runs: Runs, name: str) -> str:
-    value = runs.key.get(name)
+def _worded(study: Study, runs: Runs, name: str) -> str:
+    if name in study.varied_provenance:
+        return provenance.worded(runs.provenance.get(name))
+    value = runs.request.get(name)
     if name == "global_batch_size":
         return "weak scaling" if value is None else f"{value} images per step"
-    return value or "not known" if name in PROVENANCE else "none" if value is None else worded(name, value)
+    return "none" if value is None else worded(name, value)
 
 
 def incomparable(study: Study) -> tuple[str, ...]:
-    """Return a sentence for each way in which cells that were asked alike ran on another machine or with other software."""
+    """Return a sentence for each way in which cells that were asked alike ran in other surroundings."""
     by_request: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
     for runs in study.runs:
-        by_request[study.condition(runs, PROVENANCE)].append(runs)
+        by_request[study.condition(runs, study.varied_provenance)].append(runs)
     counted: dict[tuple[str, ...], int] = defaultdict(int)
     for members in by_request.values():
-        first = members[0]
+        first = members[0].provenance
         for other in members[1:]:
-            names = [name for name in study.varied_provenance if first.provenance[name] != other.provenance[name]]
-            if names:
-                both = (
-                    f"{name} ({first.provenance[name] or '?'} and {other.provenance[name] or '?'})" for name in names
-                )
-                counted[tuple(both)] += 1
+            values = ((name, first.get(name), other.provenance.get(name)) for name in study.varied_provenance)
+            named = tuple(
+                f"{name} ({provenance.worded(one)} and {provenance.worded(two)})"
+                for name, one, two in values
+                if one != two
+            )
+            if named:
+                counted[named] += 1
     return tuple(
         f"{count} {'cell is' if count == 1 else 'cells are'} not compared with others that were asked alike: different "
         f"{' and '.join(differences)}"

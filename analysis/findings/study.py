@@ -7,14 +7,14 @@ later one replaced, other machines, other software.
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from analysis.findings.model import Point
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.findings.next_run.floors import NoiseFloors, Scatters
-from analysis.findings.provenance import PROVENANCE, Machines, installation, provenance
+from analysis.findings.provenance import CONNECTIONS, PROVENANCE, Machines, connections, installation, provenance
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, merged, request_of
 from analysis.findings.strategy_options import chosen_options
@@ -170,8 +170,9 @@ class Study:
 
     @functools.cached_property
     def varied_provenance(self) -> tuple[str, ...]:
-        """The names of PROVENANCE that differ within the study."""
-        return tuple(name for name in PROVENANCE if len({runs.provenance.get(name) for runs in self.runs}) > 1)
+        """The names of a provenance that differ within the study."""
+        names = dict.fromkeys((*PROVENANCE, *(name for runs in self.runs for name in runs.provenance)))
+        return tuple(name for name in names if len({runs.provenance.get(name) for runs in self.runs}) > 1)
 
     def condition(self, runs: Runs, without: Iterable[str] = ()) -> tuple[str | None, ...]:
         """Return a key that is equal for runs that may be compared: all that varies, without the GPUs and the names left out."""
@@ -205,7 +206,7 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
         record = one.records[0]
         cell = (record.cell_key, record.drift, one.provenance["machine"])
         if record.usable:
-            usable[cell, tuple(one.provenance.values())] = one
+            usable[cell, frozenset(one.provenance.items())] = one
             measured.add(cell)
         elif cell not in others or record.state == "finished" or others[cell].records[0].state != "finished":
             others[cell] = one
@@ -219,12 +220,27 @@ def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Rec
     for one in usable:
         alike[one.gpus, frozenset(one.key.items())].append(one)
     runs, drift = [], []
-    for members in alike.values():
+    for members in (part for whole in alike.values() for part in _connected_alike(whole)):
         repeats = [one for one in members if not one.records[0].drift]
         of_cell = merged(repeats or members)
         runs.append(of_cell)
         drift += [(one.records[0], of_cell) for one in members if repeats and one.records[0].drift]
     return tuple(runs), tuple(drift)
+
+
+def _connected_alike(members: Sequence[Runs]) -> list[list[Runs]]:
+    """Split runs that were asked alike by how NCCL connected their ranks, and say so in their provenance.
+
+    Runs without NCCL's log stay with the others, unless these differ among themselves.
+    """
+    parts: dict[str, list[Runs]] = defaultdict(list)
+    for one in members:
+        parts[connections(one.records[0])].append(one)
+    if len(parts.keys() - {""}) < 2:
+        return [[*members]]
+    return [
+        [replace(one, provenance={**one.provenance, CONNECTIONS: how}) for one in part] for how, part in parts.items()
+    ]
 
 
 def _start(record: Record) -> tuple[float, str]:

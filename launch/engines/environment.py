@@ -1,7 +1,6 @@
 """Make the command and the environment of a cell's processes."""
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import Machine
-from launch.machine.facts import RECORDED
+from launch.machine.facts import CREDENTIALS, RECORDED, SECRET, variables
 
 ROOT = Path(__file__).parent.parent.parent
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
@@ -43,8 +42,6 @@ NEEDED_PREFIXES = (
     "FI_",
     "RINGSIDE_",
 )
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
-CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
 
 
 def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
@@ -97,6 +94,17 @@ def environment(
     }
     defaults = {"NCCL_SOCKET_IFNAME": "lo"}  # one machine: nothing listens to the network
     return defaults | kept | own | cell.nccl
+
+
+def inherited(of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]) -> list[str]:
+    """Return the names of recorded variables that the ranks of a cell have from around the launcher, as they were there."""
+    return [
+        name
+        for name, value in variables(of_ranks).items()
+        if surrounding.get(name) == value
+        and name not in cell.nccl
+        and (cell.device == "cuda" or name != "OMP_NUM_THREADS")
+    ]
 
 
 def with_absolute_path(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """The facts of machine and software that a record keeps: host, CPU, GPUs, links, packages, commit, variables. Without torch."""
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -18,8 +20,15 @@ from analysis.topology.source import load_topology
 from launch.machine.devices import nvml_text
 
 # Environment variables that can change a result. Nothing else of the environment is kept: it holds secrets.
-RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_ORDER", "OMP_", "MKL_", "KMP_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_",
-            "GLOO_", "SHARP_", "NVSHMEM_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "SLURM_JOB_ID")  # fmt: skip
+RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_", "CUDA_SCALE_", "CUDA_MPS_",
+            "CUDA_AUTO_BOOST", "CUDA_FORCE_", "CUDA_DISABLE_", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_",
+            "ATEN_CPU_", "MALLOC_", "LD_PRELOAD", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "GLOO_", "SHARP_",
+            "NVSHMEM_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "SLURM_JOB_ID")  # fmt: skip
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
+CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
+# The code that ranks run, and that computes numbers from what they wrote.
+MEASURING = ("benchmarks", "trainers")
+ROOT = Path(__file__).parent.parent.parent
 
 
 @functools.lru_cache(maxsize=1)
@@ -40,6 +49,7 @@ def facts() -> dict[str, Any]:
             name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
         },
         "git": _git(),
+        "code": measuring_code(),
         "nccl_conf": _read("/etc/nccl.conf"),
     }
     known["gpu"] = _gpu_facts()
@@ -64,8 +74,20 @@ def _links() -> dict[str, str] | None:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that a record keeps."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
+    """Return the variables of an environment that a record keeps; none whose name or value looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(RECORDED) and not SECRET.search(name) and not CREDENTIALS.search(value)
+    }
+
+
+def measuring_code() -> str:
+    """Return a hash of the code that measures: 12 hexadecimal digits, equal for equal files whatever the commit."""
+    found = hashlib.sha256()
+    for path in sorted(path for part in MEASURING for path in (ROOT / part).rglob("*.py")):
+        found.update(f"{path.relative_to(ROOT).as_posix()}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _gpu_facts() -> dict[str, Any]:
@@ -137,7 +159,7 @@ def _read(path: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    root = str(Path(__file__).parent.parent.parent)
+    root = str(ROOT)
     commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
     if not commit:
         return None
