@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from analysis.topology.link_classes import distinct_classes
 from analysis.topology.source import load_topology
-from analysis.topology.subsets import classes
+from analysis.topology.subsets import best, classes, worst_order
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
@@ -144,6 +144,8 @@ def test_sizes_best_worst_and_second_members():
     for word, expected in (("best:2", "NV2"), ("worst:2", "SYS")):
         (subset,) = subsets(planned([f"gpus={word}", *dgx1]))
         assert distinct_classes(subset, topology.to_json()["links"]) == expected
+    assert subsets(planned(["gpus=worst_order:8", *dgx1])) == [worst_order(topology, 8)]
+    assert set(worst_order(topology, 8)) == set(range(8)) and worst_order(topology, 8) != best(topology, 8)
     assert [one.size for one in classes(topology, 2)] == [2, 2, 2]
     with pytest.raises(Refused, match="classes:9: accepted is a size of 1 to 8"):
         planned(["gpus=classes:9", *dgx1])

@@ -11,7 +11,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.topology.model import Gpu, Topology
 from analysis.topology.smi_text import parse_topology_text
-from analysis.topology.subsets import best, classes, worst
+from analysis.topology.subsets import best, classes, worst, worst_order
 
 DATA = Path(__file__).parent / "data"
 DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
@@ -129,6 +129,7 @@ def test_best_and_worst_are_rings():
     assert best(DGX1, 2) == (0, 3)
     assert worst(DGX1, 2) == (0, 5)
     assert best(DGX1, 4) == (0, 1, 2, 3)
+    assert worst_order(DGX1, 4) == (0, 1, 3, 2)
     with pytest.raises(ValueError, match="9 of 8 GPUs"):
         best(DGX1, 9)
 
@@ -138,7 +139,11 @@ def test_command(capsys):
     assert main(["subsets", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["subsets"] == 247
-    assert shown["classes"][0] == {"size": 2, "links": {"NV2": 1}, "representative": [0, 3], "members": 8}
+    assert shown["classes"][0] == {
+        "size": 2, "links": {"NV2": 1}, "representative": [0, 3], "members": 8,
+        "rings_gb_per_s": 50.0, "rings_are": "nominal",
+    }  # fmt: skip
+    assert "rings_gb_per_s" not in shown["classes"][2], "a path between sockets has no nominal speed"
     assert main(["subsets", file, "--size", "2", "--second-member", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"][0]["second_member"] == [0, 4]
     assert main(["subsets", file]) == 0

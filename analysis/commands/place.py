@@ -1,4 +1,4 @@
-"""`python -m analysis place --gpus K`: which K GPUs to take and in which ring order, and the worst choice."""
+"""`python -m analysis place --gpus K`: which K GPUs to take and in which order, the worst set, and the worst order."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the best ring, the worst one and the reason."""
+    """Print the best set, the worst set, the worst order of the best set, and the reason."""
     measured = None if arguments.p2p is None else read_matrix(read_text(arguments.p2p), arguments.p2p)
     try:
         topology = load_topology(arguments.topology)
@@ -49,8 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def to_json(placement: Placement) -> dict[str, Any]:
-    """Return `{"best": {"gpus": [0, 1], "links": {"NV2": 1}}, "worst": {…}, "reason": "…"}`."""
-    return {"best": placement.best.to_json(), "worst": placement.worst.to_json(), "reason": placement.reason}
+    """Return `{"best": {"gpus": [0, 1], "links": {"NV2": 1}, …}, "worst": {…}, "worst_order": {…}, "reason": "…"}`."""
+    rings = {name: ring.to_json() for name, ring in _rings(placement).items()}
+    return {**rings, "reason": placement.reason}
+
+
+def _rings(placement: Placement) -> dict[str, Ring]:
+    return {"best": placement.best, "worst": placement.worst, "worst_order": placement.worst_order}
 
 
 def read_matrix(text: str, where: str) -> list[list[float]]:
@@ -91,15 +96,16 @@ def _find(document: Any) -> Any:
 
 def _print(placement: Placement) -> None:
     table = Table()
-    for heading in ("", "GPUs in ring order", "links"):
+    for heading in ("", "GPUs in ring order", "links of this ring"):
         table.add_column(heading)
-    rings: list[tuple[str, Ring]] = [("best", placement.best), ("worst", placement.worst)]
+    table.add_column("all rings", justify="right")
     measured = placement.best.slowest_gb_per_s is not None
     if measured:
         table.add_column("slowest GB/s", justify="right")
         table.add_column("sum GB/s", justify="right")
-    for name, ring in rings:
-        row = [name, ",".join(map(str, ring.order)), describe_counts(ring.links)]
+    for name, ring in _rings(placement).items():
+        row = [name.replace("_", " "), ",".join(map(str, ring.order)), describe_counts(ring.links)]
+        row.append(ring.bandwidth.describe() if ring.bandwidth else "")
         if measured:
             row += [f"{ring.slowest_gb_per_s:.1f}", f"{ring.sum_gb_per_s:.1f}"]
         table.add_row(*row)

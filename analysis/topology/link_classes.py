@@ -16,7 +16,7 @@ _RENAMED = {"SOC": "SYS"}  # drivers before 2017 wrote SOC for a path between so
 # Nominal GB/s of a class without known hardware, used to order rings only and never printed: a PCIe 3.0 x16 path is
 # below one NVLink of the second generation, and each further hop is a little worse.
 _ORDERING = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.0, "SYS": 8.0}
-_ORDERING_PER_NVLINK = 25.0
+NVLINK_GB_PER_S = 25.0  # of one link per direction, where the GPU is not known
 _ORDERING_UNKNOWN = 1.0
 
 # GPU name -> GB/s per NVLink per direction, first match wins. GeForce and workstation boards of the Ampere generation
@@ -52,7 +52,7 @@ def is_known(word: str) -> bool:
 def quality(word: str) -> float:
     """Return the ordering weight of a class: larger is better. It is not a measurement."""
     count = nvlink_count(word)
-    return count * _ORDERING_PER_NVLINK if count is not None else _ORDERING.get(word, _ORDERING_UNKNOWN)
+    return count * NVLINK_GB_PER_S if count is not None else _ORDERING.get(word, _ORDERING_UNKNOWN)
 
 
 def best_first(words: Iterable[str]) -> list[str]:

@@ -1,35 +1,45 @@
-"""Choose K GPUs and their ring order: the ring with the best slowest link, then the one with the largest sum.
+"""Choose K GPUs and the order of their ranks.
 
-A ring collective moves at the pace of its slowest link, hence the order of the criteria; rank order decides which links
-the ring crosses. Links count by their class, or by a measured peer-to-peer matrix. The search is exact up to 16 GPUs:
-Held and Karp's dynamic programme over subsets (J. SIAM 10, 1962), first for the bottleneck, then for the sum among the
-rings that do not fall below it.
+Sets are ranked by their bandwidth: what the rings that NCCL can pack onto their wires carry together (analysis.topology.wires).
+The order comes after that: the ring with the best slowest link, then the one with the largest sum, since rank order decides
+which links a single ring crosses. The worst set stands in its best order; the worst order is that of the best set.
+
+Links count by their class, or by a measured peer-to-peer matrix. On machines of up to 8 GPUs every set is ranked exactly,
+and equal sets by their best ring. On larger ones sets are ranked by an upper bound of their bandwidth (what the GPU that can
+send least can send), and the first sets of that ranking by their exact bandwidth where they have up to 8 GPUs: a heuristic.
+The order is always exact.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from analysis.topology.link_classes import best_first, describe_counts, quality
 from analysis.topology.model import Topology
+from analysis.topology.packing import EXACT_GPUS
+from analysis.topology.ring_order import ring_order, ring_value
+from analysis.topology.wires import MachineWires, SetBandwidth
 
 MOST_GPUS = 16  # 2^16 subsets x 16 ends: a second and some megabytes; one more GPU doubles both
 _SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
+_REFINED = 16  # sets of a larger machine whose exact bandwidth is computed
 
 
 @dataclass(frozen=True)
 class Ring:
     """GPUs in ring order and the weights of its links, each to the next and the last to the first (two GPUs: one).
 
-    `links` counts link classes and is empty without a topology; GB/s are None without a measured matrix.
+    `links` counts link classes and is empty without a topology; GB/s of links are None without a measured matrix.
+    `bandwidth` is that of the set, whatever its order: all rings that fit, not this one.
     """
 
     order: tuple[int, ...]
     links: dict[str, int]
     slowest_gb_per_s: float | None
     sum_gb_per_s: float | None
+    bandwidth: SetBandwidth | None = None
 
     def describe(self) -> str:
         """Describe the ring: `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
@@ -39,24 +49,25 @@ class Ring:
         return "-".join(map(str, self.order)) + (f" ({'; '.join(parts)})" if parts else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return one JSON object; what was not measured is absent."""
+        """Return one JSON object; what was not measured, or is not known, is absent."""
         shown: dict[str, Any] = {"gpus": list(self.order), "links": self.links}
         if self.slowest_gb_per_s is not None:
             shown |= {"slowest_gb_per_s": self.slowest_gb_per_s, "sum_gb_per_s": self.sum_gb_per_s}
-        return shown
+        return shown | (self.bandwidth.to_json() if self.bandwidth else {})
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The best ring, the worst one, and one sentence that says why."""
+    """The best set in its best order, the worst set in its best order, and the best set in its worst order."""
 
     best: Ring
     worst: Ring
-    reason: str
+    worst_order: Ring
+    reason: str  # one sentence that says why
 
 
 def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float]] | None = None) -> Placement:
-    """Find the best and the worst ring of `count` GPUs.
+    """Find the best and the worst set of `count` GPUs, and the worst order of the best.
 
     Args:
         topology: link classes; None when only a matrix is known.
@@ -75,12 +86,16 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
     if not 1 <= count <= len(names):
         raise ValueError(f"place: {count} of {len(names)} GPUs; ask for 1 to {len(names)}")
     if len(names) > MOST_GPUS:
-        raise ValueError(f"place: {len(names)} GPUs; the search is exact and takes at most {MOST_GPUS}")
-    weights = _weights(topology, matrix, names)
-    best, worst = (
-        _ring(topology, matrix, names, [names[at] for at in _search(weights, count, sign)]) for sign in (1, -1)
-    )
-    return Placement(best, worst, _reason(best, worst, count))
+        raise ValueError(f"place: {len(names)} GPUs; the search takes at most {MOST_GPUS}")
+    weights, wires = _weights(topology, matrix, names), MachineWires.of(topology, matrix)
+    best_set, worst_set = _best_and_worst(wires, weights, count)
+
+    def ring(members: Sequence[int], in_worst_order: bool = False) -> Ring:
+        order = [names[at] for at in ring_order(weights, members, in_worst_order)]
+        return _ring(topology, matrix, names, order, wires.bandwidth(members) if count > 1 else None)
+
+    best, worst = ring(best_set), ring(worst_set)
+    return Placement(best, worst, ring(best_set, in_worst_order=True), _reason(best, worst, count))
 
 
 def _weights(
@@ -100,113 +115,32 @@ def _weights(
     return [[round(weight(a, b) * _SCALE) for b in range(size)] for a in range(size)]
 
 
-def _search(weights: list[list[int]], count: int, sign: int) -> list[int]:
-    """Return the positions of the best ring (sign 1) or the worst (sign -1), smallest ids first among equals.
-
-    Best: the highest bottleneck, then the largest sum. Worst is its mirror image: the lowest bottleneck, then the
-    smallest sum among the rings that have it.
-    """
-    size = len(weights)
-    if count == 1:
-        return [0]
-    if count == 2:
-        pairs = [[a, b] for a in range(size) for b in range(a + 1, size)]
-        return max(pairs, key=lambda pair: (sign * weights[pair[0]][pair[1]], -pair[0], -pair[1]))
-    links = sorted({weights[a][b] for a in range(size) for b in range(a)})
-    if sign > 0:
-        # The bottleneck is one of the weights: the largest for which a ring without any lower link exists.
-        low, high = 0, len(links) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _longest(weights, count, links[middle], None):
-                low = middle
-            else:
-                high = middle - 1
-        found = _longest(weights, count, links[low], None)
-    else:
-        # Any link can be in a ring, so the lowest bottleneck is the lowest link; at least one such link must be in it.
-        mirrored = [[-weight for weight in row] for row in weights]
-        found = _longest(mirrored, count, None, -links[0])
-    assert found is not None  # every complete graph has a ring
-    return found
-
-
-def _longest(weights: list[list[int]], count: int, floor: int | None, must: int | None) -> list[int] | None:
-    """Ring of `count` positions with the largest sum, without links below `floor` and with one of weight `must`.
-
-    The ring starts at its smallest position. value[layer][mask, last] is the best path through the positions of `mask`
-    that ends at `last`; layer 1 holds the paths that crossed a `must` link (all of them when nothing must be).
-    """
-    import numpy as np
-
-    size = len(weights)
-    impossible = -(2**62)
-    link = np.array(weights, dtype=np.int64)
-    if floor is not None:
-        link[link < floor] = impossible
-    np.fill_diagonal(link, impossible)
-    is_must = link == must if must is not None else np.ones_like(link, dtype=bool)
-    value = np.full((2, 1 << size, size), impossible, dtype=np.int64)
-    for at in range(size):
-        value[0, 1 << at, at] = 0
-    masks = np.arange(1 << size)
-    bits = np.array([mask.bit_count() for mask in range(1 << size)])
-    lowest = masks & -masks
-
-    def add(first: Any, second: Any) -> Any:
-        """Add, impossible if either part is."""
-        return np.where((first == impossible) | (second == impossible), impossible, first + second)
-
-    for length in range(1, count):
-        for to in range(size):
-            grow = masks[(bits == length) & (masks >> to & 1 == 0) & (lowest < 1 << to)]
-            if not len(grow):
-                continue
-            before, after = add(value[0, grow], link[:, to]), add(value[1, grow], link[:, to])
-            value[1, grow | 1 << to, to] = np.maximum(
-                after.max(axis=1), np.where(is_must[:, to], before, impossible).max(axis=1)
-            )
-            value[0, grow | 1 << to, to] = np.where(is_must[:, to], impossible, before).max(axis=1)
-    complete = masks[bits == count]
-    starts = np.array([int(mask & -mask).bit_length() - 1 for mask in complete])
-    closing, must_close = link[starts], is_must[starts]
-    closed = np.maximum(
-        add(value[1, complete], closing), np.where(must_close, add(value[0, complete], closing), impossible)
-    )
-    top = closed.max()
-    if top == impossible:
-        return None
-    winners = complete[(closed == top).any(axis=1)]
-    return min(_retrace(value, link, is_must, int(mask), int(top), impossible) for mask in winners)
-
-
-def _retrace(value: Any, link: Any, is_must: Any, mask: int, total: int, impossible: int) -> list[int]:
-    """Walk one best ring backwards, taking the smallest position that still reaches the total.
-
-    A ring reads the same both ways, so the walk from the start over the closing link gives the ring itself.
-    """
-    start = (mask & -mask).bit_length() - 1
-    ring, here, left, layer = [start], start, total, 1
-    while mask != 1 << start:
-        for last in range(len(link)):
-            if last == start or not mask >> last & 1 or link[last, here] == impossible:
-                continue
-            rest = left - int(link[last, here])
-            # A must link leads to layer 1 from either layer; every other link stays in its layer.
-            below = (1, 0) if layer and is_must[last, here] else (layer,)
-            reached = [one for one in below if int(value[one, mask, last]) == rest]
-            if reached:
-                ring.append(last)
-                here, left, layer = last, rest, reached[0]
-                mask ^= 1 << last
-                break
-        else:
-            raise AssertionError("the dynamic programme's value has no path")
-    return ring
+def _best_and_worst(
+    wires: MachineWires, weights: list[list[int]], count: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the positions of the best and of the worst set, smallest first among equals."""
+    sets = list(combinations(range(len(weights)), count))
+    if count == 1 or len(sets) == 1:
+        return sets[0], sets[0]
+    if len(weights) <= EXACT_GPUS:
+        value = {one: wires.bandwidth(one).gb_per_s for one in sets}
+        high, low = max(value.values()), min(value.values())
+        rank = {one: ring_value(weights, ring_order(weights, one)) for one in sets if value[one] in (high, low)}
+        best = max((one for one in sets if value[one] == high), key=rank.__getitem__)  # of equals the first
+        return best, min((one for one in sets if value[one] == low), key=rank.__getitem__)
+    bound = {one: wires.bandwidth(one, quick=True).gb_per_s for one in sets}
+    high_first = sorted(sets, key=lambda one: (-bound[one], one))[:_REFINED]
+    low_first = sorted(sets, key=lambda one: (bound[one], one))[:_REFINED]
+    exact = {one: wires.bandwidth(one).gb_per_s for one in {*high_first, *low_first}}
+    return max(high_first, key=exact.__getitem__), min(low_first, key=exact.__getitem__)
 
 
 def _ring(
-    topology: Topology | None, matrix: Sequence[Sequence[float]] | None, names: Sequence[int], order: list[int]
+    topology: Topology | None,
+    matrix: Sequence[Sequence[float]] | None,
+    names: Sequence[int],
+    order: list[int],
+    bandwidth: SetBandwidth | None,
 ) -> Ring:
     if len(order) < 2:
         return Ring(tuple(order), {}, None, None)
@@ -218,23 +152,26 @@ def _ring(
         at = {name: position for position, name in enumerate(names)}
         measured = [min(matrix[at[a]][at[b]], matrix[at[b]][at[a]]) for a, b in steps]
     counts = {word: words.count(word) for word in best_first(words)}
-    return Ring(tuple(order), counts, min(measured, default=None), math.fsum(measured) if measured else None)
+    return Ring(tuple(order), counts, min(measured, default=None), math.fsum(measured) if measured else None, bandwidth)
 
 
 def _reason(best: Ring, worst: Ring, count: int) -> str:
     """Explain the choice in one sentence."""
     if count == 1:
         return "One GPU has no links, so every choice is the same."
-    kind = "pair" if count == 2 else f"ring of {count} GPUs"
-    if best.slowest_gb_per_s is not None and worst.slowest_gb_per_s is not None:
-        slowest, other = f"{best.slowest_gb_per_s:.1f} GB/s", f"{worst.slowest_gb_per_s:.1f} GB/s"
-        same = (best.slowest_gb_per_s, best.sum_gb_per_s) == (worst.slowest_gb_per_s, worst.sum_gb_per_s)
-    else:
-        slowest, other = list(best.links)[-1], list(worst.links)[-1]
-        same = best.links == worst.links
-    if same:
-        return f"Every {kind} of this machine has the same links ({best.describe()}), so any choice is as good."
-    return (
-        f"{best.describe()} is the best {kind}: no other has a slowest link above {slowest}, and of those that "
-        f"reach it none has a larger sum; the worst, {worst.describe()}, is held back by {other}."
-    )
+    kind = "pair" if count == 2 else f"set of {count} GPUs"
+    assert best.bandwidth is not None and worst.bandwidth is not None
+    high, low = best.bandwidth, worst.bandwidth
+    one, other = best.describe(), worst.describe()
+    if high == low and (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
+        return f"Every {kind} of this machine is as good as {one}."
+    if high == low:
+        return (
+            f"Every {kind} can pack rings of the same bandwidth{_of(high)}; {one} has the best ring, {other} the worst."
+        )
+    return f"{one} is the best {kind}: its rings carry most{_of(high)}; the worst, {other}, carries least{_of(low)}."
+
+
+def _of(bandwidth: SetBandwidth) -> str:
+    shown = bandwidth.shown_gb_per_s
+    return "" if shown is None else f" ({bandwidth.describe()})"

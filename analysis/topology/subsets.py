@@ -68,13 +68,18 @@ def classes(
 
 
 def best(topology: Topology, k: int) -> tuple[int, ...]:
-    """Return the k GPUs with the best ring, in ring order (see placement)."""
+    """Return the k GPUs whose rings carry most together, in the order of their best ring (see placement)."""
     return place(topology, k).best.order
 
 
 def worst(topology: Topology, k: int) -> tuple[int, ...]:
-    """Return the k GPUs with the worst ring, in ring order."""
+    """Return the k GPUs whose rings carry least together, in the order of their best ring."""
     return place(topology, k).worst.order
+
+
+def worst_order(topology: Topology, k: int) -> tuple[int, ...]:
+    """Return the GPUs of `best` in the order of their worst ring: only the order differs from `best`."""
+    return place(topology, k).worst_order.order
 
 
 def _best_links_first(one: SubsetClass) -> tuple[int, float, float, tuple[int, ...]]:

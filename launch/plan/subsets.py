@@ -5,7 +5,7 @@ import dataclasses
 from analysis.errors import UnreadableInput
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology
-from analysis.topology.subsets import best, classes, worst
+from analysis.topology.subsets import best, classes, worst, worst_order
 from conf.gpus import PLAIN_WORDS, WORD, expand, one_subset
 from conf.options import Refused
 from conf.schema import Config
@@ -37,7 +37,7 @@ def subsets(config: Config, machine: Machine) -> list[tuple[int, ...]]:
 
 
 def _by_link(config: Config, machine: Machine) -> list[tuple[int, ...]]:
-    """Return what classes, classes:K, best:K and worst:K mean; `classes` starts with one GPU alone, the baseline.
+    """Return what classes, classes:K, best:K, worst:K and worst_order:K mean; `classes` starts with one GPU alone, the baseline.
 
     CPU workers are all alike: the first K are the best, the worst and the only class.
     """
@@ -49,8 +49,9 @@ def _by_link(config: Config, machine: Machine) -> list[tuple[int, ...]]:
     if machine.kind == "cpu":
         return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
     topology = _topology_of(config, machine)
-    if word in ("best", "worst") and size is not None:
-        return [(best if word == "best" else worst)(topology, size)]
+    chosen = {"best": best, "worst": worst, "worst_order": worst_order}.get(word)
+    if chosen is not None and size is not None:
+        return [chosen(topology, size)]
     if size == 1 or len(everyone) == 1:
         return [everyone[:1]]
     found = classes(topology, size)
