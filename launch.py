@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import groups, schema
+from conf import groups, schema, sweeper
 from conf.command_line import config_dirs, normalise, only_informs
 from conf.hydra_errors import explain, one_line
 from conf.options import Refused
@@ -37,6 +37,7 @@ def main() -> int:
         return 0
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
     schema.register()
+    sweeper.register()
     arguments: list[str] = []
     try:
         with tempfile.TemporaryDirectory() as scratch:  # Hydra's own folder; a study's folder is made by `launch`
@@ -54,6 +55,9 @@ def main() -> int:
         sentence = explain(error, arguments)
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"
+    except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
+        print("launch.py: interrupted, nothing was started", file=sys.stderr)
+        return 130
     print(one_line(f"launch.py: {sentence}"), file=sys.stderr)
     return 2
 

@@ -1,0 +1,83 @@
+"""Hydra's sweeper made cheap: jobs that differ in values alone share one composition.
+
+Hydra's own sweeper composes each job twice from all YAML files: 0.3 to 0.5 s of CPU a job. Here Hydra composes each combination
+of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy.
+"""
+
+import itertools
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, open_dict, read_write
+
+TOLD_EVERY = 100  # jobs; a sweep of fewer is composed before anyone looks
+
+
+def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
+    """Compose the jobs of a sweep in Hydra's order and call the task with each, in place of Hydra's own method.
+
+    Raises:
+        HydraException: options that do not compose.
+    """
+    assert sweeper.hydra_context is not None and sweeper.config is not None and sweeper.launcher is not None
+    loader = sweeper.hydra_context.config_loader
+    parse = OverridesParser.create(config_loader=loader).parse_overrides
+    (jobs,) = sweeper.split_arguments(parse([*sweeper._parse_config(), *arguments]), None)
+    overrides = {text: parse([text])[0] for text in dict.fromkeys(itertools.chain(*jobs))}
+    bases: dict[tuple[str, ...], _Base] = {}
+    for number, job in enumerate(jobs):
+        choices = tuple(text for text in job if _is_composed(overrides[text], loader))
+        if choices not in bases:
+            bases[choices] = _Base(loader.load_sweep_config(sweeper.config, list(choices)))
+        sweeper.launcher.task_function(bases[choices].of_job([overrides[text] for text in job], choices))
+        _tell(number + 1, len(jobs))
+
+
+class _Base:
+    """One combination of group choices, composed by Hydra."""
+
+    def __init__(self, config: DictConfig) -> None:
+        """Keep the configuration as Hydra hands it to a task: without its own part."""
+        self._hydra = config
+        HydraConfig.instance().set_config(config)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        self._bytes = pickle.dumps(config)  # copied six times as fast as by copy.deepcopy
+
+    def of_job(self, overrides: Sequence[Override], choices: Sequence[str]) -> DictConfig:
+        """Return the configuration of one job, and make its overrides known to HydraConfig."""
+        config: DictConfig = pickle.loads(self._bytes)
+        values = [one for one in overrides if one.input_line not in choices]
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        known: Any = HydraConfig.instance().cfg
+        with read_write(known.hydra):
+            known.hydra.overrides.task = [one.input_line for one in overrides if not one.is_hydra_override()]
+        return config
+
+
+def _is_composed(override: Override, loader: ConfigLoaderImpl) -> bool:
+    """Tell whether an override takes part in the composition: it chooses from a group, or is Hydra's own."""
+    key = override.key_or_group
+    return override.package is not None or override.is_hydra_override() or loader.repository.group_exists(key)
+
+
+def _tell(done: int, jobs: int) -> None:
+    """Show on a terminal how far a long sweep is composed."""
+    if jobs >= 2 * TOLD_EVERY and sys.stderr.isatty() and (done % TOLD_EVERY == 0 or done == jobs):
+        print(f"\rplanning: {done} of {jobs}", end="\r\x1b[K" if done == jobs else "", file=sys.stderr, flush=True)
+
+
+def register() -> None:
+    """Give Hydra's sweeper this `sweep`. A class of our own would have to live in a top-level package `hydra_plugins`."""
+    names = (
+        Plugins.instance().class_name_to_class
+    )  # Hydra loads its plugins again: a class imported before is another one
+    names[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].sweep = sweep  # type: ignore[attr-defined]

@@ -1,0 +1,66 @@
+"""Composing a sweep cheaply gives what Hydra's own sweeper gives, and Ctrl-C ends it with one line."""
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hydra._internal.core_plugins import basic_sweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+from conf import schema, sweeper
+from conf.command_line import normalise
+
+ROOT = Path(__file__).parent.parent
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+SWEEPS = (
+    "gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.env.NCCL_DEBUG_SUBSYS=INIT repeats=3",
+    "benchmark=exchange model=resnet200 benchmark.keys=weights strategy=kvstore_local,kvstore_device",
+    "+experiment=bootcamp_pairs optimizer.momentum=0",
+    "+experiment=nccl_sweep,scaling",
+)
+
+
+def loaded(path):
+    """A file as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"fresh_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def jobs(monkeypatch, tmp_path):
+    """Compose a sweep with a `sweep` method: [(configuration, overrides)]."""
+    schema.register()
+
+    def run(command, method):
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(Plugins.instance().class_name_to_class[BASIC], "sweep", method)
+        folder = f"hydra.sweep.dir={tmp_path}"
+        monkeypatch.setattr(sys, "argv", ["launch.py", *normalise(["-m", *command.split()]), folder])
+        module = loaded(ROOT / "launch.py")
+        module.collect()
+        return [(OmegaConf.to_object(config), sorted(overrides)) for config, overrides in module.composed]
+
+    return run
+
+
+@pytest.mark.parametrize("command", SWEEPS)
+def test_the_cheap_sweeper_composes_what_hydras_own_composes(jobs, command):
+    own = loaded(Path(basic_sweeper.__file__)).BasicSweeper.sweep
+    expected = jobs(command, own)
+    assert len(expected) > 1 or "scaling" in command
+    assert jobs(command, sweeper.sweep) == expected
+
+
+def test_ctrl_c_while_planning_ends_with_one_line(launch, monkeypatch):
+    def pressed(done, jobs):
+        if done == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sweeper, "_tell", pressed)
+    assert launch("-m", "seed=range(0,4)") == (130, "", "launch.py: interrupted, nothing was started\n")
