@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from analysis.findings.labels import BETWEEN
 from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
@@ -199,6 +200,6 @@ def _print_plan(planned: Plan, console: Console) -> None:
     seconds = 0.0
     for number, entry in enumerate(planned.cells):
         seconds += estimate(entry.cell, known)
-        console.print(f"{number + 1:4d}  {entry.cell.name}{' · drift' if entry.drift else ''}", markup=False)
+        console.print(f"{number + 1:4d}  {BETWEEN.join(filter(None, [entry.cell.name, entry.mark]))}", markup=False)
     cells = "1 cell" if len(planned.cells) == 1 else f"{len(planned.cells)} cells"
     console.print(f"{cells}, about {duration(seconds)}; nothing was started (dry_run=true)")
