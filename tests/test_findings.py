@@ -494,7 +494,7 @@ def test_measured_links_stand_beside_the_exchange():
     staged = changed(simulator.record((0, 1)), effective={"transport": "SHM/direct/direct"})
     made = [p2p, simulator.record((0, 3)), simulator.record((0, 1, 3)), staged, simulator.record((0, 2))]
     found = {one.gpus: one.p2p_gb_per_s for one in wires(made)}
-    assert found == {(0, 3): 38.0, (0, 1, 3): 10.0, (0, 1): 5.0, (0, 2): None}
+    assert found == {(0, 3): 38.0, (0, 1, 3): 20.0, (0, 1): 5.0, (0, 2): None}, "a ring of three runs both ways round"
 
 
 def test_a_member_that_stands_out_of_its_class_is_named():

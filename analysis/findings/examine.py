@@ -1,11 +1,13 @@
 """Everything that a study says, in one call: what the report prints."""
 
 from analysis.findings.comparisons import comparisons, noises
-from analysis.findings.link_value import link_values, machine_links, subset_links
+from analysis.findings.link_value import link_values, subset_links
 from analysis.findings.model import Findings
 from analysis.findings.scaling import curves
 from analysis.findings.study import Study
 from analysis.findings.waterfall import waterfalls
+from analysis.findings.wires.lines import wire_lines
+from analysis.findings.wires.measured import machine_links
 from analysis.topology.model import Topology
 
 
@@ -19,6 +21,7 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     scaling, machines = curves(study), machine_links(study, topology)
     noise, values = noises(study), link_values(study, machines)
     links = subset_links(study, machines, scaling)
+    lines, no_line = wire_lines(study, machines, scaling)
     unsaid = [*unexplained, *_nothing(study)]
     if study.rated and all(one.floor is None for one in noise):
         unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")
@@ -31,6 +34,8 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
         noises=noise,
         wires=links,
         worth=values,
+        wire_lines=lines,
+        no_wire_line=no_line,
         excluded=tuple((record.name, why) for record, why in study.left_out),
         unsaid=tuple(unsaid),
     )

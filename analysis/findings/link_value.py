@@ -4,9 +4,8 @@ images per second a link class costs.
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from statistics import median
 
 import numpy as np
@@ -15,103 +14,14 @@ from analysis.findings import labels
 from analysis.findings.estimates import LEVEL, MEASURED, MEDIAN, Draws, estimate, quantile
 from analysis.findings.labels import gpu_list
 from analysis.findings.model import Estimate, LinkValue, Scaling, SubsetLinks
-from analysis.findings.provenance import mapping
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.study import Study
+from analysis.findings.wires.measured import MachineLinks, transport_of
 from analysis.topology.link_classes import best_first, is_known
-from analysis.topology.model import Gpu, Topology
-from analysis.topology.placement import MOST_GPUS, Ring, place
-from benchmarks.record import Record
 
 BUSBW = "comm/busbw_gb_per_s"
 FEWEST_MEMBERS = 3  # of a class: of two, nobody knows which one stands out
-P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without peer access
-
-Matrix = dict[tuple[int, int], float]
-
-
-class MachineLinks:
-    """The links of one machine: their classes, and GB/s between pairs where benchmark=p2p measured them."""
-
-    def __init__(self, topology: Topology | None, measured: Mapping[str, Matrix]) -> None:
-        self._topology, self._measured = topology, measured
-        self._rings: dict[frozenset[int], Ring | None] = {}
-
-    def ring(self, gpus: Iterable[int]) -> Ring | None:
-        """Return the best ring of a subset by link class; None where a class is not known."""
-        members = frozenset(gpus)
-        if members not in self._rings:
-            self._rings[members] = self._best(members)
-        return self._rings[members]
-
-    def _best(self, gpus: frozenset[int]) -> Ring | None:
-        topology = self._topology
-        if topology is None or not 2 <= len(gpus) <= MOST_GPUS or not gpus <= set(topology.gpus):
-            return None
-        words = {topology.link_between(a, b) for a, b in combinations(sorted(gpus), 2)}
-        if len(words) == 1:  # every ring is as good
-            return Ring(tuple(sorted(gpus)), {words.pop(): 1 if len(gpus) == 2 else len(gpus)}, None, None)
-        devices = tuple(gpu for gpu in topology.devices if gpu.index in gpus)
-        return place(Topology(devices, (), topology.links, None, topology.source), len(gpus)).best
-
-    def slowest_gb_per_s(self, gpus: Sequence[int], transport: str | None) -> float | None:
-        """Return the slowest measured link of the ring, with peer access or without, as the transport has it."""
-        ring = self.ring(gpus)
-        order = ring.order if ring else tuple(gpus)
-        matrix = self._measured.get(P2P[0] if transport is None or "P2P" in transport else P2P[1], {})
-        ends = zip(order, (*order[1:], order[0]), strict=True)
-        found = [min(matrix.get((a, b), math.nan), matrix.get((b, a), math.nan)) for a, b in ends]
-        return min(found) if all(map(math.isfinite, found)) else None
-
-
-def machine_links(study: Study, topology: Topology | None) -> dict[str, MachineLinks]:
-    """Return the links of every machine of a study, by the machine's name.
-
-    `topology` is that of a study on one machine; otherwise the links that the records name count.
-    """
-    by_machine: dict[str, list[Runs]] = defaultdict(list)
-    for runs in study.runs:
-        by_machine[runs.provenance["machine"]].append(runs)
-    links = {}
-    for name, members in by_machine.items():
-        records = [record for runs in members for record in runs.records]
-        own = topology if len(by_machine) == 1 and topology is not None else _links(records)
-        links[name] = MachineLinks(own, _matrices(records))
-    return links
-
-
-def _links(records: Iterable[Record]) -> Topology | None:
-    """Return the link classes that the records of a machine name; None unless every pair has one."""
-    pairs: dict[str, str] = {}
-    for record in records:
-        pairs |= mapping(record.environment.get("links"))
-    words: dict[frozenset[int | str], str] = {}
-    for pair, word in pairs.items():
-        ends = pair.split("-")
-        if len(ends) == 2 and all(end.isdigit() for end in ends):
-            words[frozenset(map(int, ends))] = str(word)
-    gpus = sorted({int(gpu) for pair in words for gpu in pair})
-    if not gpus or any(frozenset(pair) not in words for pair in combinations(gpus, 2)):
-        return None
-    return Topology(tuple(Gpu(gpu) for gpu in gpus), (), words, None, "records")
-
-
-def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
-    """Return what records of benchmark=p2p measured: {name: {(from GPU, to GPU): GB/s}}."""
-    matrices: dict[str, Matrix] = {name: {} for name in P2P}
-    for record in records:
-        measured = mapping(mapping(record.tables.get("p2p")).get("matrices"))
-        gpus = record.cell.gpus
-        for name in P2P:
-            rows = measured.get(name)
-            if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
-                continue
-            for a, row in zip(gpus, rows, strict=False):
-                for b, value in zip(gpus, row, strict=False):
-                    if a != b and isinstance(value, int | float) and value > 0:
-                        matrices[name][a, b] = float(value)
-    return matrices
 
 
 def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling) -> tuple[SubsetLinks, ...]:
@@ -123,7 +33,7 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
         busbw = median(rates) if rates else None
         if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
             continue
-        machine, transport = machines[runs.provenance["machine"]], _transport(runs)
+        machine, transport = machines[runs.provenance["machine"]], transport_of(runs)
         point = points.get(runs.records[0].record_id)
         links = SubsetLinks(
             runs.gpus,
@@ -133,17 +43,13 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
             class_of(machine, runs),
             transport,
             busbw,
-            machine.slowest_gb_per_s(runs.gpus, transport),
+            machine.measured_gb_per_s(runs.gpus, transport),
+            machine.nominal_gb_per_s(runs.gpus),
             point.efficiency.value if point and point.efficiency else None,
         )
         listed.append((links, runs))
     sentences = _outstanding(study, listed)
     return tuple(replace(links, stands_out=sentences.get(at, "")) for at, (links, _) in enumerate(listed))
-
-
-def _transport(runs: Runs) -> str | None:
-    found = (record.effective.get("transport") for record in runs.records)
-    return next((str(one) for one in found if one), None)
 
 
 def class_of(machine: MachineLinks, runs: Runs) -> str | None:

@@ -146,7 +146,8 @@ class SubsetLinks:
     link_class: str | None  # the worst between neighbours of the best ring
     transport: str | None
     exchange_gb_per_s: float | None  # busbw
-    p2p_gb_per_s: float | None  # measured by benchmark=p2p, the worst link of the ring
+    p2p_gb_per_s: float | None  # what all its rings carry at the GB/s that benchmark=p2p measured between its pairs
+    nominal_gb_per_s: float | None  # the same by link counts and data sheets
     efficiency: float | None
     stands_out: str = ""  # a sentence where a member differs from its class beyond noise
 
@@ -165,6 +166,43 @@ class LinkValue:
 
 
 @dataclass(frozen=True)
+class WirePoint:
+    """One cell beside the line of its mechanism."""
+
+    gpus: tuple[int, ...]
+    key: Key
+    label: str  # its GPUs, and NCCL's settings where they vary
+    gb_per_s: float  # measured, of what the exchange waits for
+    wire_ms: float  # what the bytes of the exchange take at that rate
+    lost_ms: float  # per step
+    expected_ms: (
+        Estimate  # by the line through the others; all cells of a study lie in these intervals in 19 of 20 studies
+    )
+    residual_ms: float  # lost − expected
+    verdict: str = ""  # more or less: lost more, or less, than its wires explain; such a cell is not in the line
+    efficiency: float | None = None
+    expected_efficiency: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class WireLine:
+    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share · ms on the wires."""
+
+    label: str
+    strategy: str
+    key: Key  # of the first cell
+    quantity: str  # the metric that says what is lost: strategy/cost_ms or scaling/efficiency
+    source: str  # of the measured GB/s: a key of analysis.findings.wires.lines.SOURCES
+    fixed_ms: Estimate  # lost whatever the wires
+    share: Estimate  # of the time on the wires that compute does not hide
+    r_squared: float
+    deviation_ms: float  # of the residuals
+    points: tuple[WirePoint, ...]  # fastest wires first
+    speeds: int  # different GB/s among the cells
+    alone_ms: float | None = None  # a step of the slowest member alone, where efficiency is the quantity
+
+
+@dataclass(frozen=True)
 class Findings:
     """Everything that a study says. A part may be empty; then `unsaid` or `scaling.refusals` say why."""
 
@@ -174,5 +212,7 @@ class Findings:
     noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
     wires: tuple[SubsetLinks, ...] = ()
     worth: tuple[LinkValue, ...] = ()
+    wire_lines: tuple[WireLine, ...] = ()
+    no_wire_line: str = ""  # where there is none: what is missing and how to plan it
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
     unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why

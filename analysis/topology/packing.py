@@ -47,7 +47,7 @@ def packed_gb_per_s(wires: Wires) -> float:
     """
     size = len(wires.gb_per_s)
     most = bound_gb_per_s(wires)
-    alike = {wires.gb_per_s[a][b] for a, b in combinations(range(size), 2)}
+    alike = {(wires.gb_per_s[a][b], wires.through_port[a][b]) for a, b in combinations(range(size), 2)}
     if not most or not 2 < size <= EXACT_GPUS or (len(alike) == 1 and len(set(wires.port_gb_per_s)) == 1):
         return most
     return round(min(2 * _most_rings(wires), most), _DECIMALS)

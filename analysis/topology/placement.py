@@ -20,7 +20,7 @@ from analysis.topology.link_classes import best_first, describe_counts, quality
 from analysis.topology.model import Topology
 from analysis.topology.packing import EXACT_GPUS
 from analysis.topology.ring_order import ring_order, ring_value
-from analysis.topology.wires import MachineWires, SetBandwidth
+from analysis.topology.wires import MachineWires, SetBandwidth, set_bandwidth
 
 MOST_GPUS = 16  # 2^16 subsets x 16 ends: a second and some megabytes; one more GPU doubles both
 _SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
@@ -94,8 +94,17 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
         order = [names[at] for at in ring_order(weights, members, in_worst_order)]
         return _ring(topology, matrix, names, order, wires.bandwidth(members) if count > 1 else None)
 
-    best, worst = ring(best_set), ring(worst_set)
+    best = ring(best_set)
+    worst = best if worst_set == best_set else ring(worst_set)
     return Placement(best, worst, ring(best_set, in_worst_order=True), _reason(best, worst, count))
+
+
+def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
+    """Return the given GPUs (2 to MOST_GPUS) in their best order, with the nominal bandwidth of the set."""
+    chosen = sorted(gpus)
+    weights = _weights(topology, None, chosen)
+    order = [chosen[at] for at in ring_order(weights, range(len(chosen)))]
+    return _ring(topology, None, chosen, order, set_bandwidth(topology, chosen))
 
 
 def _weights(

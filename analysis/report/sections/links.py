@@ -23,17 +23,19 @@ def wires(study: Study, findings: Findings) -> Section | None:
     rows = tuple(
         (
             names[w.label], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
-            w.p2p_gb_per_s, w.efficiency, w.stands_out,
+            w.p2p_gb_per_s, w.nominal_gb_per_s, w.efficiency, w.stands_out,
         )
         for w in findings.wires
     )  # fmt: skip
     table = Table(
-        "wires", "The exchange of each subset (busbw), its worst link, and the peer copy that was measured over this link.",
+        "wires",
+        "The exchange of each subset (busbw), its worst link, and what all its rings carry at measured and at nominal GB/s.",
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
             Column("exchange_gb_per_s", "exchange GB/s", "number"),
-            Column("p2p_gb_per_s", "peer copy GB/s", "number"), Column("efficiency", "efficiency", "share"),
+            Column("p2p_gb_per_s", "peer copies GB/s", "number"),
+            Column("nominal_gb_per_s", "nominal GB/s", "number"), Column("efficiency", "efficiency", "share"),
             Column("stands_out", "stands out"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
@@ -92,7 +94,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
     if len(transports) == 1 and any(transports):
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
-        caption += "; vertical strokes: the measured peer copy over the worst link of the ring"
+        caption += "; vertical strokes: what all rings carry at the measured peer copies"
     yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")
 
 

@@ -1,0 +1,1 @@
+"""What the wires of a machine carry, and how what cells lose follows from it."""

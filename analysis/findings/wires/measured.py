@@ -1,0 +1,139 @@
+"""The wires of a machine as a study knows them: their link classes, and GB/s between pairs where benchmark=p2p measured them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+
+from analysis.findings.provenance import mapping
+from analysis.findings.runs import Runs
+from analysis.findings.study import Study
+from analysis.topology.link_classes import nvlink_gb_per_s
+from analysis.topology.model import Gpu, Topology, infer_nvswitch
+from analysis.topology.placement import MOST_GPUS, Ring, best_ring
+from analysis.topology.wires import set_bandwidth
+from benchmarks.record import Record
+
+P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without peer access
+
+Matrix = dict[tuple[int, int], float]
+
+
+class MachineLinks:
+    """The links of one machine: their classes, and GB/s between pairs where benchmark=p2p measured them."""
+
+    def __init__(self, topology: Topology | None, measured: Mapping[str, Matrix]) -> None:
+        self._topology, self._measured = topology, measured
+        self._rings: dict[frozenset[int], Ring | None] = {}
+        self._carried: dict[tuple[frozenset[int], bool], float | None] = {}
+
+    def ring(self, gpus: Iterable[int]) -> Ring | None:
+        """Return a subset in the order of its best ring, with its nominal bandwidth; None where a link class is not known."""
+        members = frozenset(gpus)
+        if members not in self._rings:
+            topology = self._topology
+            known = topology is not None and 2 <= len(members) <= MOST_GPUS and members <= set(topology.gpus)
+            self._rings[members] = best_ring(topology, sorted(members)) if known and topology is not None else None
+        return self._rings[members]
+
+    def nominal_gb_per_s(self, gpus: Iterable[int]) -> float | None:
+        """Return what the rings of a subset carry by data sheets; None where no such number exists."""
+        ring = self.ring(gpus)
+        return ring.bandwidth.shown_gb_per_s if ring and ring.bandwidth else None
+
+    @property
+    def has_different_links(self) -> bool:
+        """Whether not all pairs have one link class."""
+        topology = self._topology
+        pairs = combinations(topology.gpus, 2) if topology else ()
+        return topology is not None and len({topology.link_between(a, b) for a, b in pairs}) > 1
+
+    def measured_gb_per_s(self, gpus: Iterable[int], transport: str | None) -> float | None:
+        """Return what the rings of a subset carry together at the measured GB/s of its pairs; None where one is missing.
+
+        Peer copies count with peer access or without, as the transport has it. Without it all wires lead through the host.
+        """
+        key = frozenset(gpus), transport is None or "P2P" in transport
+        if key not in self._carried:
+            self._carried[key] = self._measured_of(*key)
+        return self._carried[key]
+
+    def _measured_of(self, gpus: frozenset[int], peers: bool) -> float | None:
+        chosen = sorted(gpus)
+        pairs = self._measured.get(P2P[0] if peers else P2P[1], {})
+        if not 2 <= len(chosen) <= MOST_GPUS or any(pair not in pairs for pair in permutations(chosen, 2)):
+            return None
+        topology = self._topology if peers and self._topology and set(chosen) <= set(self._topology.gpus) else None
+        matrix = [[pairs.get((a, b), 0.0) for b in chosen] for a in chosen]
+        if topology is not None:
+            devices = tuple(topology.gpu(gpu) for gpu in chosen)
+            topology = replace(topology, devices=devices)
+        return set_bandwidth(topology, chosen if topology else range(len(chosen)), matrix).gb_per_s
+
+
+def transport_of(runs: Runs) -> str | None:
+    """Return what NCCL used between the ranks of a cell; None where the runs do not say."""
+    found = (record.effective.get("transport") for record in runs.records)
+    return next((str(one) for one in found if one), None)
+
+
+def machine_links(study: Study, topology: Topology | None) -> dict[str, MachineLinks]:
+    """Return the links of every machine of a study, by the machine's name.
+
+    `topology` is that of a study on one machine; otherwise the links that the records name count.
+    """
+    by_machine: dict[str, list[Runs]] = defaultdict(list)
+    for runs in study.runs:
+        by_machine[runs.provenance["machine"]].append(runs)
+    links = {}
+    for name, members in by_machine.items():
+        records = [record for runs in members for record in runs.records]
+        own = topology if len(by_machine) == 1 and topology is not None else _links(records)
+        links[name] = MachineLinks(own, _matrices(records))
+    return links
+
+
+def _links(records: Sequence[Record]) -> Topology | None:
+    """Return the link classes that the records of a machine name; None unless every pair has one."""
+    pairs: dict[str, str] = {}
+    for record in records:
+        pairs |= mapping(record.environment.get("links"))
+    words: dict[frozenset[int | str], str] = {}
+    for pair, word in pairs.items():
+        ends = pair.split("-")
+        if len(ends) == 2 and all(end.isdigit() for end in ends):
+            words[frozenset(map(int, ends))] = str(word)
+    gpus = sorted({int(gpu) for pair in words for gpu in pair})
+    if not gpus or any(frozenset(pair) not in words for pair in combinations(gpus, 2)):
+        return None
+    speeds = _nvlink_speeds(records)
+    devices = tuple(Gpu(gpu, nvlink_gb_per_s=speeds.get(gpu)) for gpu in gpus)
+    return Topology(devices, (), words, infer_nvswitch(gpus, words), "records")
+
+
+def _nvlink_speeds(records: Iterable[Record]) -> dict[int, float | None]:
+    """Return the GB/s of an NVLink of each GPU whose name the records know."""
+    found: dict[int, float | None] = {}
+    for record in records:
+        listed = mapping(record.environment.get("gpu")).get("gpus")
+        for gpu in map(mapping, listed if isinstance(listed, list) else []):
+            if type(gpu.get("id")) is int:
+                found.setdefault(gpu["id"], nvlink_gb_per_s(str(gpu.get("name"))))
+    return found
+
+
+def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
+    """Return what records of benchmark=p2p measured: {name: {(from GPU, to GPU): GB/s}}."""
+    matrices: dict[str, Matrix] = {name: {} for name in P2P}
+    for record in records:
+        measured = mapping(mapping(record.tables.get("p2p")).get("matrices"))
+        gpus = record.cell.gpus
+        for name in P2P:
+            rows = measured.get(name)
+            if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
+                continue
+            for a, row in zip(gpus, rows, strict=False):
+                for b, value in zip(gpus, row, strict=False):
+                    if a != b and isinstance(value, int | float) and value > 0:
+                        matrices[name][a, b] = float(value)
+    return matrices
