@@ -121,11 +121,10 @@ def test_the_exchange_returns_the_mean_and_is_compared_with_a_limit(forked, name
     assert metrics["comm/busbw_gb_per_s"] == pytest.approx(
         metrics["comm/bytes_moved"] / metrics["comm/exchange_ms"] / 1e6
     )
-    if name == "cpu_staged":  # the others go through gloo, whose ring is no limit
-        assert metrics["comm/ideal_ms"] == metrics[f"limit/{facts['limit']}_ms"] > 0
-        assert metrics["comm/ideal_ratio"] == pytest.approx(metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"])
-    else:
-        assert metrics["stage/ring_ms"] > 0 and "comm/ideal_ms" not in metrics and facts["limit"] == ""
+    assert metrics["comm/ideal_ms"] == metrics[f"limit/{facts['limit']}_ms"] > 0
+    assert metrics["comm/ideal_ratio"] == pytest.approx(metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"])
+    if name != "cpu_staged":  # the others go through gloo, whose ring is no limit
+        assert metrics["stage/ring_ms"] > 0 and facts["limit"] == "memory_copy"
     assert one["model"] == {"parameters": 1_199_882, "arrays": 8, "gradient_bytes": 4 * 1_199_882}
     assert {**one, "output": ""} == {**other, "output": ""}
 

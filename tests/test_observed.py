@@ -82,4 +82,4 @@ def test_cpu_workers_have_no_transport(tmp_path):
     effective = observe(asked, CellFolder(tmp_path), [], lambda _: CellFolder(tmp_path))
     verdict = judge(dataclasses.replace(asked, effective=effective), ValidityLimits())
     assert "transport" not in effective and not verdict.codes
-    assert "not applicable" in verdict.unchecked["setting_ignored"]
+    assert "not applicable" in verdict.not_applicable["setting_ignored"]

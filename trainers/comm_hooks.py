@@ -8,6 +8,8 @@ from torch import Tensor
 SENT = {"fp16": "float16", "bf16": "bfloat16"}
 # Relative rounding of a gradient: four units in the last place, since casts and sums round in the format.
 ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
+# The smallest step between two numbers of the format, where it matters: float16 loses gradients below it.
+SMALLEST_STEP = {"fp16": 2.0**-24}
 SENT_BYTES = 2  # of an element
 
 

@@ -15,7 +15,7 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
 
     On GPUs there are three ways around the ring, and the fastest counts: a message to the next rank, an all-gather and an
     all-reduce. NCCL gives each its own number of channels. Over gloo the message is no limit: an exchange has several under
-    way, and this has one.
+    way, and this has one. There the limit is a copy in memory, since gloo copies every byte that it sends at least once.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     size, on_gpu = MESSAGE_BYTES[device.type], device.type == "cuda"
@@ -28,7 +28,13 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
             work.wait()
 
     one_message = LimitProbe("ring", message, bytes_each / size, limit=on_gpu)
-    if not on_gpu or world_size == 1:
+    if not on_gpu:
+        # Of the exchange's own size: a small gradient stays in a cache, and its copy must too.
+        elements = min(max(1, int(bytes_each / ITEM_BYTES)), out.numel())
+        source, target = out[:elements], into[:elements]
+        copied = elements * ITEM_BYTES
+        return [one_message, LimitProbe("memory_copy", lambda: _copy(source, target), bytes_each / copied)]
+    if world_size == 1:
         return [one_message]
     share = into.numel() // world_size
 
@@ -46,3 +52,7 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
         LimitProbe("ring", gather, bytes_each / passed_on, way="gather"),
         LimitProbe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
     ]
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conf.cell import Cell
 from trainers import models
@@ -13,6 +13,7 @@ from trainers.batches import synthetic
 from trainers.strategy import Strategy, load
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Batch = tuple[Tensor, Tensor]  # images, labels
 Mark = Callable[[str], AbstractContextManager[Any]]
 UNMARKED = nullcontext[None]()
 
@@ -37,7 +38,9 @@ class Training:
             model = models.bf16_weights(model)
         if cell.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.parameters: list[nn.Parameter] = [p for p in model.parameters() if p.requires_grad]
+        self.network = model  # what was built, without what the strategy wraps around it
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.names, self.parameters = list(trained), list(trained.values())
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=cell.optimizer.learning_rate,
@@ -61,7 +64,7 @@ class Training:
         # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
         self.mark: Mark = unmarked
 
-    def backward(self, batch: tuple[Tensor, Tensor] | None = None) -> None:
+    def backward(self, batch: Batch | None = None) -> None:
         """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place."""
         images, labels = batch or next(self.batches)
         self.optimizer.zero_grad(set_to_none=True)

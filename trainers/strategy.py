@@ -66,6 +66,8 @@ class Strategy(ABC):
     exact = True
     # Relative rounding that the exchange itself adds to the gradient (a half-precision hook does).
     rounding = 0.0
+    # The smallest step between two numbers of the format that is sent: what is smaller may be lost.
+    smallest_step = 0.0
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
+OLDER = "the version that measured it did not look"
+
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A check that failed (`detail` goes into its sentence) or could not run (`checked` is False, `detail` says why)."""
+    """A check that failed (`detail` goes into its sentence), or that was not made (`detail` says why)."""
 
     detail: str
     checked: bool = True
+    applies: bool = True  # whether such a cell should have been checked
 
 
 @dataclass(frozen=True)
@@ -26,5 +29,22 @@ class Check:
 
 
 def unchecked(why: str) -> CheckResult:
-    """Return the result of a check that could not run."""
+    """Return the result of a check that should have run and could not."""
     return CheckResult(why, checked=False)
+
+
+def not_applicable(why: str) -> CheckResult:
+    """Return the result of a check that has nothing to look at in such a cell."""
+    return CheckResult(why, checked=False, applies=False)
+
+
+def unless_training(record: Record, why: str = OLDER) -> CheckResult:
+    """Return that a check of training steps could not run; a benchmark without them has nothing to check."""
+    trains = record.cell.benchmark["name"] == "throughput"
+    return unchecked(why) if trains else not_applicable("this benchmark times no training steps")
+
+
+def unless_cpu(record: Record, why: str) -> CheckResult:
+    """Return that a check of GPUs could not run; a CPU worker has none."""
+    on_gpu = record.cell.device == "cuda"
+    return unchecked(why) if on_gpu else not_applicable("CPU workers have no GPU")

@@ -1,13 +1,13 @@
 """The checks that decide whether a record's numbers can be believed: the list CHECKS, and the verdict of all.
 
 `invalid` numbers never enter a baseline or an unmarked plot. `suspect` numbers are marked as such. A check that could not
-run is `unchecked`, with the reason, and never counts as passed.
+run is `unchecked`, with the reason, and never counts as passed. One that has nothing to look at is `not applicable`.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
-from analysis.validity import conditions, results
+from analysis.validity import as_asked, conditions, results
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -33,6 +33,21 @@ CHECKS = (
         "the exchange of known gradients does not return their mean: {}",
         results.exchange_wrong,
     ),
+    Check(
+        "bytes_miscounted",
+        "invalid",
+        "the bytes of the gradients and of their exchange are not the same: {}",
+        as_asked.bytes_miscounted,
+    ),
+    Check(
+        "batches_not_distinct",
+        "invalid",
+        "the batches are not different ones on every rank: {}",
+        as_asked.batches_not_distinct,
+    ),
+    Check("precision_not_used", "invalid", "the arithmetic is not what was asked: {}", as_asked.precision_not_used),
+    Check("not_compiled", "invalid", "torch.compile was asked and made no graph", as_asked.not_compiled),
+    Check("weights_still", "invalid", "weights did not change in the timed steps: {}", as_asked.weights_still),
     Check("copy_wrong", "invalid", "copies arrived with wrong data: {}", results.copy_wrong),
     Check(
         "entry_not_positive",
@@ -61,6 +76,24 @@ CHECKS = (
         "invalid",
         "a GPU lowered its clocks in the timed window because of heat or power: {}",
         conditions.throttled,
+    ),
+    Check(
+        "faster_than_reference",
+        "suspect",
+        "the exchange was faster than anything that this cell can be compared with: {}",
+        as_asked.faster_than_reference,
+    ),
+    Check(
+        "time_between_steps",
+        "suspect",
+        "the host spent time between steps, which no sample contains: {}",
+        as_asked.time_between_steps,
+    ),
+    Check(
+        "compiled_while_timed",
+        "suspect",
+        "torch.compile made graphs in the timed windows: {}",
+        as_asked.compiled_while_timed,
     ),
     Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", conditions.noisy),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", conditions.cpu_bound),
@@ -104,22 +137,23 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS}, asked)
     codes: dict[str, str] = {}
     skipped: dict[str, str] = {}
+    without_object: dict[str, str] = {}
     verdict = "valid"
     for check in CHECKS:
         result = check.judge(record, limits)
         if result is None:
             continue
         if not result.checked:
-            skipped[check.code] = result.detail
+            (skipped if result.applies else without_object)[check.code] = result.detail
             continue
         codes[check.code] = check.sentence.format(result.detail)
         verdict = _worse(verdict, check.severity)
     for finding in record.effective.get("findings", []):
-        sentences = skipped if finding["severity"] == "unchecked" else codes
+        sentences = {"unchecked": skipped, "not applicable": without_object}.get(finding["severity"], codes)
         before = sentences.get(finding["code"])
         sentences[finding["code"]] = f"{before}; {finding['sentence']}" if before else finding["sentence"]
         verdict = _worse(verdict, finding["severity"])
-    return Validity(verdict, codes, skipped, asked)
+    return Validity(verdict, codes, skipped, asked, without_object)
 
 
 def _worse(verdict: str, severity: str) -> str:

@@ -5,7 +5,8 @@ Each function returns None for a record that passes.
 
 import math
 
-from analysis.validity.check import CheckResult, unchecked
+from analysis.validity.as_asked import MOST_OF_REFERENCE
+from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
@@ -17,9 +18,11 @@ MOST_OF_LIMIT = 1.05  # an exchange may find data in a cache where the probe of 
 
 def clocks_disagree(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the GPU's clock and the host's clock measure a window differently."""
+    if record.cell.device != "cuda":
+        return not_applicable("a CPU worker has one clock")
     value = record.checks.get("clock_disagreement")
     if value is None:
-        return unchecked("no window was timed")
+        return unless_training(record, "no window was timed")
     return (
         CheckResult(f"{float(value):.1%}, allowed {limits.clock_limit:.1%}")
         if not value <= limits.clock_limit
@@ -31,7 +34,7 @@ def noisy(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the confidence interval of the rate is too wide."""
     value = record.checks.get("half_width")
     if value is None or not math.isfinite(float(value)):
-        return unchecked("too few iterations for a confidence interval")
+        return unless_training(record, "too few iterations for a confidence interval")
     return (
         CheckResult(f"±{float(value):.1%}, allowed ±{limits.noise_limit:.1%}") if value > limits.noise_limit else None
     )
@@ -41,7 +44,8 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the GPU waits for the CPU to launch work."""
     share = record.metrics.get("gpu/idle_share")
     if share is None:
-        return unchecked("the idle share of the GPU was not measured")
+        why = "the idle share of the GPU was not measured"
+        return unless_training(record, why) if record.cell.device == "cuda" else unless_cpu(record, why)
     return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}") if share > limits.idle_limit else None
 
 
@@ -49,7 +53,7 @@ def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether other processes used the GPUs."""
     samples = record.checks.get("gpu_samples")
     if samples is None:
-        return unchecked("the GPUs were not sampled")
+        return unless_cpu(record, "the GPUs were not sampled")
     if samples["foreign_pids"]:
         return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
     memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
@@ -66,7 +70,7 @@ def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a GPU lowered its clocks in the timed window."""
     samples = record.checks.get("gpu_samples")
     if samples is None or not samples["samples"]:
-        return unchecked("the GPUs were not sampled in the timed window")
+        return unless_cpu(record, "the GPUs were not sampled in the timed window")
     if not samples["reasons_known"]:
         return unchecked("the driver does not report why it lowers clocks")
     return CheckResult(", ".join(samples["throttle_reasons"])) if samples["throttle_reasons"] else None
@@ -76,7 +80,7 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether fewer iterations were measured than requested."""
     done, wanted = record.checks.get("iterations"), record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
-        return unchecked("this benchmark counts no iterations")
+        return unless_training(record, "the ranks counted no iterations")
     return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
 
 
@@ -86,7 +90,7 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     if len(record.cell.gpus) == 1:
         return None  # a baseline is not compared with itself
     if share is None:
-        return unchecked("no one-GPU baseline to compare with")
+        return not_applicable("no efficiency is stated: there is no one-GPU baseline")
     rate = record.metrics.get("throughput/images_per_second")
     ends = interval("throughput/images_per_second", record.within_run)
     # the lower end of the interval: the noise of this cell says nothing about its baseline
@@ -97,15 +101,12 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
 def limit_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange was faster than its limit."""
     share = record.metrics.get("comm/ideal_ratio")
-    return (
-        CheckResult(f"{record.checks.get('limit')}, {share:.0%}")
-        if share is not None and share > MOST_OF_LIMIT
-        else None
-    )
+    much = share is not None and MOST_OF_LIMIT < share <= MOST_OF_REFERENCE  # above it: faster_than_reference
+    return CheckResult(f"{record.checks.get('limit')}, {share:.0%}") if much else None
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the step time was still falling at the end of the warm-up."""
     if "warmup_flat" not in record.checks:
-        return unchecked("no warm-up was measured")
+        return unless_training(record, "no warm-up was measured")
     return None if record.checks["warmup_flat"] else CheckResult("")

@@ -89,7 +89,7 @@ def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[int]) -> dict[s
 
 def _not_applicable(name: str, value: str) -> dict[str, str]:
     sentence = f"{name}={value}: not applicable, CPU workers communicate through gloo"
-    return {"code": "setting_ignored", "sentence": sentence, "severity": "unchecked", "setting": name}
+    return {"code": "setting_ignored", "sentence": sentence, "severity": "not applicable", "setting": name}
 
 
 def without(record: Record, setting: str, study: Study) -> Record | None:

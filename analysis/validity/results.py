@@ -5,7 +5,7 @@ Each function returns None for a record that passes.
 
 import math
 
-from analysis.validity.check import CheckResult, unchecked
+from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
@@ -21,7 +21,8 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks that ran on another GPU than planned."""
     planned = record.environment.get("planned_uuids")
     if not planned:
-        return unchecked("CPU workers have no GPU UUID")
+        on_gpu = record.cell.device == "cuda"
+        return unchecked("no UUID was planned") if on_gpu else not_applicable("CPU workers have no GPU UUID")
     reported = {rank["rank"]: rank.get("uuid", "unknown") for rank in record.ranks}
     wrong = [
         f"rank {number} ran on {reported[number]} instead of {uuid}"
@@ -34,7 +35,7 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> CheckResult | None:
 def replicas_differ(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the ranks ended with different weights."""
     if "replicas_equal" not in record.checks:
-        return unchecked(_why_not_compared(record))
+        return _not_compared(record)
     return None if record.checks["replicas_equal"] else CheckResult("")
 
 
@@ -42,31 +43,37 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchanged gradient differs from the mean of the local gradients."""
     facts = record.checks
     if "gradient_error" not in facts:
-        return unchecked(_why_not_compared(record))
+        return _not_compared(record)
     error, spread, tolerance = (float(facts[f"gradient_{name}"]) for name in ("error", "spread", "tolerance"))
     if not error <= tolerance:  # also NaN
         return CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
+    worst = facts.get("gradient_worst")  # since schema 4
+    if worst is not None and not worst["error"] <= worst["tolerance"]:
+        return CheckResult(f"relative error of {worst['array']} {worst['error']:.2g}, allowed {worst['tolerance']:.2g}")
     if not spread > 2 * max(error, tolerance):
         return unchecked("the ranks' gradients are too similar to tell their mean from one of them")
     return None
 
 
-def _why_not_compared(record: Record) -> str:
+def _not_compared(record: Record) -> CheckResult:
     if len(record.cell.gpus) == 1:
-        return "there is only one rank, so nothing to compare"
-    if record.cell.benchmark["name"] == "exchange" or record.cell.model.name == "none":
-        return "this benchmark trains nothing"
-    return (
-        f"strategy {record.cell.strategy['name']} does not keep the weights equal, or its compression loses precision"
-    )
+        return not_applicable("there is only one rank, so nothing to compare")
+    if record.cell.benchmark["name"] != "throughput":
+        return not_applicable("this benchmark trains nothing")
+    strategy = record.cell.strategy["name"]
+    why = f"strategy {strategy} does not keep the weights equal, or its compression loses precision"
+    return not_applicable(why)
 
 
 def exchange_wrong(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange of known gradients differs from their mean."""
     error, tolerance = (record.checks.get(f"exchange_{name}") for name in ("error", "tolerance"))
     if error is None or tolerance is None:
-        alone = record.cell.benchmark["name"] == "exchange"
-        return unchecked("its compression loses precision" if alone else "this benchmark exchanges no known gradients")
+        if "comm/exchange_ms" not in record.metrics:
+            return not_applicable("no exchange was timed")
+        if record.cell.benchmark["name"] != "exchange" and "exchanged_bytes" not in record.checks:
+            return unchecked(OLDER)
+        return not_applicable("its compression loses precision")
     return (
         None if error <= tolerance else CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
     )  # also NaN
@@ -114,7 +121,7 @@ def loss_not_finite(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks whose loss is infinite or NaN."""
     losses = record.checks.get("losses")
     if not losses:
-        return unchecked("no loss was reported")
+        return unless_training(record, "no loss was reported")
     bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(float(loss))]
     return CheckResult(", ".join(bad)) if bad else None
 
@@ -123,6 +130,6 @@ def images_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the ranks counted another number of images than their steps hold."""
     counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
     if counted is None or steps is None:
-        return unchecked("this benchmark counts no images")
+        return unless_training(record, "the ranks counted no images")
     expected = steps * record.cell.batch_size * len(record.cell.gpus)
     return CheckResult(f"{counted:.0f} counted, {expected:.0f} expected") if counted != expected else None

@@ -1,7 +1,8 @@
 """What records of an older schema name or compute otherwise. They are read with today's names; no other place knows the old ones.
 
 Schema 4 (within_run, strategy/cost_ms): until 3 the ends of intervals were metrics (`…_ci_low`, `…_ci_high`), and what A B B A
-measures was called `comm/exposed_ms`, although it holds what the strategy costs on one GPU too.
+measures was called `comm/exposed_ms`, although it holds what the strategy costs on one GPU too. A check that has nothing to look
+at in such a cell was `unchecked` like one that could not run.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,14 @@ RENAMED = {"comm/exposed_ms": "strategy/cost_ms"}
 DROPPED = ("comm/overlap_fraction", "trace/exposed_disagreement_ms")
 _RATE = "throughput/images_per_second"
 _ENDS = {"ci_low": "low", "ci_high": "high"}
+# Words of a reason why a check of these schemas had nothing to look at; checks that GPUs or training steps alone have.
+_NOT_APPLICABLE = (
+    "one rank", "trains nothing", "loses precision", "compresses with loss", "exchanges no known gradients",
+    "no one-GPU baseline", "no GPU UUID", "not applicable",
+)  # fmt: skip
+_OF_GPUS = ("foreign_load", "throttled", "cpu_bound")
+_OF_STEPS = ("noisy", "cpu_bound", "loss_not_finite", "images_miscounted", "too_few_iterations", "warmup_not_flat",
+             "clocks_disagree")  # fmt: skip
 # Values that lines of this schema or an older one give otherwise now: {schema: {how the value begins: what changed}}.
 COMPUTED_OTHERWISE: Mapping[int, Mapping[str, str]] = {
     3: {"within_run ": "intervals within a run were computed otherwise until schema 3"}
@@ -42,12 +51,31 @@ def _end_of(name: str) -> tuple[str, str] | None:
     return None
 
 
+def split(validity: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the validity of a record of schema 1 to 3 with the checks that do not apply to its cell apart from the others."""
+    unchecked = dict(validity["unchecked"]) if "unchecked" in validity else {}
+    apart = {code: why for code, why in unchecked.items() if _does_not_apply(code, why, cell)}
+    left = {code: why for code, why in unchecked.items() if code not in apart}
+    return {**validity, "unchecked": left, "not_applicable": {**validity.get("not_applicable", {}), **apart}}
+
+
+def _does_not_apply(code: str, why: str, cell: Mapping[str, Any]) -> bool:
+    on_gpu, trains = cell["device"] == "cuda", cell["benchmark"]["name"] == "throughput"
+    of_gpus, of_steps = code in _OF_GPUS and not on_gpu, code in _OF_STEPS and not trains
+    return of_gpus or of_steps or any(words in why for words in _NOT_APPLICABLE)
+
+
 def renewed(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a `record.json` with today's names. Its `schema_version` stays and says how it was measured."""
     if content["schema_version"] > LAST_OLD_NAMES:
         return content
     metrics, within_run = translated(content["metrics"])
-    return content | {"metrics": metrics, "within_run": {**within_run, **content.get("within_run", {})}}
+    validity = split(content["validity"], content["cell"]) if content["state"] == "finished" else content["validity"]
+    return content | {
+        "metrics": metrics,
+        "within_run": {**within_run, **content.get("within_run", {})},
+        "validity": validity,
+    }
 
 
 def computed_otherwise(schema: int, value: str) -> str | None:

@@ -12,7 +12,7 @@ Versions of the schema:
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.cell import SECOND_RUN, Cell
+from conf.cell import Cell
 
 SCHEMA_VERSION = 4
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
@@ -36,12 +36,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Validity:
-    """What the checks said. A check that could not run is in `unchecked` with the reason, never passed."""
+    """What the checks said. A check that did not run is never passed: the reason is in `unchecked` or `not_applicable`."""
 
     verdict: str = "valid"  # VERDICTS
     codes: dict[str, str] = field(default_factory=dict)  # code: sentence
-    unchecked: dict[str, str] = field(default_factory=dict)  # code: why it could not run
+    unchecked: dict[str, str] = field(default_factory=dict)  # code: why it could not run, although it should have
     limits: dict[str, float] = field(default_factory=dict)  # validity.* as asked: what the checks judged by
+    not_applicable: dict[str, str] = field(default_factory=dict)  # code: why such a cell has nothing to check
+
+    @property
+    def said(self) -> str:
+        """Return the verdict as people read it: it tells how many checks could not run."""
+        return f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,6 @@ class Record:
     def marks(self) -> list[str]:
         """Which of several measurements of the same cell it is, for people; empty for the first."""
         repeat = self.cell.repeat
-        if repeat == SECOND_RUN:
-            return ["second run"]
         return ["drift"] if self.drift else [f"repeat {repeat}"] if repeat else []
 
     @property

@@ -5,18 +5,24 @@ gradient after the exchange is compared with the mean of the gradients before it
 """
 
 import hashlib
+import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from benchmarks.rank.group import Ranks
-from trainers.step import Training
+from trainers.step import Batch, Training
 
-# Relative error that rounding may leave in the exchanged gradient, by arithmetic. Backward runs twice, and cuDNN's
-# backward kernels may sum in another order each time.
-TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 4e-2, "fp16": 4e-2, "bf16_weights": 4e-2}
-# Elements compared of each rank's gradient: bounds the cost of the float64 path for large models.
-MOST_ELEMENTS = 4_000_000
+# Runs of backward without exchange on the same batch: what differs among them is what the arithmetic leaves open, since
+# cuDNN's backward kernels may sum in another order each time.
+RUNS = 3
+MARGIN = 10  # times that difference may be between the exchanged gradient and the mean
+# Elements compared of each rank's gradient: bounds the cost of the float64 path for large models. A small array is compared
+# whole, or a large one would hide it.
+MOST_ELEMENTS, WHOLE_ELEMENTS = 1_000_000, 1024
 
 
 def replicas_equal(training: Training, ranks: Ranks) -> bool:
@@ -27,38 +33,108 @@ def replicas_equal(training: Training, ranks: Ranks) -> bool:
     return len({tuple(values) for values in ranks.gather([float(byte) for byte in digest.digest()])}) == 1
 
 
-def gradient_error(training: Training, ranks: Ranks) -> tuple[float, float]:
-    """Compare the exchanged gradient and the local ones with the mean of the local ones.
+@dataclass(frozen=True)
+class ComparedElements:
+    """Which elements of a gradient are compared: every element of a small array, an equal share of each large one."""
 
-    Returns (error, spread): ‖exchanged − mean‖ / ‖mean‖, the largest of any rank, and ‖local − mean‖ / ‖mean‖, the smallest
-    of any rank. An error far below the spread proves an exchange. Collective; leaves weights as they were.
+    strides: list[int]
+    arrays: Tensor  # (elements,): the number of each element's array
+    counts: Tensor  # (arrays,): elements of each
+
+    @classmethod
+    def of(cls, training: Training) -> "ComparedElements":
+        """Choose the elements of a training's gradient."""
+        sizes = [parameter.numel() for parameter in training.parameters]
+        share = _next_prime(-(-sum(sizes) // MOST_ELEMENTS))  # a prime shares no pattern with what is lost regularly
+        strides = [max(1, min(share, size // WHOLE_ELEMENTS)) for size in sizes]
+        counts = torch.tensor([-(-size // stride) for size, stride in zip(sizes, strides, strict=True)])
+        return cls(strides, torch.repeat_interleave(torch.arange(len(sizes)), counts), counts)
+
+    def gradient(self, training: Training) -> Tensor:
+        """Return the chosen elements, (elements,) in float64 on the host; zeros of an array without a gradient."""
+        parts = [
+            (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().flatten()[::stride]
+            for parameter, stride in zip(training.parameters, self.strides, strict=True)
+        ]
+        return torch.cat([part.double() for part in parts]).cpu()
+
+    def by_array(self, values: Tensor) -> Tensor:
+        """Return Σ|value| of each array, (arrays,)."""
+        return torch.zeros(len(self.strides), dtype=torch.float64).index_add_(0, self.arrays, values.abs())
+
+
+def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
+    """Return facts: how far the exchanged gradient is from the mean of the local ones, and how far it may be.
+
+    `gradient_error` is ‖exchanged − mean‖ ÷ ‖mean‖, the largest of any rank. `gradient_spread` is ‖local − mean‖ ÷ ‖mean‖, the
+    smallest of any rank: an error far below the spread proves an exchange. `gradient_repeat` is the same difference between
+    runs of backward without exchange, and `gradient_tolerance` MARGIN times that, with what the exchange must round.
+    `gradient_worst` says the same of the worst array: Σ|exchanged − mean| ÷ Σ of the ranks' mean |gradient|, beside its own
+    tolerance. Collective; leaves weights as they were.
     """
-    batch = next(training.batches)
+    sample = ComparedElements.of(training)
     with training.strategy.without_exchange():
-        _seeded_backward(training, batch)
-    local = _gradient(training)
-    total = local.clone()
-    dist.all_reduce(total)
-    mean = total / ranks.world_size
+        runs = [_seeded(training, batch, sample) for _ in range(RUNS)]
     with training.strategy.gradients_only():
-        _seeded_backward(training, batch)
-    exchanged = _gradient(training)
+        exchanged = _seeded(training, batch, sample)
     training.optimizer.zero_grad(set_to_none=True)
+    mean = runs[0].clone()
+    dist.all_reduce(mean)
+    mean /= ranks.world_size
+    wrong, local = exchanged - mean, runs[0]
+    pairs = [one - other for one, other in itertools.combinations(runs, 2)]
+    repeat = max(pair.norm().item() for pair in pairs)
+    norms = _gathered(ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), torch.tensor(repeat)]))
+    repeats = torch.stack([sample.by_array(pair) for pair in pairs]).amax(0)
+    by_array = _gathered(ranks, torch.stack([sample.by_array(wrong), repeats, sample.by_array(local)]))
+
     norm = mean.norm().item() or 1.0
-    error, spread = (exchanged - mean).norm().item() / norm, (local - mean).norm().item() / norm
-    gathered = ranks.gather([error, spread])
-    return max(values[0] for values in gathered), min(values[1] for values in gathered)
+    error, _, size, repeat = (value / norm for value in norms.amax(0).tolist())  # torch's maximum keeps NaN
+    rounding = torch.tensor([_rounding(training, p.dtype, ranks.world_size) for p in training.parameters]).double()
+    step = training.strategy.smallest_step
+    tolerance = MARGIN * repeat + rounding.max().item() * size + step * len(mean) ** 0.5 / norm
+    wrongs, repeats, _ = by_array.amax(0)
+    worst = _worst(wrongs, repeats, by_array[:, 2].mean(0), rounding, step * sample.counts)
+    return {
+        "gradient_error": error,
+        "gradient_spread": norms[:, 1].min().item() / norm,
+        "gradient_repeat": repeat,
+        "gradient_tolerance": tolerance,
+        "gradient_worst": worst | {"array": training.names[worst["array"]]},
+    }
 
 
-def _seeded_backward(training: Training, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Run backward with the same dropout masks each time."""
+def _worst(wrong: Tensor, repeats: Tensor, sizes: Tensor, rounding: Tensor, smallest: Tensor) -> dict[str, Any]:
+    """Return the array, by number, whose error is the most of its tolerance; all are (arrays,) sums of |value|."""
+    # An array of few elements may repeat by chance: none is trusted to repeat better than most arrays do.
+    usual = (repeats / sizes).nan_to_num(0.0).median() * sizes
+    allowed = MARGIN * torch.maximum(repeats, usual) + rounding * sizes + smallest
+    share = torch.where(wrong == 0, 0.0, wrong / allowed)
+    number = int(share.argmax())  # torch's: NaN is the largest
+    size = sizes[number].item() or 1.0
+    return {"array": number, "error": wrong[number].item() / size, "tolerance": allowed[number].item() / size}
+
+
+def _rounding(training: Training, dtype: torch.dtype, world_size: int) -> float:
+    """Return the share of Σ|local| that the exchange may round: each of n sums half a unit in the last place, and reserve."""
+    return max(training.strategy.rounding, world_size * torch.finfo(dtype).eps)
+
+
+def _gathered(ranks: Ranks, values: Tensor) -> Tensor:
+    """Return the values of every rank, (ranks, *shape). Collective."""
+    of_ranks = torch.tensor(ranks.gather(values.flatten().tolist()), dtype=torch.float64)
+    return of_ranks.view(-1, *values.shape)
+
+
+def _seeded(training: Training, batch: Batch, sample: ComparedElements) -> Tensor:
+    """Run backward with the same dropout masks each time. Return the chosen elements of the gradient."""
     torch.manual_seed(training.cell.seed)
     training.backward(batch)
+    return sample.gradient(training)
 
 
-def _gradient(training: Training) -> torch.Tensor:
-    """Return a sample of the gradient, (elements,) in float64 on the host: an equal share of every parameter's elements."""
-    elements = sum(parameter.numel() for parameter in training.parameters)
-    stride = -(-elements // MOST_ELEMENTS)
-    parts = [p.grad.detach().flatten()[::stride].double().cpu() for p in training.parameters if p.grad is not None]
-    return torch.cat(parts)
+def _next_prime(number: int) -> int:
+    """Return the smallest prime that is not below a number."""
+    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
+        number += 1
+    return number

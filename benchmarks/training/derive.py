@@ -24,6 +24,8 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     windows = timed(lines)
     metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
     within_run, checks = windows.within_run, windows.checks | warm_up_checks(lines, cell)
+    if cell.device != "cuda":
+        checks |= between_steps(lines)
     exchanged = exchange_alone(lines)
     if exchanged is not None:
         cost = strategy_cost(lines)
@@ -88,6 +90,20 @@ def timed(lines: RankLines) -> Derived:
     checks = {"clock_disagreement": disagreement, "half_width": half_width(interval), "iterations": len(ms)}
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
     return Derived(metrics, series, checks=checks, within_run=within_run)
+
+
+def between_steps(lines: RankLines) -> Metrics:
+    """Return the time of a CPU worker between its steps, as a share of the window and in ms a step.
+
+    Of the rank with most, in the timed window with least: what is there in every window, and not a pause in one.
+    """
+    windows = []
+    for window in together(lines, Kind.BLOCK, purpose="timed"):
+        of_ranks = [(block["host_ms"] - block["device_ms"], block) for block in window]
+        between_ms, block = max(of_ranks, key=lambda one: abs(one[0]) / one[1]["host_ms"])
+        windows.append((between_ms / block["host_ms"], between_ms / (len(block["ms"]) + 1)))  # with the lead-in
+    share, ms = min(windows, key=lambda one: abs(one[0]))
+    return {"between_steps_share": share, "between_steps_ms": ms}
 
 
 def _ends(low: float, high: float) -> dict[str, float]:

@@ -6,9 +6,9 @@ from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
-from benchmarks.training import correctness, derive, exchange
+from benchmarks.training import as_asked, correctness, derive, exchange
 from conf.cell import Cell
-from trainers import models
+from trainers import batches, models
 from trainers.step import Training
 
 # Seconds of one window: long enough that its start does not count, short enough to stop early.
@@ -37,6 +37,7 @@ class TrainingBenchmark:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
         self.options = cell.benchmark
         reporter.phase("build")
+        self.compilation = as_asked.Compilation(cell.optimize == "compile")
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
@@ -44,18 +45,12 @@ class TrainingBenchmark:
     def run(self) -> Result:
         """Run every phase, in an order in which none disturbs a later one. Return what only the ranks know."""
         self.warm_up()
-        self.reporter.phase("check")
-        if self.ranks.world_size > 1 and self.training.strategy.synchronous and self.training.strategy.exact:
-            error, spread = correctness.gradient_error(self.training, self.ranks)
-            self.result.checks |= {
-                "gradient_error": error,
-                "gradient_spread": spread,
-                "gradient_tolerance": max(
-                    correctness.TOLERANCE[self.training.cell.precision], self.training.strategy.rounding
-                ),
-            }
+        self.check()
+        weights = as_asked.Weights(self.training)
         self.timed()
         self.reporter.phase("compare")
+        self.result.checks |= weights.still(self.ranks)
+        self.result.checks |= {f"timed_{name}": count for name, count in self.compilation.since().items()}
         if self.ranks.world_size > 1 and self.training.strategy.synchronous:
             self.result.checks["replicas_equal"] = correctness.replicas_equal(self.training, self.ranks)
         losses = self.ranks.gather([self.training.loss.item() if self.training.loss is not None else float("nan")])
@@ -90,6 +85,23 @@ class TrainingBenchmark:
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
+
+    def check(self) -> None:
+        """Find out once, before the timed windows, whether what runs is what was asked."""
+        self.reporter.phase("check")
+        training, checks = self.training, self.result.checks
+        checks |= self.compilation.since()
+        drawn = [next(training.batches) for _ in range(batches.DISTINCT)]
+        checks |= as_asked.batches(drawn, self.ranks)
+        with as_asked.arithmetic(training) as arithmetic:
+            if self.ranks.world_size > 1 and training.strategy.synchronous and training.strategy.exact:
+                checks |= correctness.gradient(training, drawn[0], self.ranks)
+            else:
+                with training.strategy.without_exchange():
+                    training.backward(drawn[0])
+        checks["arithmetic"] = arithmetic
+        checks["trained_bytes"] = as_asked.trained_bytes(training)
+        self.compilation.since()  # steps without exchange may be graphs of their own
 
     def timed(self) -> None:
         """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
@@ -135,7 +147,9 @@ class TrainingBenchmark:
             alone = strategy.exchange_alone(self.training.parameters)
             if alone is None:
                 return False
+            used = [parameter.grad is not None for parameter in self.training.parameters]
             exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
+            self.result.checks |= exchange.once_more(strategy, alone, self.training.parameters, used, self.ranks)
             exchange.limits(strategy, int(self.options["limit_iterations"]), *common)
         return True
 

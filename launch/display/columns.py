@@ -16,7 +16,6 @@ GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
 COST, EXPOSED = "cost ms", "exposed ms"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, EXPOSED, "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
-REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
 GAP = 2  # between columns
@@ -47,9 +46,7 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     columns = {name: [text(planned.cell) for planned in cells] for name, text in _ASKED.items()}
     same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
     columns |= _options([planned.cell for planned in cells])
-    repeated = any(planned.cell.repeat > 0 for planned in cells)
-    runs = [planned.mark or (str(planned.cell.repeat) if repeated else "") for planned in cells]
-    columns[REPEAT if repeated else RUN] = runs
+    columns["repeat"] = ["drift" if planned.drift else str(planned.cell.repeat) for planned in cells]
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
 
 
@@ -88,19 +85,27 @@ def verdict(record: Record | None, codes: str = "all") -> str:
         return failure.cause + (f", rank {failure.rank}" if failure.rank is not None else "")
     word, found = record.validity.verdict, list(record.validity.codes)
     if not found:
-        return word
+        return record.validity.said
     if codes == "count":
         return f"{word}, {len(found)} {'code' if len(found) == 1 else 'codes'}"
+    if codes == "all":
+        return record.validity.said.replace(word, f"{word}: {', '.join(found)}", 1)
     more = f" +{len(found) - 1}" if len(found) > 1 else ""
-    return f"{word}: {', '.join(found) if codes == 'all' else found[0] + more}"
+    return f"{word}: {found[0] + more}"
 
 
 def explained(records: Sequence[Record]) -> list[str]:
-    """Return a line for each code of records that are not valid: what the first of them says, and how many more have it."""
+    """Return a line for each code of records that are not valid, and for each check of finished ones that could not run.
+
+    A line has what the first of them says, and how many more have it.
+    """
     found: dict[str, list[str]] = {}
     for record in records:
-        if record.state == "finished" and record.validity.verdict != "valid":
-            for code, sentence in record.validity.codes.items():
+        if record.state == "finished":
+            validity = record.validity
+            said = dict(validity.codes) if validity.verdict != "valid" else {}
+            said |= {f"unchecked {code}": why for code, why in validity.unchecked.items()}
+            for code, sentence in said.items():
                 found.setdefault(code, []).append(sentence)
     return [
         f"{code}: {sentences[0]}" + (f" (and {count(len(sentences) - 1, 'more cell')})" if len(sentences) > 1 else "")

@@ -76,7 +76,7 @@ def _validity(record: Record) -> str:
     """Return the verdict with its codes; of a cell that did not finish, its state and the cause."""
     codes = _cell(", ".join(record.validity.codes))
     if record.state == "finished":
-        return f"**{record.validity.verdict}**: {codes}" if codes else record.validity.verdict
+        return f"**{record.validity.said}**: {codes}" if codes else record.validity.said
     if record.failure is None:
         return f"**{record.state}**"
     where = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""

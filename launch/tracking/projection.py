@@ -16,7 +16,6 @@ from analysis.findings.labels import BETWEEN
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
-from conf.cell import SECOND_RUN
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
@@ -113,8 +112,6 @@ def _params(record: Record) -> dict[str, Any]:
     }
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: getattr(cell, name) for name in plainly}
-    if cell.repeat == SECOND_RUN:  # no repeat that was asked for
-        params["repeat"] = " ".join(record.marks)
     if cell.profiler != "none":
         params["profiler"] = cell.profiler
     params["image_size"] = cell.model.image_size
@@ -154,7 +151,7 @@ def _unique(names: Iterable[str]) -> list[str]:
 def _tags(record: Record) -> dict[str, str]:
     """Return the tags: verdict, state, what identifies the record, what was used, and why it failed."""
     tags = {
-        "validity": record.validity.verdict,
+        "validity": record.validity.said,
         "validity.codes": ",".join(record.validity.codes),
         "validity.unchecked": ",".join(record.validity.unchecked),
         "cell_id": record.cell_key,

@@ -39,6 +39,7 @@ class Bucketed(Strategy):
         self.cap_bytes = bucket_cap_mb * (1 << 20)
         self.comm_hook = comm_hook
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
+        self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self.parameters: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD | None = None
         self._names: dict[int, str] = {}

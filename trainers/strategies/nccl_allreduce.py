@@ -82,6 +82,7 @@ class NcclAllreduce(Strategy):
         self._powersgd_rank = powersgd_rank
         self.exact = comm_hook != "powersgd"
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
+        self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
         self._share = (
             0.5 if comm_hook in comm_hooks.SENT else 1.0

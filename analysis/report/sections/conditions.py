@@ -25,7 +25,7 @@ DIFFERENT = 4  # values of one variable that are named
 
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
-    verdicts = Counter(record.validity.verdict for record in study.records if record.state == "finished")
+    verdicts = Counter(record.validity.said for record in study.records if record.state == "finished")
     states = Counter(record.state for record in study.records if record.state != "finished")
     said = [
         f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
@@ -64,7 +64,7 @@ def validity(study: Study, findings: Findings) -> Section:
                 remarks, frozenset(place for place, row in enumerate(remarks) if row[1] != "valid"),
             ),
             Table(
-                "unchecked", "Checks that could not run on cells that were used.",
+                "unchecked", "Checks that should have run on cells that were used, and could not.",
                 (Column("code", "check"), Column("why", "why"), Column("cells", "cells", "count")),
                 tuple((code, why, cells) for (code, why), cells in skipped.items()),
             ),
@@ -73,7 +73,7 @@ def validity(study: Study, findings: Findings) -> Section:
 
 
 def _status(record: Record) -> str:
-    return record.validity.verdict if record.state == "finished" else record.state
+    return record.validity.said if record.state == "finished" else record.state
 
 
 def _reason(record: Record) -> str:
@@ -168,7 +168,7 @@ def cells(study: Study, findings: Findings) -> Section:
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
             Column("started", "started", shown=False), Column("record_id", "record", shown=False),
         ),
-        tuple(rows), frozenset(place for place, row in enumerate(rows) if row[1] != "valid"),
+        tuple(rows), frozenset(place for place, row in enumerate(rows) if not str(row[1]).startswith("valid")),
     )  # fmt: skip
     return Section("cells", "Every cell", tables=(table,), place=120)
 

@@ -1,1 +1,0 @@
-"""Whether the records of a study say what its raw samples say."""

@@ -1,0 +1,142 @@
+"""Facts about what ran, to be compared with what was asked: batches, arithmetic, compiled graphs, weights.
+
+Each is found once in a cell, outside the timed windows. analysis.validity.as_asked judges them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.rank.group import Ranks
+from trainers.step import Batch, Training
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
+OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
+# The integer whose bits are those of an element, by the element's bytes.
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+EXACT = (1 << 52) - 1  # an integer below it survives as a float
+
+
+def batches(drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
+    """Return whether all ranks drew different first batches, and how many different ones this rank drew. Collective."""
+    digests = _digests(images for images, _ in drawn)
+    first = [values[0] for values in ranks.gather(digests)]
+    in_turn = min(int(count) for (count,) in ranks.gather([len(set(digests))]))
+    return {"batches_differ": len(set(first)) == ranks.world_size, "batches_in_turn": in_turn}
+
+
+@contextmanager
+def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
+    """Yield facts that the forward passes inside fill in.
+
+    `autocast` is the dtype that autocast had when the model was called, None where it was off. `layers` counts the
+    convolutions and matrix products by the dtype that they returned; compiled ones are not seen. `tf32` tells whether float32
+    operations may use it.
+    """
+    kind, real = training.device.type, training.model
+    layers: Counter[str] = Counter()
+    found: dict[str, Any] = {"autocast": None, "layers": layers}
+
+    def seen(module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            layers[_word(output.dtype)] += 1
+
+    def watched(images: Tensor) -> Tensor:
+        found["autocast"] = _word(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        return real(images)
+
+    compiled = training.cell.optimize == "compile"  # a hook would compile it again
+    modules = [] if compiled else [module for module in training.network.modules() if isinstance(module, LAYERS)]
+    hooks = [module.register_forward_hook(seen) for module in modules]
+    training.model = watched
+    try:
+        yield found
+    finally:
+        training.model = real
+        for hook in hooks:
+            hook.remove()
+        found["layers"] = dict(layers)
+        found["tf32"] = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+
+
+class Compilation:
+    """Counts the graphs that torch.compile made since the last look; does nothing in a cell that does not compile."""
+
+    def __init__(self, compiles: bool) -> None:
+        self._compiles = compiles
+        self._before = self._counted()
+
+    def _counted(self) -> tuple[int, int]:
+        if not self._compiles:
+            return 0, 0
+        from torch._dynamo.utils import counters  # takes a second where nothing compiles
+
+        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+    def since(self) -> dict[str, int]:
+        """Return the graphs and graph breaks since the last call, by name; nothing in a cell that does not compile."""
+        (graphs, breaks), before = self._counted(), self._before
+        self._before = graphs, breaks
+        return {"graphs": graphs - before[0], "graph_breaks": breaks - before[1]} if self._compiles else {}
+
+
+class Weights:
+    """The weights of a training at one time, as checksums."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        own = training.cell.model.library == OWN
+        self._named = {
+            name: weight for name, weight in training.network.named_parameters() if weight.requires_grad or not own
+        }
+        self._before = _digests(self._named.values())
+
+    def still(self, ranks: Ranks) -> dict[str, Any]:
+        """Return facts about the arrays that should have moved since then and did not, on the rank with most. Collective.
+
+        An array whose gradient is too small to change any of its elements, or that takes no part, need not move.
+        """
+        after, names = _digests(self._named.values()), list(self._named)
+        still = [
+            number
+            for number, weight in enumerate(self._named.values())
+            if after[number] == self._before[number] and self._must_move(weight)
+        ]
+        share = sum(self._named[names[number]].numel() for number in still) / self._elements()
+        count, share, first = max(ranks.gather([len(still), share, still[0] if still else 0]))
+        return {"weights_still": int(count), "weights_still_share": share} | (
+            {"weights_still_first": names[int(first)]} if count else {}
+        )
+
+    def _elements(self) -> int:
+        return sum(weight.numel() for weight in self._named.values()) or 1
+
+    def _must_move(self, weight: nn.Parameter) -> bool:
+        """Tell whether one step changes an element of this array."""
+        if not weight.requires_grad:
+            return True
+        if weight.grad is None:
+            return False
+        step = weight.grad.abs() * (self._training.cell.optimizer.learning_rate / self._training.scaler.get_scale())
+        return bool((step > weight.detach().abs() * torch.finfo(weight.dtype).eps).any())
+
+
+def trained_bytes(training: Training) -> int:
+    """Return the bytes of all gradients: of every weight of the network that is trained."""
+    return sum(weight.nbytes for weight in training.network.parameters() if weight.requires_grad)
+
+
+def _digests(tensors: Iterable[Tensor]) -> list[float]:
+    """Return the sum of each tensor's bits as integers, exact as floats: equal tensors have equal ones."""
+    sums = [
+        tensor.detach().view(BITS.get(tensor.element_size(), torch.uint8)).sum(dtype=torch.int64) for tensor in tensors
+    ]
+    return [float(value & EXACT) for value in torch.stack(sums).tolist()] if sums else []
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
