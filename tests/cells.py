@@ -12,6 +12,7 @@ BENCHMARK = {
     "max_seconds": 0.2,
     "interval_target": 0.0025,
     "warmup_iterations": 2,
+    "warmup_min_seconds": 0.0,
     "warmup_max_seconds": 0.1,
     "exchange_iterations": 4,
     "limit_iterations": 2,
@@ -56,6 +57,7 @@ def overhead_cell():
         "rounds": 2,
         "window_seconds": 0.02,
         "warmup_iterations": 2,
+        "warmup_min_seconds": 0.0,
         "warmup_max_seconds": 0.1,
     }
     return dataclasses.replace(make_cell(), benchmark=options, declared=declared(DDP, options))

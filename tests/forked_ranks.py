@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.group import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.timing import statistics
+from benchmarks.timing import intervals
 from benchmarks.training import exchange
 from conf.targets import locate
 from trainers.kvstore import server_process
@@ -254,7 +254,7 @@ def main(folder):
         locate(target_of("benchmark", name))
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
     exchange.gradients_like(cell, "weights", torch.device("cpu"))
-    statistics.median_interval([1.0, 2.0, 3.0])
+    intervals.median_interval([[1.0, 2.0, 3.0]])
     gc.collect()
     gc.freeze()  # a collection in a forked rank would copy every page of what is imported
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

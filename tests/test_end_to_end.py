@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     "model=fmnist_cnn", "batch_size=16", "benchmark.max_seconds=0.5",
     "benchmark.min_iterations=3", "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
-    "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3", "benchmark.limit_iterations=2",
+    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3",
+    "benchmark.limit_iterations=2",
 ]  # fmt: skip
 
 

@@ -47,6 +47,7 @@ TRAINING = [
     "benchmark.max_seconds=0.1",
     "benchmark.min_iterations=3",
     "benchmark.max_iterations=10",
+    "benchmark.warmup_min_seconds=0",
     "benchmark.warmup_max_seconds=0.1",
     "benchmark.exchange_iterations=2",
     "benchmark.limit_iterations=0",

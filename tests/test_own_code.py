@@ -139,6 +139,7 @@ FILES = {
 SHORT = (
     "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5", "benchmark.min_iterations=3",
     "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
+    "benchmark.warmup_min_seconds=0",
 )  # fmt: skip
 QUIET = ("tracking=none", "report=false")
 

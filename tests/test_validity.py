@@ -21,6 +21,12 @@ from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
 REAL = [record for study in sorted(DATA.iterdir()) if study.is_dir() for record in records.read_study(study)[0]]
+STEADY = {
+    "stationarity": {"drift": 0.0, "drift_beyond": 0.0, "change": 0.0, "change_beyond": 0.0, "change_at": 30.0},
+    "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
+    "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
+    "unaccounted_share": 0.0,
+}
 LIMITS = ValidityLimits()
 
 
@@ -39,7 +45,7 @@ def with_facts(record):
         "gradient_worst": {"array": "fc.bias", "error": 3e-8, "tolerance": 2.4e-7},
     }
     metrics = record.metrics | {"comm/ideal_ratio": 0.9}
-    return dataclasses.replace(record, checks=record.checks | facts, metrics=metrics)
+    return dataclasses.replace(record, checks=record.checks | STEADY | facts, metrics=metrics)
 
 
 PAIR = with_facts(
@@ -70,6 +76,7 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
         wires = {"exchange_wrong", "faster_than_reference"}
         beside = {"not_compiled", "compiled_while_timed"} if record.cell.optimize == "eager" else set()
         beside |= {"time_between_steps"} | ({"replicas_differ", "gradient_not_mean"} if drifting else set())
+        beside |= {"slow_rank"} if alone else set()
         beside |= (wires if apart else set()) | ({"efficiency_above_one"} if no_baseline else set())
         assert set(found.not_applicable) == beside
         late = {"faster_than_reference"} if exchanged and not compared else set()
@@ -78,7 +85,12 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
 
 # Checks of facts that the records of older versions lack.
 NEW_FACTS = ("batches_not_distinct", "precision_not_used", "weights_still", "bytes_miscounted", "exchange_wrong",
-             "not_compiled", "compiled_while_timed")  # fmt: skip
+             "not_compiled", "compiled_while_timed", "not_stationary", "pauses", "slow_rank",
+             "samples_do_not_fill_window")  # fmt: skip
+
+
+def steady(part, **values):
+    return lambda record: record.checks.update({part: STEADY[part] | values})
 
 
 def samples(**values):
@@ -165,7 +177,15 @@ PLANTED = {
         lambda r: r.checks.update(clock_disagreement=math.nan),
     ],
     "images_miscounted": [
-        lambda r: r.metrics.update({"throughput/images": r.metrics["throughput/images"] - 1}),
+        lambda r: r.metrics.update(
+            {
+                "throughput/images": r.metrics["throughput/images"] - 1,
+                IMAGES_PER_SECOND: (r.metrics["throughput/images"] - 1) / r.metrics["throughput/seconds"],
+                f"{IMAGES_PER_SECOND}_per_gpu": (r.metrics["throughput/images"] - 1)
+                / r.metrics["throughput/seconds"]
+                / 2,
+            }
+        ),
         lambda r: r.metrics.update({"step/iterations": r.metrics["step/iterations"] + 1}),
     ],
     "efficiency_above_one": [lambda r: r.metrics.update({"scaling/efficiency": 1.03})],
@@ -180,6 +200,20 @@ PLANTED = {
     "too_few_iterations": [lambda r: r.checks.update(iterations=1)],
     "warmup_not_flat": [lambda r: r.checks.update(warmup_flat=False)],
     "limit_exceeded": [lambda r, ratio=ratio: r.metrics.update({"comm/ideal_ratio": ratio}) for ratio in (1.06, 1.2)],
+    "not_stationary": [
+        steady("stationarity", change=0.011, change_beyond=1.1),
+        steady("stationarity", drift=-0.011, drift_beyond=1.1),
+    ],
+    "pauses": [steady("pauses", count=1.0, lost_share=0.0026)],
+    "slow_rank": [steady("slowest_rank", share=0.031, noise=0.015)],
+    "samples_do_not_fill_window": [
+        lambda r: r.checks.update(unaccounted_share=1.1e-3),
+        lambda r: r.checks.update(unaccounted_share=math.nan),
+    ],
+    "rate_inconsistent": [
+        lambda r: r.metrics.update({IMAGES_PER_SECOND: 1.00001 * r.metrics[IMAGES_PER_SECOND]}),
+        lambda r: r.metrics.update({f"{IMAGES_PER_SECOND}_per_gpu": r.metrics[IMAGES_PER_SECOND]}),
+    ],
 }
 SEVERITY = {check.code: "valid" if check.severity == "finding" else check.severity for check in CHECKS}
 
@@ -236,6 +270,11 @@ UNCHECKED = {
     "cpu_bound": lambda r: r.metrics.pop("gpu/idle_share"),
     "too_few_iterations": lambda r: r.checks.pop("iterations"),
     "warmup_not_flat": lambda r: r.checks.pop("warmup_flat"),
+    "not_stationary": lambda r: r.checks.update(stationarity={}),
+    "pauses": lambda r: r.checks.pop("pauses"),
+    "slow_rank": steady("slowest_rank", share=0.05, noise=math.nan),
+    "samples_do_not_fill_window": lambda r: r.checks.pop("unaccounted_share"),
+    "rate_inconsistent": lambda r: r.metrics.pop("throughput/seconds"),
 }
 
 

@@ -69,7 +69,7 @@ def test_no_file_of_any_benchmark_or_strategy_says_auto(study):
 
 def test_tables_from_another_source_are_no_difference(one, capsys):
     folder, study = one
-    edit(folder, lambda record: record.update(tables={"trace": {"ranks": []}}))
+    edit(folder, lambda record: record["tables"].update(trace={"ranks": []}))
     status, found = verified(capsys, study)
     assert (status, found["differences"]) == (0, [])
 

@@ -7,7 +7,7 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 import dataclasses
 from collections.abc import Mapping
 
-from analysis.validity import as_asked, conditions, results
+from analysis.validity import as_asked, conditions, results, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -70,6 +70,18 @@ CHECKS = (
         "the ranks counted another number of images than their steps hold: {}",
         results.images_miscounted,
     ),
+    Check(
+        "rate_inconsistent",
+        "invalid",
+        "the rate is not the images ÷ the seconds of the same record: {}",
+        timing.rate_inconsistent,
+    ),
+    Check(
+        "samples_do_not_fill_window",
+        "invalid",
+        "the samples of a window do not add up to its time: {}",
+        timing.samples_do_not_fill_window,
+    ),
     Check("foreign_load", "invalid", "something else used these GPUs: {}", conditions.foreign_load),
     Check(
         "throttled",
@@ -110,6 +122,9 @@ CHECKS = (
         "the step time was still falling when the warm-up ended",
         conditions.warmup_not_flat,
     ),
+    Check("not_stationary", "suspect", "the step time was not the same all the time: {}", timing.not_stationary),
+    Check("pauses", "suspect", "some steps were much longer than the others: {}", timing.pauses),
+    Check("slow_rank", "suspect", "one rank computes slower than the others: {}", timing.slow_rank),
     Check(
         "limit_exceeded",
         "finding",

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, together
 from benchmarks.record import Kind
-from benchmarks.timing import statistics
+from benchmarks.timing import intervals, statistics
 from conf.cell import Cell
 
 LABELS = {
@@ -39,7 +39,7 @@ def row(window: Sequence[Line]) -> dict[str, Any]:
     seconds = [math.fsum(ms) / 1e3 for ms in by_rank]
     counted = facts["counted_bytes"] * len(by_rank[0])
     slowest = max(by_rank, key=sum)
-    low, high = statistics.mean_interval(slowest)
+    low, high = intervals.mean_interval([slowest])
     at_once = facts["at_once"]
     return {
         "operation": facts["operation"],

@@ -5,6 +5,7 @@ measures was called `comm/exposed_ms`, although it holds what the strategy costs
 at in such a cell was `unchecked` like one that could not run.
 """
 
+import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +23,20 @@ _NOT_APPLICABLE = (
 _OF_GPUS = ("foreign_load", "throttled", "cpu_bound")
 _OF_STEPS = ("noisy", "cpu_bound", "loss_not_finite", "images_miscounted", "too_few_iterations", "warmup_not_flat",
              "clocks_disagree")  # fmt: skip
-# Values that lines of this schema or an older one give otherwise now: {schema: {how the value begins: what changed}}.
+# Values that lines of this schema or an older one give otherwise now: {schema: {how the value begins: what changed}}; * stands
+# for anything.
 COMPUTED_OTHERWISE: Mapping[int, Mapping[str, str]] = {
-    3: {"within_run ": "intervals within a run were computed otherwise until schema 3"}
+    3: {
+        "within_run ": "intervals within a run were computed otherwise until schema 3",
+        "checks half_width": "intervals within a run were computed otherwise until schema 3",
+        "checks warmup_flat": "until schema 3 a warm-up ended when its last quarter was within 2 % of the one before",
+        "checks stationarity": "schema 3 has no facts of drift",
+        "checks pauses": "schema 3 has no facts of pauses",
+        "checks unaccounted_share": "schema 3 does not say whether samples fill their windows",
+        "checks slowest_rank": "schema 3 does not say what a step costs each rank alone",
+        "tables host_link.*.slowest_ms.": "intervals within a run were computed otherwise until schema 3",
+        "tables ranks/own_ms": "schema 3 does not say what a step costs each rank alone",
+    }
 }
 
 
@@ -82,6 +94,6 @@ def computed_otherwise(schema: int, value: str) -> str | None:
     """Return what changed since a record's schema in how a value (`metrics step/ms_median`) is computed; None: nothing."""
     for until, changes in COMPUTED_OTHERWISE.items():
         for beginning, said in changes.items():
-            if schema <= until and value.startswith(beginning):
+            if schema <= until and fnmatch.fnmatchcase(value, f"{beginning}*"):
                 return said
     return None

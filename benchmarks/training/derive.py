@@ -7,12 +7,14 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
-from benchmarks.timing import statistics
+from benchmarks.timing import intervals, stationarity, statistics
 from benchmarks.training.mxnet_lines import mxnet_lines
+from benchmarks.training.steadiness import steadiness
 from conf.cell import Cell
 
 # A held step that takes longer than this share of a free one overfilled the launch queue: it says nothing of launch gaps.
 MOST_BUSY = 1.1
+FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 Metrics = dict[str, float]
 
 
@@ -23,7 +25,8 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     windows = timed(lines)
     metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
-    within_run, checks = windows.within_run, windows.checks | warm_up_checks(lines, cell)
+    steady = steadiness(lines, cell, slowest_ms(together(lines, Kind.BLOCK, purpose="timed")))
+    within_run, checks = windows.within_run, windows.checks | steady.checks | warm_up_checks(lines, cell)
     if cell.device != "cuda":
         checks |= between_steps(lines)
     exchanged = exchange_alone(lines)
@@ -32,7 +35,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
         metrics |= exchanged.metrics | cost.metrics
         within_run |= exchanged.within_run | cost.within_run
         checks["limit"] = exchanged.limit
-    return Derived(metrics, windows.series, checks=checks, within_run=within_run)
+    return Derived(metrics, windows.series, tables=steady.tables, checks=checks, within_run=within_run)
 
 
 def warm_up(lines: RankLines) -> Metrics:
@@ -45,7 +48,13 @@ def warm_up(lines: RankLines) -> Metrics:
 def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
     """Return whether the step time had stopped falling when the warm-up ended."""
     ms = slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up"))
-    return {"warmup_flat": statistics.flat(ms, int(cell.benchmark["warmup_iterations"]))}
+    return {"warmup_flat": warmed_up(ms, cell)}
+
+
+def warmed_up(ms: Sequence[float], cell: Cell) -> bool:
+    """Return whether a warm-up that took these ms has ended; a rank ends it by this."""
+    options = cell.benchmark
+    return statistics.flat(ms, int(options["warmup_iterations"]), 1e3 * float(options.get("warmup_min_seconds", 0.0)))
 
 
 def timed(lines: RankLines) -> Derived:
@@ -53,11 +62,11 @@ def timed(lines: RankLines) -> Derived:
     windows = together(lines, Kind.BLOCK, purpose="timed")
     ranks = len(windows[0])
     ms: list[float] = []  # of each iteration, its slowest rank
+    by_window = [slowest_ms([window]) for window in windows]
     totals = [0.0] * ranks  # ms of each rank
     images, disagreement, launch_ms = 0, 0.0, []
     rates, medians = [], []
-    for window in windows:
-        window_ms = slowest_ms([window])
+    for window, window_ms in zip(windows, by_window, strict=True):
         ms += window_ms
         own = [math.fsum(block["ms"]) for block in window]
         totals = [total + one for total, one in zip(totals, own, strict=True)]
@@ -70,7 +79,8 @@ def timed(lines: RankLines) -> Derived:
         images += window_images
         rates.append([len(ms), window_images / (max(own) / 1e3)])
         medians.append([len(ms), statistics.median(window_ms)])
-    low_ms, mean_ms, high_ms = interval = mean_with_interval(ms)
+    low_ms, high_ms = intervals.mean_interval(by_window)
+    mean_ms = math.fsum(ms) / len(ms)
     rate = images / (max(totals) / 1e3)
     metrics: Metrics = {
         "throughput/images_per_second": rate,
@@ -83,11 +93,12 @@ def timed(lines: RankLines) -> Derived:
         "step/iterations": len(ms),
         "ranks/spread": max(totals) / min(totals) - 1,
     }
+    facts = _facts(by_window)
     within_run = {
-        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms),
-        "step/ms_median": _ends(*statistics.median_interval(ms)),
+        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms) | facts,
+        "step/ms_median": _ends(*intervals.median_interval(by_window)) | facts,
     }
-    checks = {"clock_disagreement": disagreement, "half_width": half_width(interval), "iterations": len(ms)}
+    checks = {"clock_disagreement": disagreement, "half_width": half_width(by_window), "iterations": len(ms)}
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
     return Derived(metrics, series, checks=checks, within_run=within_run)
 
@@ -111,16 +122,20 @@ def _ends(low: float, high: float) -> dict[str, float]:
     return {"low": low, "high": high}
 
 
-def mean_with_interval(ms: Sequence[float]) -> tuple[float, float, float]:
-    """Return (low end of its 95 % interval, mean, high end)."""
-    low, high = statistics.mean_interval(ms)
-    return low, math.fsum(ms) / len(ms), high
+def _facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return what an interval rests on: windows, correlation of neighbours, drift of the mean as a share of it."""
+    ms = [one for window in by_window for one in window]
+    return {
+        "groups": len(by_window),
+        "correlation": intervals.correlation(ms),
+        "drift": stationarity.drift(ms),
+    }
 
 
-def half_width(interval: tuple[float, float, float]) -> float:
-    """Return half of a mean's interval as a share of the mean; a rank stops early by it."""
-    low, mean, high = interval
-    return (high - low) / 2 / mean
+def half_width(by_window: Sequence[Sequence[float]]) -> float:
+    """Return the half-width of the interval of a mean as a share of the mean; a rank stops early by it."""
+    ms = [one for window in by_window for one in window]
+    return intervals.mean_half_width(by_window) * len(ms) / math.fsum(ms)
 
 
 def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
@@ -143,13 +158,25 @@ def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
 def strategy_cost(lines: RankLines) -> Derived:
     """Return what the strategy costs a step: steps with it against steps without exchange."""
     with_exchange, without_exchange = (
-        slowest_ms(together(lines, Kind.BLOCK, purpose=f"{word} exchange")) for word in ("with", "without")
+        [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=f"{word} exchange")]
+        for word in ("with", "without")
     )
     if not with_exchange:
         return Derived()
-    cost_ms = statistics.median(with_exchange) - statistics.median(without_exchange)
-    interval = statistics.difference_interval(with_exchange, without_exchange)
-    return Derived({"strategy/cost_ms": cost_ms}, within_run={"strategy/cost_ms": _ends(*interval)})
+    cost_ms = _median_of(with_exchange) - _median_of(without_exchange)
+    differences = [
+        statistics.median(longer) - statistics.median(shorter)
+        for longer, shorter in zip(with_exchange, without_exchange, strict=True)
+    ]
+    # A B B A: a whole round is a block, in which drift cancels; of few rounds each half is one.
+    if len(differences) >= 2 * FEWEST_ROUNDS:
+        differences = [(first + second) / 2 for first, second in zip(differences[::2], differences[1::2], strict=True)]
+    interval = _ends(*intervals.difference_interval(cost_ms, differences)) | {"groups": len(differences)}
+    return Derived({"strategy/cost_ms": cost_ms}, within_run={"strategy/cost_ms": interval})
+
+
+def _median_of(windows: Sequence[Sequence[float]]) -> float:
+    return statistics.median([ms for window in windows for ms in window])
 
 
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange
@@ -174,7 +201,7 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
     (blocks,) = together(lines, Kind.BLOCK, purpose="exchange")
     ms = exchange_ms(blocks, synchronous)
     milliseconds = statistics.median(ms)
-    within_run = {"comm/exchange_ms": _ends(*statistics.median_interval(ms))}
+    within_run = {"comm/exchange_ms": _ends(*intervals.median_interval([ms])) | _facts([ms])}
     metrics: Metrics = {
         "comm/exchange_ms": milliseconds,
         "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / milliseconds / 1e6,
@@ -244,11 +271,12 @@ def overhead(lines: RankLines, cell: Cell) -> Derived:
     ]
     slow = [max(of_ranks) for of_ranks in instrumented]
     fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
-    low, high = statistics.difference_interval(slow, fast)
     step_ms = statistics.median(fast)
+    more_ms = statistics.median(slow) - step_ms
+    low, high = intervals.difference_interval(more_ms, [one - other for one, other in zip(slow, fast, strict=True)])
     metrics = warm_up(lines) | {
-        "overhead/share": (statistics.median(slow) - step_ms) / step_ms,
+        "overhead/share": more_ms / step_ms,
         "overhead/bare_step_ms": step_ms,
     }
-    within_run = {"overhead/share": _ends(low / step_ms, high / step_ms)}
+    within_run = {"overhead/share": _ends(low / step_ms, high / step_ms) | {"groups": len(slow)}}
     return Derived(metrics, checks=warm_up_checks(lines, cell), within_run=within_run)

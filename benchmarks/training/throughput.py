@@ -14,6 +14,8 @@ from trainers.step import Training
 # Seconds of one window: long enough that its start does not count, short enough to stop early.
 WINDOW_SECONDS = 2.0
 FEWEST_PER_WINDOW, MOST_PER_WINDOW = 5, 200
+# Windows into which the shortest warm-up is cut: its barriers and garbage collections then take little of it.
+WARM_UP_WINDOWS = 4
 # An interval is only believed once this many windows agree: within one, drift does not show.
 FEWEST_WINDOWS = 3
 # Iterations that hold the device to see how long it computes without launch gaps, and ms of the hold: twice what
@@ -35,7 +37,7 @@ class TrainingBenchmark:
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
-        self.options = cell.benchmark
+        self.cell, self.options = cell, cell.benchmark
         reporter.phase("build")
         self.compilation = as_asked.Compilation(cell.optimize == "compile")
         self.training = Training(cell, ranks.device, ranks.rank)
@@ -78,10 +80,12 @@ class TrainingBenchmark:
         self.reporter.phase("first step")
         self.block("first", 1)
         self.reporter.phase("warm-up")
-        least, seconds = int(self.options["warmup_iterations"]), 0.0
+        fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
+        window_ms = 1e3 * self.options["warmup_min_seconds"] / WARM_UP_WINDOWS
         slowest: list[float] = []
-        while not statistics.flat(slowest, least) and seconds < self.options["warmup_max_seconds"]:
-            block, ms = self.block("warm-up", max(2, least // 2))
+        while not derive.warmed_up(slowest, self.cell) and seconds < self.options["warmup_max_seconds"]:
+            fitting = round(window_ms / statistics.median(slowest[-fewest:])) if slowest else fewest
+            block, ms = self.block("warm-up", min(MOST_PER_WINDOW, max(fewest, fitting)))
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
@@ -109,23 +113,25 @@ class TrainingBenchmark:
         options = self.options
         fitting = round(WINDOW_SECONDS * 1e3 / self.step_ms)
         iterations = min(MOST_PER_WINDOW, max(FEWEST_PER_WINDOW, fitting))
-        slowest: list[float] = []  # ms of each iteration on its slowest rank
+        by_window: list[list[float]] = []  # ms of each iteration on its slowest rank
+        done = 0
         totals = [0.0] * self.ranks.world_size  # ms of each rank
         launch_ms: list[float] = []
         while True:
-            iterations = min(iterations, int(options["max_iterations"]) - len(slowest))
+            iterations = min(iterations, int(options["max_iterations"]) - done)
             block, ms = self.block("timed", iterations)
             gathered = self.ranks.gather([sum(block.ms), block.launch_ms])
-            slowest += ms
+            by_window.append(ms)
+            done += len(ms)
             totals = [total + values[0] for total, values in zip(totals, gathered, strict=True)]
             launch_ms.append(max(values[1] for values in gathered))
-            half_width = derive.half_width(derive.mean_with_interval(slowest))
-            enough = len(slowest) >= options["min_iterations"]
-            narrow = half_width <= options["interval_target"] and len(launch_ms) >= FEWEST_WINDOWS
-            spent = max(totals) >= options["max_seconds"] * 1e3 or len(slowest) >= options["max_iterations"]
+            enough = done >= options["min_iterations"]
+            narrow = len(by_window) >= FEWEST_WINDOWS and derive.half_width(by_window) <= options["interval_target"]
+            spent = max(totals) >= options["max_seconds"] * 1e3 or done >= options["max_iterations"]
             if (enough and narrow) or spent:
                 break
-        self.step_ms, self.launch_ms = statistics.median(slowest), statistics.median(launch_ms)
+        self.step_ms = statistics.median([one for window in by_window for one in window])
+        self.launch_ms = statistics.median(launch_ms)
 
     def held(self) -> None:
         """Time steps that are enqueued while the device is held: what it computes without launch gaps."""

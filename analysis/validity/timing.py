@@ -1,0 +1,91 @@
+"""Checks of the times of a cell: a step that changes, pauses, a slow rank, samples that do not fill their window, a rate that
+is not images ÷ seconds. benchmarks.training.steadiness finds the facts in the raw lines.
+
+Each function returns None for a record that passes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
+from benchmarks.record import Record
+from conf.schema import ValidityLimits
+
+# Of a window that samples may leave out; on H200s they leave out 5·10⁻⁷ at most.
+MOST_UNACCOUNTED = 1e-3
+MOST_ROUNDED = 1e-6  # relative error that floats may leave in images ÷ seconds
+OF_NOISE = 2.0  # a slow rank is slower by this many half-widths of the 95 % interval
+CPU_SHARE = 3.0  # CPU workers share their cores with the system: their steps may change and pause by so many times more
+
+
+def _allowed(record: Record, share: float) -> float:
+    """Return the share that is allowed on the device of a record."""
+    return CPU_SHARE * share if record.cell.device == "cpu" else share
+
+
+def not_stationary(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether the step time changed while it was measured, by more than noise explains."""
+    facts: Mapping[str, Any] | None = record.checks.get("stationarity")
+    if not facts:
+        return unless_training(record) if facts is None else unchecked("too few steps were timed")
+    found, allowed = [], _allowed(record, limits.change_limit)
+    if abs(facts["change"]) > allowed and facts["change_beyond"] > 1:
+        found.append(f"it changed by {facts['change']:+.1%} at iteration {facts['change_at']:.0f}")
+    if abs(facts["drift"]) > allowed and facts["drift_beyond"] > 1:
+        found.append(f"it drifted by {facts['drift']:+.1%} from the first to the last iteration")
+    return CheckResult(f"{' and '.join(found)}, allowed {allowed:.1%}") if found else None
+
+
+def pauses(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether pauses made some steps much longer than the others."""
+    facts: Mapping[str, Any] | None = record.checks.get("pauses")
+    if facts is None:
+        return unless_training(record)
+    lost, allowed = facts["lost_share"], _allowed(record, limits.pause_limit)
+    if lost <= allowed:
+        return None
+    steps = f"{facts['count']:.0f} of {record.checks['iterations']} steps, up to {facts['longest_ms']:.4g} ms"
+    return CheckResult(f"{steps}; they lost {lost:.2%} of the time, allowed {allowed:.2%}")
+
+
+def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether one rank computes slower than the others, by its own steps without exchange."""
+    facts: Mapping[str, Any] | None = record.checks.get("slowest_rank")
+    if facts is None:
+        alone = len(record.cell.gpus) == 1
+        return not_applicable("there is only one rank") if alone else unless_training(record)
+    share, noise = float(facts["share"]), float(facts["noise"])
+    if not share > limits.slow_rank_limit:
+        return None
+    if noise != noise:
+        return unchecked("one window says nothing of the noise")
+    allowed = limits.slow_rank_limit
+    return (
+        CheckResult(f"rank {facts['rank']} by {share:.1%}, allowed {allowed:.1%}") if share > OF_NOISE * noise else None
+    )
+
+
+def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether the samples of a window add up to its time."""
+    share = record.checks.get("unaccounted_share")
+    if share is None:
+        return unless_training(record)
+    if share <= MOST_UNACCOUNTED:
+        return None
+    return CheckResult(f"they differ by {share:.1%} of the window, allowed {MOST_UNACCOUNTED:.1%}")  # also NaN
+
+
+def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether images/s is images ÷ seconds, and the rate per GPU its share."""
+    rate, per_gpu, images, seconds = (
+        record.metrics.get(f"throughput/{name}")
+        for name in ("images_per_second", "images_per_second_per_gpu", "images", "seconds")
+    )
+    if rate is None or images is None or seconds is None:
+        return unless_training(record, "the images or the seconds are missing")
+    if not abs(rate * seconds - images) <= MOST_ROUNDED * images:
+        return CheckResult(f"{rate:.6g} images/s, but {images:.0f} images in {seconds:.6g} s")
+    ranks = len(record.cell.gpus)
+    if per_gpu is not None and not abs(per_gpu * ranks - rate) <= MOST_ROUNDED * rate:
+        return CheckResult(f"{rate:.6g} images/s of {ranks} GPUs, but {per_gpu:.6g} per GPU")
+    return None
