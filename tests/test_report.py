@@ -268,8 +268,9 @@ def test_a_suspect_point_says_so_in_the_first_sentence(tmp_path):
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
-    """Three equal runs, the first of which is number `start`: rates around the one that is given."""
+    """Three equal runs, the first of which is number `start`: rates around the one that is given, in another order each."""
     rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
+    rates = rates[start % 3 :] + rates[: start % 3]
     return [
         small(start + 10 * repeat, gpus, one, strategy=strategy, cell={"repeat": repeat, "nccl": dict(nccl)})
         for repeat, one in enumerate(rates)

@@ -1,21 +1,19 @@
 """Which of two cells is faster: their runs against each other, the noise floor, and the smallest difference to be seen.
 
 Two cells are compared if they belong to the same benchmark, do the same amount of work and differ in exactly one asked
-thing on the same GPUs. The test is Welch's, on the logarithms of the benchmark's primary rate in whole runs. All tests of a
-study are one family, held at 5 % by Holm's method (1979).
+thing on the same GPUs. The test is on the logarithms of the benchmark's primary rate in whole runs, with the turns as blocks
+(analysis.statistics.turns); where no turns connect two cells it is Welch's, unpaired. All tests of a study are one family,
+held at 5 % by Holm's method (1979).
 """
 
 import math
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
+from itertools import combinations, pairwise
 
 import numpy as np
 from scipy.stats import t as student
-from scipy.stats import ttest_ind
 
 from analysis.findings import labels
 from analysis.findings.estimates import LEVEL, WIDEST, Draws, quantile
@@ -24,6 +22,9 @@ from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.strategy_options import chosen_options
 from analysis.findings.study import Study
+from analysis.statistics.holm import Flags, significant
+from analysis.statistics.turns import NO_TURN, TurnModel, fitted
+from benchmarks.record import Record
 
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
 # With more values of one thing than this, every one is compared with the first alone: pairs grow with the square.
@@ -33,9 +34,9 @@ BATCH = ("batch_size", "global_batch_size")  # one follows from the other and th
 NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
 SINGLE = "a single run does not show how far runs differ: add repeats=5"
 CHANCE = "its own interval excludes 0, but among this many comparisons that can be chance"
+NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
+UNPAIRED = "no turn of a sweep measured both cells, so the test is unpaired: a drift between them would look the same"
 SEPARATE = "all runs of one cell were measured before those of the other: a change of the machine would look the same"
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -46,36 +47,38 @@ class Pair:
     differing: tuple[str, ...]  # names in the keys that differ
     first: Runs
     second: Runs
+    group: Hashable  # equal for pairs of cells that are compared each with each
 
 
 @dataclass(frozen=True)
-class Welch:
-    """Welch's test of several pairs, an entry each. All but `difference` are NaN for a pair with a single run."""
+class Tests:
+    """The tests of several pairs, an entry each. All but `difference` are NaN for a pair that cannot be tested."""
 
-    difference: Draws  # of the mean logarithms, second − first
+    difference: Draws  # of the logarithms, second − first
     error: Draws  # its standard error
     freedom: Draws  # degrees of freedom
-    chance: Draws  # two-sided p
+    in_turns: Flags  # whether the turns are blocks; otherwise the test is unpaired
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
     """Return a verdict for every pair of cells that may be compared."""
     found = list(pairs(study))
-    tests = _welch([(pair.first.log_rates, pair.second.log_rates) for pair in found])
+    tests = _tests(study, found)
     tested = np.isfinite(tests.error)
-    seen = _holm(tests.chance, tested)
+    seen = np.zeros(len(found), dtype=bool)
+    seen[tested] = significant(chances(tests)[tested], _groups(found, tested), 1 - LEVEL)
     error, freedom = tests.error[tested], tests.freedom[tested]
     half, smallest = np.full((2, len(found)), math.nan)
     half[tested] = np.minimum(student.ppf((1 + LEVEL) / 2, freedom) * error, WIDEST)
     level = (1 - LEVEL) / max(1, int(tested.sum()))
     errors = student.ppf(1 - level / 2, freedom) + student.ppf(POWER, freedom)
     smallest[tested] = np.expm1(np.minimum(errors * error, WIDEST))
-    rows = zip(found, tests.difference, half, smallest, tested, seen, strict=True)
+    rows = zip(found, tests.difference, half, smallest, tested, seen, tests.in_turns, strict=True)
     return tuple(_comparison(study, *row) for row in rows)
 
 
 def _comparison(
-    study: Study, pair: Pair, difference: float, half: float, smallest: float, tested: bool, seen: bool
+    study: Study, pair: Pair, difference: float, half: float, smallest: float, tested: bool, seen: bool, in_turns: bool
 ) -> Comparison:
     difference = min(max(difference, -WIDEST), WIDEST)
     estimate, least, verdict, why = Estimate(math.expm1(difference)), None, "", SINGLE
@@ -83,8 +86,9 @@ def _comparison(
         estimate = Estimate(estimate.value, math.expm1(difference - half), math.expm1(difference + half))
         least = float(smallest)
         verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
-        by_chance, separate = not seen and 0 < half < abs(difference), seen and _separate(pair)
-        why = CHANCE if by_chance else SEPARATE if separate else ""
+        unpaired = "" if in_turns else SEPARATE if seen and _separate(pair) else UNPAIRED
+        by_chance = CHANCE if not seen and 0 < half < abs(difference) else ""
+        why = "; ".join(one for one in (by_chance, unpaired) if one)
     first, second = (labels.side_label(study, runs, pair.differing, pair.asked) for runs in (pair.first, pair.second))
     return Comparison(
         first,
@@ -109,39 +113,108 @@ def _separate(pair: Pair) -> bool:
     return max(one) < min(two) or max(two) < min(one)
 
 
-def _welch(samples: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Welch:
-    """Test every pair of samples; those with equal numbers of runs in one call."""
-    difference, error, freedom, chance = np.full((4, len(samples)), math.nan)
-    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for at, (first, second) in enumerate(samples):
-        by_size[len(first), len(second)].append(at)
-    for sizes, members in by_size.items():
-        one, two = (np.array([samples[at][side] for at in members]) for side in (0, 1))
-        difference[members] = two.mean(axis=1) - one.mean(axis=1)
-        if min(sizes) < 2:
+def _tests(study: Study, found: Sequence[Pair]) -> Tests:
+    """Test every pair: with the turns as blocks where they connect its two cells, else unpaired."""
+    difference, error, freedom = np.full((3, len(found)), math.nan)
+    models = turn_models(study)
+    by_family: dict[Hashable, list[int]] = defaultdict(list)
+    for at, pair in enumerate(found):
+        by_family[family(pair.first)].append(at)
+    for name, members in by_family.items():
+        numbers, model = models[name]
+        sides = (np.array([numbers[id(side(found[at]))] for at in members]) for side in (_first, _second))
+        made = model.contrasts(*sides)
+        difference[members], error[members], freedom[members] = made.difference, made.error, made.freedom
+    runs = np.array([min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in found], dtype=int)
+    in_turns = np.isfinite(error) & (runs > 1)
+    error[~in_turns] = math.nan
+    for at in map(int, np.flatnonzero(~in_turns)):
+        one, two = (np.array(side(found[at]).log_rates) for side in (_first, _second))
+        difference[at] = two.mean() - one.mean()
+        if runs[at] > 1:
+            error[at], freedom[at] = _welch(one, two)
+    return Tests(difference, error, freedom, in_turns)
+
+
+def _groups(found: Sequence[Pair], tested: Flags) -> list[int]:
+    """Return the numbers of tested cells that are compared each with each."""
+    cells: dict[Hashable, set[int]] = defaultdict(set)
+    for pair, is_tested in zip(found, tested, strict=True):
+        if is_tested:
+            cells[pair.group] |= {id(pair.first), id(pair.second)}
+    return [len(one) for one in cells.values()]
+
+
+def _first(pair: Pair) -> Runs:
+    return pair.first
+
+
+def _second(pair: Pair) -> Runs:
+    return pair.second
+
+
+def family(runs: Runs) -> Hashable:
+    """Return a key that is equal for cells whose scatter is pooled: of one rate, one model and one machine."""
+    return runs.rate, runs.request.get("model.name"), runs.provenance["machine"]
+
+
+def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]]:
+    """Return the fit of every family, and the numbers of its cells, by the id() of their runs."""
+    families: dict[Hashable, list[Runs]] = defaultdict(list)
+    for runs in study.rated:
+        families[family(runs)].append(runs)
+    turns = _turns(record for runs in study.rated for record in runs.records)
+    models = {}
+    for name, members in families.items():
+        known = [
+            (value, number, turns.get(id(record), NO_TURN), record.started_at)
+            for number, runs in enumerate(members)
+            for record, value in zip(runs.rated_records, runs.log_rates, strict=True)
+        ]
+        models[name] = {id(runs): number for number, runs in enumerate(members)}, fitted(*zip(*known, strict=True))
+    return models
+
+
+def _turns(records: Iterable[Record]) -> dict[int, int]:
+    """Return the number of each record's turn by its id(): the records of one sweep with one repeat.
+
+    A sweep whose turns overlap in time did not measure in turns; its records are absent.
+    """
+    sweeps: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if not record.drift:
+            sweeps[record.sweep_id][record.cell.repeat].append(record)
+    found: dict[int, int] = {}
+    number = 0
+    for turns in sweeps.values():
+        times = sorted(
+            (min(starts), max(starts)) for turn in turns.values() if (starts := [r.started_at for r in turn])
+        )
+        if any(last >= first for (_, last), (first, _) in pairwise(times)):
             continue
-        with warnings.catch_warnings():  # of runs that are equal to the last digit
-            warnings.simplefilter("ignore", RuntimeWarning)
-            test = ttest_ind(two, one, axis=1, equal_var=False)
-            interval = test.confidence_interval(LEVEL)
-        constant = (np.ptp(one, axis=1) == 0) & (np.ptp(two, axis=1) == 0)
-        freedom[members] = np.where(constant, sum(sizes) - 2, test.df)
-        half = (interval.high - interval.low) / 2
-        error[members] = np.where(constant, 0.0, half / student.ppf((1 + LEVEL) / 2, freedom[members]))
-        certain = np.where(difference[members] == 0, 1.0, 0.0)  # without any scatter
-        chance[members] = np.where(constant, certain, test.pvalue)
-    return Welch(difference, error, freedom, chance)
+        for turn in turns.values():
+            found |= {id(record): number for record in turn}
+            number += 1
+    return found
 
 
-def _holm(chance: Draws, tested: Flags) -> Flags:
-    """Return which tests are significant: the smallest p below 5 % ÷ m, the next below 5 % ÷ (m − 1), until one is not."""
-    seen = np.zeros(len(chance), dtype=bool)
-    order = [at for at in np.argsort(chance, kind="stable") if tested[at]]
-    for rank, at in enumerate(order):
-        if chance[at] > (1 - LEVEL) / (len(order) - rank):
-            break
-        seen[at] = True
-    return seen
+def _welch(one: Draws, two: Draws) -> tuple[float, float]:
+    """Return the standard error of the difference of two means and its degrees of freedom (Welch 1947)."""
+    parts = np.array([values.var(ddof=1) / len(values) for values in (one, two)])
+    if not parts.sum():
+        return 0.0, len(one) + len(two) - 2.0
+    freedom = parts.sum() ** 2 / (parts**2 / np.array([len(one) - 1, len(two) - 1])).sum()
+    return float(np.sqrt(parts.sum())), float(freedom)
+
+
+def chances(tests: Tests) -> Draws:
+    """Return two-sided p of every test: the chance of so large a difference between equal cells."""
+    sure = tests.error < NO_SCATTER
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = 2 * student.sf(np.abs(tests.difference / tests.error), tests.freedom)
+    certain = np.where(np.abs(tests.difference) < NO_SCATTER, 1.0, 0.0)
+    chance: Draws = np.where(sure, certain, found)
+    return chance
 
 
 def pairs(study: Study) -> Iterator[Pair]:
@@ -187,10 +260,11 @@ def _pairs(
             continue
         key = (runs.gpus, also(runs), *study.condition(runs, left_out))
         alike[key].setdefault(runs.request.get(name), runs)
-    for values in alike.values():
+    for condition, values in alike.items():
         ordered = sorted(values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at))
-        among = combinations(ordered, 2) if len(ordered) <= MOST_VALUES else ((ordered[0], one) for one in ordered[1:])
-        yield from (Pair(asked, tuple(left_out), first, second) for first, second in among)
+        each = len(ordered) <= MOST_VALUES
+        for first, second in combinations(ordered, 2) if each else ((ordered[0], one) for one in ordered[1:]):
+            yield Pair(asked, tuple(left_out), first, second, (name, condition, 0 if each else id(second)))
 
 
 def noises(study: Study) -> tuple[Noise, ...]:

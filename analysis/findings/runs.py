@@ -141,9 +141,15 @@ class Runs:
 
     @functools.cached_property
     def log_rates(self) -> list[float]:
-        """The logarithm of the primary rate in every run that has it."""
+        """The logarithm of the primary rate in each of `rated_records`."""
         found = self.logarithms(self.rate.metric)
         return [-value for value in found] if self.rate.is_time else found
+
+    @functools.cached_property
+    def rated_records(self) -> tuple[Record, ...]:
+        """The records that have the primary rate."""
+        rates = ((record, record.metrics.get(self.rate.metric)) for record in self.records)
+        return tuple(record for record, rate in rates if rate is not None and 0 < rate < math.inf)
 
     @functools.cached_property
     def group(self) -> FloorGroup:
