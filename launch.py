@@ -16,6 +16,7 @@ from conf import groups, schema, sweeper
 from conf.command_line import config_dirs, normalise, only_informs
 from conf.hydra_errors import explain, one_line
 from conf.options import Refused
+from launch.display.lasting_output import close_quietly
 from launch.machine.versions import version_lines
 from launch.plan.plan import Request
 from launch.sweep import run
@@ -63,4 +64,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    close_quietly()
+    sys.exit(status)

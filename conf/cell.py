@@ -33,6 +33,7 @@ class Optimizer:
     weight_decay: float = option(5e-5, "L2 penalty", least=0, most=1)
 
 
+SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus")
 
 

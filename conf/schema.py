@@ -144,6 +144,11 @@ class Config:
         words=("True", "False", "open"),
     )
     repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
+    noise_pairs: Any = option(
+        "auto",
+        "cells that are measured a second time, for the noise floor; auto: one for each four in a list without repeats",
+        least=0, most=1000, auto=True, whole=True,
+    )  # fmt: skip
     resume: bool = True
     dry_run: bool = False
 

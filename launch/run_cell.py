@@ -81,27 +81,15 @@ class CellRunner:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
-        record = self._record(folder, outcome, ended_at, known)
+        record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             if trace := self._profiled(cell, folder, variable, progress):
-                record = _with_trace(record, trace)
+                record = dataclasses.replace(_with_trace(record, trace), raw_sha256=folder.raw_sha256())
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)
         return record
-
-    def _record(self, folder: CellFolder, outcome: Outcome, ended_at: float, known: list[Record]) -> Record:
-        """Return the record of the timed pass, not yet judged."""
-        record = assemble(folder, outcome.state, outcome.failure, ended_at)
-        metrics, checks = summary(folder)
-        record = dataclasses.replace(
-            record,
-            metrics=record.metrics | metrics,
-            checks=record.checks | checks,
-            effective=observe(record, folder, known, self.study.folder_of),
-        )
-        return with_efficiency(record, known)
 
     def _run(
         self,
@@ -164,6 +152,25 @@ class CellRunner:
         outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
+
+
+def record_of(
+    folder: CellFolder,
+    state: str,
+    failure: Failure | None,
+    ended_at: float,
+    known: Sequence[Record],
+    folder_of: Callable[[Record], CellFolder],
+) -> Record:
+    """Return the record of a timed pass from the files of its folder, not yet judged. `known` are the study's records so far.
+
+    `python -m analysis verify` makes it again by the same functions (analysis.verification.rebuild).
+    """
+    record = assemble(folder, state, failure, ended_at)
+    metrics, checks = summary(folder)
+    record = dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
+    record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
+    return with_efficiency(record, known)
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:

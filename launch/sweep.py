@@ -3,16 +3,19 @@
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from analysis.findings.labels import BETWEEN
 from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
 from launch.display.columns import explained
+from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
 from launch.plan.plan import Plan, Request, plan
@@ -37,8 +40,9 @@ class Stopping:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Have signals set the mark instead of ending this process."""
+        """Have signals set the mark instead of ending this process. A terminal that goes away (SIGHUP) ends nothing."""
         before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             yield
         finally:
@@ -59,7 +63,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     """
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
-    console = Console(highlight=False)
+    console = Console(file=LastingOutput(sys.stdout), highlight=False)
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
@@ -199,6 +203,6 @@ def _print_plan(planned: Plan, console: Console) -> None:
     seconds = 0.0
     for number, entry in enumerate(planned.cells):
         seconds += estimate(entry.cell, known)
-        console.print(f"{number + 1:4d}  {entry.cell.name}{' · drift' if entry.drift else ''}", markup=False)
+        console.print(f"{number + 1:4d}  {BETWEEN.join(filter(None, [entry.cell.name, entry.mark]))}", markup=False)
     cells = "1 cell" if len(planned.cells) == 1 else f"{len(planned.cells)} cells"
     console.print(f"{cells}, about {duration(seconds)}; nothing was started (dry_run=true)")

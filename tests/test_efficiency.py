@@ -13,7 +13,7 @@ from analysis.findings.baselines import BASELINES, EFFICIENCY, efficiencies, wit
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine
-from analysis.validity.recompute import Verification, compare_efficiency
+from analysis.verification.verify import verify
 from benchmarks import record as records
 from benchmarks.record import CellFolder, read
 from conf.schema import Tracking
@@ -148,20 +148,25 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     assert len(lines[0]) == len(lines[1]) == 4 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
 
 
-def test_a_record_names_the_baselines_of_its_efficiency(made):
+def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
     """What it states can be computed again from them, whatever was measured since."""
     pair, alone = made
     own = with_efficiency(pair, alone[:2])
     assert own.checks[BASELINES] == {"0": [alone[0].record_id], "1": [alone[1].record_id]}
     assert own.metrics[EFFICIENCY] != efficiencies([pair, *alone])[pair.record_id]
-    for stated, recorded, differences in (
+    for number, (stated, recorded, differences) in enumerate((
         (own, alone, []),
         (dataclasses.replace(own, metrics=own.metrics | {EFFICIENCY: 0.5}), alone, [(0.5, own.metrics[EFFICIENCY])]),
-        (own, [], [(own.metrics[EFFICIENCY], "absent")]),
-    ):
-        found = Verification()
-        compare_efficiency("cell", stated, [stated, *recorded], found)
+    )):  # fmt: skip
+        study = tmp_path / str(number)
+        for one in (stated, *recorded):
+            (study / one.record_id).mkdir(parents=True)
+            records.write(CellFolder(study / one.record_id), one)
+        found = verify(study)
         assert [(one.recorded, one.recomputed) for one in found.differences] == differences
+    for one in alone[:1]:
+        CellFolder(study / one.record_id).record.unlink()
+    assert verify(study).not_compared == {f"metrics {EFFICIENCY}": 1}
 
 
 def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseline():

@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from analysis.findings.next_run.floor_file import FILE
+from analysis.findings.next_run.floors import Scatter, group_of_cell
 from analysis.topology.link_classes import distinct_classes
 from analysis.topology.source import load_topology
 from analysis.topology.subsets import best, classes, worst_order
@@ -17,7 +20,9 @@ from conf.command_line import normalise
 from conf.options import Refused
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
+from launch.plan.order import PlannedCell, ordered
 from launch.plan.plan import Request, plan
+from launch.plan.second_runs import known_freedom, measured_twice
 
 ROOT = Path(__file__).parent.parent
 DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")
@@ -131,13 +136,13 @@ def test_no_gpu_is_said_once_and_settings_are_not_applicable():
 
 @pytest.mark.parametrize(("topology", "expected"), [(DGX1, 56 + 1), (H200, 7 + 1)])
 def test_classes_of_recorded_machines(topology, expected):
-    sweep = planned(["gpus=classes", f"topology={topology}", "dry_run=true"])
+    sweep = planned(["gpus=classes", f"topology={topology}", "dry_run=true", "noise_pairs=0"])
     assert len(sweep.cells) == expected
     assert sweep.cells[0].cell.gpus == (0,)
 
 
 def test_sizes_best_worst_and_second_members():
-    dgx1 = [f"topology={DGX1}", "dry_run=true"]
+    dgx1 = [f"topology={DGX1}", "dry_run=true", "noise_pairs=0"]
     assert len(planned(["gpus=classes:3", *dgx1]).cells) == 7
     assert len(planned(["gpus=classes:2", "second_member=true", *dgx1]).cells) == 6
     topology = load_topology(DGX1)
@@ -194,3 +199,83 @@ def test_control_cells_have_labels_of_their_own():
         ("none", 2): ("batch 4", "compile"),
         ("nccl_allreduce", 2): ("global batch 8", "compile", "comm_hook=bf16", "profiler=torch"),
     }
+
+
+@pytest.fixture(scope="module")
+def eight():
+    """The cells and the configuration of a sweep over eight subsets."""
+    sweep = planned(*[[f"gpus={gpus}", "noise_pairs=0"] for gpus in ("0", "1", "2", "3", "0,1", "0,2", "1,2", "0,1,2")])
+    assert len(sweep.cells) == 8
+    return [entry.cell for entry in sweep.cells], dataclasses.replace(sweep.config, noise_pairs="auto")
+
+
+def twice(eight, known=None, was=lambda cell: False, count=8, **config):
+    """The order of a sweep's first cells, and {subset that runs a second time: other cells in between}."""
+    cells, asked = eight[0][:count], dataclasses.replace(eight[1], **config)
+    chosen = measured_twice(cells, asked, known or {}, was)
+    order = ordered(cells, asked.repeats, asked.seed, chosen)
+    keys = [dataclasses.replace(entry.cell, repeat=0).key for entry in order]
+    return order, {entry.cell.gpus: at - keys.index(keys[at]) - 1 for at, entry in enumerate(order) if entry.mark}
+
+
+def test_a_longer_list_measures_one_cell_in_four_a_second_time(eight):
+    assert twice(eight, count=4) == ([PlannedCell(cell) for cell in eight[0][:4]], {})
+    assert twice(eight, noise_pairs=0)[1] == {}
+    order, found = twice(eight)
+    assert len(order) == 10 and len({entry.cell.key for entry in order}) == 10 and len(found) == 2
+    assert sorted(entry.mark for entry in order)[-3:] == ["", "second run", "second run"]
+    assert twice(eight) == (order, found)
+    assert all(entry.mark != "second run" for entry in twice(eight, repeats=2)[0]), "repeats are pairs enough"
+    links = planned(["benchmark=collectives", "noise_pairs=auto"]).cells[0].cell
+    many = [dataclasses.replace(links, gpus=(gpu,)) for gpu in range(8)]
+    assert twice((many, eight[1]))[1] == {}, "no cell has a model"
+    assert len(twice((many, eight[1]), noise_pairs=3)[1]) == 3
+
+
+def test_a_second_run_is_never_directly_after_the_first(eight):
+    for count in (2, 3, 5, 8):
+        for pairs in range(1, count + 1):
+            for seed in range(5):
+                order, found = twice(eight, count=count, noise_pairs=pairs, seed=seed)
+                assert len(found) == pairs and len(order) == count + pairs and min(found.values()) > 0, order
+
+
+def test_the_group_of_which_least_is_known_runs_a_second_time_first(eight):
+    def known(*freedom):
+        rows = {
+            (group_of_cell(cell, socket.gethostname()), "throughput/images_per_second"): Scatter(one + 1, one, 1e-6)
+            for cell, one in zip((eight[0][0], eight[0][4], eight[0][7]), freedom, strict=True)
+        }
+        return known_freedom(rows)
+
+    def sizes(freedom):
+        return [len(gpus) for gpus in twice(eight, freedom)[1]]
+
+    assert len(sizes({})) == 2
+    assert sorted(sizes(known(5, 5, 1)))[1] == 3
+    assert sizes(known(5, 1, 5)) == [2, 2] and sizes(known(1, 5, 5)) == [1, 1]
+    assert sizes(known(50, 50, 50)) != [] and len(sizes(known(50, 50, 50))) == 1, "one pair keeps the floor fresh"
+
+
+def test_a_sweep_that_goes_on_has_the_second_runs_that_it_had(eight):
+    _, first = twice(eight)
+    for gpus in ((0, 1), (3,)):
+        _, found = twice(eight, was=lambda cell: cell.gpus == gpus)  # noqa: B023
+        assert gpus in found and len(found) == len(first)
+    _, found = twice(eight, was=lambda cell: cell.gpus in first, seed=5)
+    assert found.keys() == first.keys()
+
+
+def test_the_plan_says_which_cells_run_a_second_time(tmp_path):
+    typed = [[f"gpus={gpus}", f"output_dir={tmp_path}"] for gpus in ("0", "1", "2", "0,1", "0,2")]
+    sweep = planned(*typed)
+    assert any(notice.startswith("1 of 5 cells runs a second time") for notice in sweep.notices)
+    (again,) = [entry.cell for entry in sweep.cells if entry.mark]
+    (tmp_path / FILE).write_text("not json")
+    CellFolder(tmp_path / "default" / again.folder).make().record.write_text("{}")
+    assert [entry.cell.key for entry in planned(*typed).cells] == [entry.cell.key for entry in sweep.cells]
+
+
+def test_pairs_and_repeats_are_not_asked_for_together():
+    with pytest.raises(Refused, match="noise_pairs=2: accepted are auto and 0 with repeats=3"):
+        planned(["gpus=0", "noise_pairs=2", "repeats=3"])

@@ -58,7 +58,7 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     }  # fmt: skip
     assert without_entry(made) == set()
     status, found = verified(capsys, study)
-    assert (status, found["differences"], found["not_recomputed"], found["other_metrics"]) == (0, [], [], [])
+    assert (status, found["differences"], found["not_recomputed"], found["not_compared"]) == (0, [], [], {})
     assert found["recomputed"] == found["records"] == len(made) > 50
     assert found["values"] > 10 * len(made)
 
@@ -90,11 +90,12 @@ def test_a_value_that_was_edited_by_hand_is_found_and_named(one, capsys, change,
     edit(folder, change)
     status, found = verified(capsys, study)
     (difference,) = found["differences"]
-    assert (status, difference["record"], difference["value"], difference["recorded"]) == (1, "cell", value, recorded)
+    assert (status, difference["record"], difference["file"]) == (1, "cell", "record.json")
+    assert (difference["field"], difference["recorded"]) == (value, recorded)
     assert difference["recomputed"] != recorded
     assert main(["verify", str(study)]) == 1
     printed = capsys.readouterr().out
-    assert value in printed and str(recorded) in printed and "1 differ, in 1 records" in printed
+    assert value in printed and str(recorded) in printed and "1 differ, in 1 record" in printed
 
 
 def test_a_sample_that_was_edited_by_hand_is_found(one, capsys):
@@ -106,7 +107,7 @@ def test_a_sample_that_was_edited_by_hand_is_found(one, capsys):
     status, found = verified(capsys, study)
     assert status == 1
     assert {"metrics throughput/images_per_second", "metrics ranks/spread"} <= {
-        one["value"] for one in found["differences"]
+        one["field"] for one in found["differences"]
     }
 
 
@@ -144,15 +145,19 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
     shutil.rmtree(of_one / "without" / "ranks")
     shutil.copytree(folder, of_one / "users")
     edit(of_one / "users", lambda record: record["cell"]["declared"]["benchmark"].pop("derive"))
+    for number, copy in enumerate(("without", "users")):
+        edit(of_one / copy, lambda record, own=f"{number:032x}": record.update(record_id=own))
     status, found = verified(capsys, of_one)
     assert (status, found["recomputed"], found["records"]) == (0, 1, 3)
     assert {(one["record"], one["reason"]) for one in found["not_recomputed"]} == {
-        ("without", "no raw lines"),
+        ("without", "no raw samples"),
         ("users", "benchmark=throughput declares no derive function"),
     }
     shutil.rmtree(folder)
-    assert main(["verify", str(of_one)]) == 2  # nothing is proved
-    assert "cannot be recomputed: without: no raw lines" in capsys.readouterr().out
+    assert main(["verify", str(of_one)]) == 0  # nothing differs; the last line says what is not proved
+    printed = capsys.readouterr().out.splitlines()
+    assert "cannot be checked: 1 record: no raw samples" in printed
+    assert printed[-1].startswith("0 of 2 records recomputed") and printed[-1].endswith("; 2 records cannot be checked")
 
 
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):

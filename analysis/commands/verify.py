@@ -1,9 +1,11 @@
-"""`python -m analysis verify STUDY [--json]`: derive every record again from the raw lines of its ranks, and compare."""
+"""`python -m analysis verify STUDY… [--pack] [--json]`: check every number of every record against its raw samples."""
 
 import argparse
 import dataclasses
 import json
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +14,62 @@ from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
-from analysis.validity.recompute import Verification, verify
+from analysis.verification.verify import Verification, verify
+from benchmarks.record import CellFolder, record_paths
 
 _SHOWN = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("study", metavar="STUDY", help="the folder of a study: OUTPUT_DIR/STUDY")
+    parser.add_argument("studies", metavar="STUDY", nargs="+", help="the folder of a study: OUTPUT_DIR/STUDY")
+    parser.add_argument("--pack", action="store_true", help="then pack the raw samples of a study that is right (.gz)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs. Return 0: nothing does; 1: a value differs or lines are missing; 2: none could be compared.
+    """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing or damaged.
 
     Raises:
-        UnreadableInput: the folder holds no record.
+        UnreadableInput: a folder holds no record.
     """
-    result = verify(Path(arguments.study))
-    if not result.records:
-        raise UnreadableInput(f"{arguments.study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY")
+    results = {study: verify(Path(study)) for study in arguments.studies}
+    for study, result in results.items():
+        if not result.records:
+            raise UnreadableInput(f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY")
+    saved = {study: _pack(Path(study)) for study, result in results.items() if arguments.pack and result.right}
     if arguments.json:
-        print(json.dumps(_as_json(arguments.study, result)))
+        several = [_as_json(study, result, saved.get(study)) for study, result in results.items()]
+        print(json.dumps(several[0] if len(several) == 1 else {"studies": several}))
     else:
-        _print(result)
-    if not result.right:
-        return 1
-    return 0 if result.recomputed else 2  # a study of which nothing could be compared is not proved right
+        for study, result in results.items():
+            _print(study if len(results) > 1 else "", result, saved.get(study), arguments.pack)
+    return 0 if all(result.right for result in results.values()) else 1
 
 
-def _as_json(study: str, result: Verification) -> dict[str, Any]:
+def _pack(study: Path) -> int:
+    """Pack the raw samples of every record; return how many bytes that saved. Raises OSError."""
+    return sum(CellFolder(path.parent).pack() for path in record_paths(study))
+
+
+def _as_json(study: str, result: Verification, saved: int | None) -> dict[str, Any]:
     """Return the result in plain JSON types."""
-    return {
+    told = {
         "study": study,
+        "right": result.right,
         "records": result.records,
         "recomputed": result.recomputed,
         "values": result.values,
+        "files": result.files,
         "differences": [_plain(dataclasses.asdict(one)) for one in result.differences],
         "not_recomputed": [dataclasses.asdict(one) for one in result.omissions],
-        "other_metrics": sorted(result.other_metrics),
+        "not_compared": dict(result.not_compared),
+        "otherwise_in_older_schemas": sorted(result.former),
     }
+    return told if saved is None else told | {"bytes_saved": saved}
 
 
-def _plain(difference: dict[str, Any]) -> dict[str, Any]:
+def _plain(difference: Mapping[str, Any]) -> dict[str, Any]:
     """Return a difference whose numbers JSON has: NaN and infinities become text."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -62,29 +77,49 @@ def _plain(difference: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print(result: Verification) -> None:
-    """Print the table of differences, what could not be recomputed, and the count."""
+def _print(study: str, result: Verification, saved: int | None, pack: bool) -> None:
+    """Print the table of differences, what could not be checked, and the count."""
     out = console()
     if result.differences:
-        table = Table(title="values that the raw lines give otherwise", title_justify="left")
-        for name in ("record", "value", "recorded", "recomputed"):
-            table.add_column(name, justify="right" if name.startswith("rec") and name != "record" else "left")
+        table = Table(title=f"{escape(study)} does not say what its samples say".strip(), title_justify="left")
+        for name in ("record", "file", "field", "recorded", "recomputed"):
+            table.add_column(name, justify="right" if name in ("recorded", "recomputed") else "left")
         for one in result.differences[:_SHOWN]:
-            table.add_row(escape(one.record), escape(one.value), _text(one.recorded), _text(one.recomputed))
+            table.add_row(*map(escape, (one.record, one.file, one.field)), _text(one.recorded), _text(one.recomputed))
         out.print(table)
         if len(result.differences) > _SHOWN:
             out.print(f"… {len(result.differences) - _SHOWN} more (--json has all)")
-    for omission in result.omissions:
-        out.print(f"cannot be recomputed: {escape(omission.record)}: {escape(omission.reason)}", soft_wrap=True)
-    if result.other_metrics:
-        names = ", ".join(sorted(result.other_metrics))
-        out.print(f"not from the lines of the ranks, and not compared: {escape(names)}", soft_wrap=True)
+    lines = [f"wrong: {one.record}: {one.reason}" for one in result.omissions if one.wrong]
+    for reason, cells in Counter(one.reason for one in result.omissions if not one.wrong).items():
+        lines.append(f"cannot be checked: {_records(cells)}: {reason}")
+    for name, cells in sorted(result.not_compared.items()):
+        lines.append(f"not compared in {_records(cells)}, its source is not in the folder: {name}")
+    lines += [f"not compared in records of older schemas: {said}" for said in sorted(result.former)]
+    if pack:
+        told = (
+            "nothing was packed, because the study is not right"
+            if saved is None
+            else f"packed: {saved / 1e6:.1f} MB less"
+        )
+        lines.append(told)
+    lines.append(f"{f'{study}: ' if study else ''}{_summary(result)}")
+    for line in lines:
+        out.print(escape(line), soft_wrap=True)
+
+
+def _summary(result: Verification) -> str:
+    """Return the last line: what was checked, what differs, and what nobody can check."""
     several = len({one.record for one in result.differences})
-    out.print(
-        f"{result.recomputed} of {result.records} records recomputed, {result.values} values compared: "
-        + (f"{len(result.differences)} differ, in {several} records" if result.differences else "0 differ"),
-        soft_wrap=True,
-    )
+    said = f"{result.recomputed} of {_records(result.records)} recomputed, {result.values} values compared: "
+    said += f"{len(result.differences)} differ, in {_records(several)}" if result.differences else "0 differ"
+    wrong = sum(one.wrong for one in result.omissions)
+    left = len(result.omissions) - wrong
+    said += f"; {_records(wrong)} damaged" if wrong else ""
+    return said + (f"; {_records(left)} cannot be checked" if left else "")
+
+
+def _records(number: int) -> str:
+    return f"{number} record{'' if number == 1 else 's'}"
 
 
 def _text(value: Any) -> str:

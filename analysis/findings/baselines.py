@@ -18,6 +18,7 @@ from analysis.findings.study import Study
 from benchmarks.record import Record
 
 EFFICIENCY = "scaling/efficiency"  # a metric
+AGAINST_BASELINES = (EFFICIENCY,)  # the metrics that `with_efficiency` sets
 BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
 
 

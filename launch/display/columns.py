@@ -16,6 +16,7 @@ GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
 COST, EXPOSED = "cost ms", "exposed ms"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, EXPOSED, "of limit", "exchange ms", "per GPU", "busbw GB/s", "±", "efficiency")
+REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
 GAP = 2  # between columns
@@ -46,7 +47,9 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     columns = {name: [text(planned.cell) for planned in cells] for name, text in _ASKED.items()}
     same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
     columns |= _options([planned.cell for planned in cells])
-    columns["repeat"] = ["drift" if planned.drift else str(planned.cell.repeat) for planned in cells]
+    repeated = any(planned.cell.repeat > 0 for planned in cells)
+    runs = [planned.mark or (str(planned.cell.repeat) if repeated else "") for planned in cells]
+    columns[REPEAT if repeated else RUN] = runs
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
 
 

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.findings.baselines import Baselines
+from analysis.findings.labels import BETWEEN
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
-from launch.display.columns import COST, EXPOSED, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, EXPOSED, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
@@ -110,9 +111,9 @@ class Screen:
 
     def _head(self, number: int) -> str:
         planned = self.cells[number]
-        repeat = f" · repeat {planned.cell.repeat}" if "repeat" in self._asked else ""
-        mark = " · drift" if planned.drift else repeat
-        return f"[{number + 1}/{len(self.cells)}] {planned.cell.name}{mark}"
+        repeat = f"repeat {planned.cell.repeat}" if REPEAT in self._asked else ""
+        name = BETWEEN.join(filter(None, [planned.cell.name, planned.mark or repeat]))
+        return f"[{number + 1}/{len(self.cells)}] {name}"
 
     def _line(self, number: int) -> list[str]:
         """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""

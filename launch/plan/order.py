@@ -5,7 +5,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.cell import Cell
+from conf.cell import SECOND_RUN, Cell
+from launch.plan.second_runs import with_second_runs
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,11 @@ class PlannedCell:
 
     cell: Cell
     drift: bool = False  # the first cell once more, at the end of a repeated list
+
+    @property
+    def mark(self) -> str:
+        """Which of several measurements of the cell it is, for people, where its repeat does not say it."""
+        return "drift" if self.drift else "second run" if self.cell.repeat == SECOND_RUN else ""
 
 
 def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:
@@ -31,15 +37,15 @@ def once_each(cells: Sequence[Cell]) -> list[Cell]:
     return list({cell.key: cell for cell in cells}.values())
 
 
-def ordered(cells: Sequence[Cell], repeats: int, seed: int) -> list[PlannedCell]:
-    """Return the cells in the order in which they run.
+def ordered(cells: Sequence[Cell], repeats: int, seed: int, twice: Sequence[Cell] = ()) -> list[PlannedCell]:
+    """Return the cells in the order in which they run; those in `twice` a second time, not directly after the first.
 
     One repeat: baselines first, so that an interrupted sweep has them and the efficiency of a cell shows at once;
     otherwise as listed. Several repeats: each repeat is shuffled, so that drift falls on all cells alike; only the first
     has its baselines first. At the end the first cell runs again; its repeat is the number of repeats with a minus sign.
     """
     if repeats == 1:
-        return [PlannedCell(cell) for cell in sorted(cells, key=_baselines_first)]
+        return [PlannedCell(cell) for cell in with_second_runs(sorted(cells, key=_baselines_first), twice, seed)]
     order: list[PlannedCell] = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.findings.control_cells import control_cells
+from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.report.text import count
+from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.gpus import by_link
 from conf.options import Refused
@@ -14,8 +17,10 @@ from launch.machine.devices import Machine, look
 from launch.plan.order import PlannedCell, once_each, ordered, without_settings_alone
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
+from launch.plan.second_runs import known_freedom, measured_twice
 from launch.plan.subsets import machine_of_topology, subsets
 from launch.profile.nsys import Nsys
+from launch.study.study import study_folder
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ SHARED = (
     "validity",
     "device",
     "repeats",
+    "noise_pairs",
     "resume",
     "dry_run",
     "topology",
@@ -75,7 +81,13 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     unique = once_each(used)
     notices += _about_machine(configs, cells, machine, is_for_another_machine)
     notices += _about_cells(configs, cells, used, unique)
-    order = ordered(unique, first.repeats, first.seed)
+    twice = _second_runs(unique, first)
+    if twice:
+        notices.append(
+            f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
+            "knows how far the next run may differ (noise_pairs=0 leaves them out)"
+        )
+    order = ordered(unique, first.repeats, first.seed, twice)
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 
 
@@ -106,6 +118,13 @@ def _expand(configs: Sequence[CheckedConfig], machine: Machine) -> list[Cell]:
             controls = control_cells(cell) if config.waterfall else []
             cells += [*(labelled(one, config) for one in controls), cell]
     return cells
+
+
+def _second_runs(cells: Sequence[Cell], config: CheckedConfig) -> list[Cell]:
+    """Return the cells that run a second time, the same in every launch of a sweep. Raises Refused."""
+    folder = study_folder(config.output_dir, config.study)
+    known = known_freedom(of_other_studies(folder))
+    return measured_twice(cells, config, known, lambda cell: CellFolder(folder / cell.folder).record.exists())
 
 
 def _about_machine(

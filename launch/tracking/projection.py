@@ -16,6 +16,7 @@ from analysis.findings.labels import BETWEEN
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
+from conf.cell import SECOND_RUN
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
@@ -112,6 +113,8 @@ def _params(record: Record) -> dict[str, Any]:
     }
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: getattr(cell, name) for name in plainly}
+    if cell.repeat == SECOND_RUN:  # no repeat that was asked for
+        params["repeat"] = " ".join(record.marks)
     if cell.profiler != "none":
         params["profiler"] = cell.profiler
     params["image_size"] = cell.model.image_size

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.record import Record, metrics
+from conf.cell import Cell
 
 FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor
 ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
@@ -33,6 +34,11 @@ class FloorGroup(NamedTuple):
     precision: str
     optimize: str
     world_size: int  # number of GPUs of the cell
+
+    @property
+    def asked(self) -> tuple[str | int, ...]:
+        """What was asked of the cells, without the machine."""
+        return self[2:]
 
     @property
     def of_any_size(self) -> "FloorGroup":
@@ -139,17 +145,16 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
 
 def group_of(record: Record) -> FloorGroup:
     """Return the group of a record's cell."""
-    cell, environment = record.cell, record.environment
-    gpu = environment.get("gpu")
+    gpu = record.environment.get("gpu")
     listed = gpu.get("gpus") if isinstance(gpu, Mapping) else None
     uuids = [str(one.get("uuid", "")) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    model = cell.model.name
-    if not cell.trains:
-        model = json.dumps(cell.benchmark, sort_keys=True, default=str)
-    return FloorGroup(
-        str(environment.get("host", "")), _digest(tuple(sorted(uuids))), cell.device, model, cell.batch_size,
-        cell.precision, cell.optimize, cell.world_size,
-    )  # fmt: skip
+    return group_of_cell(record.cell, str(record.environment.get("host", "")), _digest(tuple(sorted(uuids))))
+
+
+def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
+    """Return the group of a cell on one machine."""
+    model = cell.model.name if cell.trains else json.dumps(cell.benchmark, sort_keys=True, default=str)
+    return FloorGroup(host, gpus, cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,1 @@
+"""Whether the records of a study say what its raw samples say."""

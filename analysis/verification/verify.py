@@ -1,0 +1,168 @@
+"""Check every record of a study against its raw files: their SHA-256, and every value that they give when they are read again."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from analysis.findings.baselines import AGAINST_BASELINES, BASELINES, with_efficiency
+from analysis.verification.comparison import ABSENT, Difference, leaves, same
+from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
+from benchmarks.derived import IncompleteLines
+from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
+from benchmarks.record.cell_folder import SAMPLES
+from benchmarks.record.former import computed_otherwise
+from benchmarks.record.raw_files import ABSENT as NOT_THERE
+from benchmarks.record.raw_files import changed
+
+RECORD = "record.json"
+# {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
+QUOTIENTS = {
+    "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
+    "throughput/images_per_second_per_gpu": ("throughput/images_per_second", None),
+}
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A record that could not be recomputed."""
+
+    record: str
+    reason: str
+    wrong: bool  # whether its lines ought to be there: the study is damaged
+
+
+@dataclass
+class Verification:
+    """What came of all records of a study."""
+
+    records: int = 0
+    recomputed: int = 0
+    values: int = 0
+    files: int = 0  # raw files whose hash was compared
+    differences: list[Difference] = field(default_factory=list)
+    omissions: list[Omission] = field(default_factory=list)
+    not_compared: Counter[str] = field(
+        default_factory=Counter
+    )  # values whose source is not in the folder: of how many records
+    former: set[str] = field(default_factory=set)  # what older schemas computed otherwise, and was not compared
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing differs and nothing is damaged."""
+        return not self.differences and not any(one.wrong for one in self.omissions)
+
+    def compare(self, record: str, file: str, name: str, recorded: Any, recomputed: Any) -> None:
+        """Count a value, and note it if it differs."""
+        self.values += 1
+        if not same(recorded, recomputed):
+            self.differences.append(Difference(record, file, name, recorded, recomputed))
+
+
+def verify(study: Path) -> Verification:
+    """Check every record of a study, earlier attempts too."""
+    result, records = Verification(), {}
+    for path in record_paths(study):
+        result.records += 1
+        name = str(path.parent.relative_to(study))
+        try:
+            records[name] = read(path)
+        except RecordError as error:
+            result.omissions.append(Omission(name, str(error), wrong=True))
+    folders = {record.record_id: CellFolder(study / name) for name, record in records.items()}
+    ids = Counter(record.record_id for record in records.values())
+    for name, record in records.items():
+        folder = CellFolder(study / name)
+        if ids[record.record_id] > 1:
+            result.omissions.append(Omission(name, f"{ids[record.record_id]} records have its id", wrong=True))
+        _check_quotients(name, record, result)
+        _check_files(name, record, folder, result)
+        _check_against_baselines(name, record, records.values(), result)
+        known = [one for one in records.values() if one is not record and one.ended_at <= record.ended_at]
+        try:
+            made = rebuilt(record, folder, known, lambda one: folders[one.record_id])
+        except IncompleteLines as error:
+            result.omissions.append(Omission(name, str(error), wrong=record.state == "finished"))
+        except NotRecomputable as error:
+            result.omissions.append(Omission(name, str(error), wrong=False))
+        else:
+            _compare(name, record, made, result)
+    return result
+
+
+def _check_quotients(name: str, record: Record, result: Verification) -> None:
+    """Compare metrics that follow from others of the same record."""
+    for metric, (above, below) in QUOTIENTS.items():
+        divisor = record.metrics.get(below) if below else float(record.cell.world_size)
+        if metric in record.metrics and above in record.metrics and divisor:
+            quotient = record.metrics[above] / divisor
+            result.compare(
+                name, RECORD, f"metrics {metric} ({above} ÷ {below or 'ranks'})", record.metrics[metric], quotient
+            )
+
+
+def _check_against_baselines(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
+    """Compare what a record states against the baselines that it names; it needs their records, and no samples."""
+    named = {one for ids in record.checks.get(BASELINES, {}).values() for one in ids}
+    stated = [metric for metric in AGAINST_BASELINES if metric in record.metrics]
+    alone = [one for one in records if one.record_id in named]
+    if named and {one.record_id for one in alone} != named:
+        result.not_compared.update(f"metrics {metric}" for metric in stated)
+    elif named:
+        metrics = {metric: value for metric, value in record.metrics.items() if metric not in AGAINST_BASELINES}
+        again = with_efficiency(replace(record, metrics=metrics), alone).metrics
+        for metric in stated:
+            result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], again.get(metric, ABSENT))
+
+
+def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
+    """Compare the hashes of the raw files, and what was asked with what the record says was asked."""
+    if record.schema_version < WHOLE_SCHEMA:
+        return  # it names no hash
+    present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
+    if not any(_is_sample(one) for one in present):
+        return  # published without samples
+    wrong = dict(changed(folder.path, record.raw_sha256))
+    for file, before in record.raw_sha256.items():
+        now = wrong.get(file, before)
+        if now == NOT_THERE and not _is_sample(file):
+            result.not_compared[file] += 1  # the record holds what it says, and a trace may be too large to publish
+            continue
+        result.files += 1
+        result.compare(name, file, "SHA-256", before, now)
+    for file in sorted(present - record.raw_sha256.keys()):
+        result.compare(name, file, "SHA-256", ABSENT, "of a file that the record does not name")
+
+
+def _is_sample(file: str) -> bool:
+    return any(fnmatchcase(file, pattern) for pattern in SAMPLES)
+
+
+def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> None:
+    """Compare one record with what its files give."""
+    result.recomputed += 1
+    whole = record.schema_version >= WHOLE_SCHEMA
+    if whole:
+        result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
+    for one in made.unknown:
+        result.not_compared[one] += 1
+    for part in made.parts:
+        recorded, again = (dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record))
+        for key in again if not whole else {**again, **recorded}:
+            if (said := computed_otherwise(record.schema_version, f"{part} {key}")) is not None:
+                result.former.add(said)
+            elif key in recorded or whole:
+                _compare_leaf(name, part, key, recorded, again, result)
+
+
+def _compare_leaf(
+    name: str, part: str, key: str, recorded: Mapping[str, Any], again: Mapping[str, Any], result: Verification
+) -> None:
+    result.compare(name, RECORD, f"{part} {key}".strip(), recorded.get(key, ABSENT), again.get(key, ABSENT))
+
+
+def _plain(value: Any) -> Any:
+    """Return a field of a record in the types of JSON."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -1,0 +1,126 @@
+"""Cells of GPUs with a fault planted in their raw files: lines that real H200s wrote, and a record made of them as in a sweep.
+
+`gpu_cell` copies a cell of tests/data/raw_lines, with the samples of GPUs and the NCCL logs that its record tells of; a test
+changes a file; `made` makes the record as the launching process does.
+"""
+
+import dataclasses
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+from analysis.validity.checks import judged
+from benchmarks import record as records
+from benchmarks.record import CellFolder, Lines, read, read_lines
+from conf.cell import Cell
+from conf.schema import ValidityLimits
+from launch.run_cell import record_of
+
+RAW = Path(__file__).parent / "data" / "raw_lines"
+PAIR = "h200_x2/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+LOC = "h200_x2/resnet50-nccl_allreduce-gpus0-1-ecee563219"
+ALONE = "h200_x4/resnet50-nccl_allreduce-gpus0-a84209de41"
+PAIR_OF_FOUR = "h200_x4/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+BEGUN = ("record_id", "started_at", "study", "sweep_id", "overrides", "drift")
+
+
+def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
+    """Copy a cell into a study, changed as given. Return its folder."""
+    before = read(RAW / source / "record.json")
+    asked = Cell.from_dict(before.cell.to_dict() | (cell or {}))
+    folder = CellFolder(study / (name or asked.folder))
+    shutil.copytree(RAW / source / "ranks", folder.path / "ranks")
+    for part in ("logs", "nccl"):
+        (folder.path / part).mkdir()
+    folder.cell.write_text(json.dumps(asked.to_dict()))
+    around = {key: value for key, value in before.environment.items() if key not in ("versions", "servers")}
+    begun = {key: getattr(before, key) for key in BEGUN} | {"environment": around | (environment or {})}
+    folder.attempt.write_text(json.dumps(begun))
+    sample_gpus(folder, len(asked.gpus))
+    if len(asked.gpus) > 1:
+        log_nccl(folder, asked, before.effective["nccl"]["settings"], before.effective["nccl"]["transports"]["0->1"][0])
+    return folder
+
+
+def sample_gpus(folder, gpus, change=None):
+    """Write samples of the GPUs, half a second apart; `change(phase, gpu, number)` returns what is otherwise in a sample."""
+    phases = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")]
+    folder.gpu_samples.unlink(missing_ok=True)
+    lines = Lines(folder.gpu_samples)
+    idle = {"sm_mhz": 345, "power_w": 77.0, "temperature_c": 30, "reasons": 1, "memory_bytes": 0, "busy_percent": 0}
+    busy = {
+        "sm_mhz": 1980,
+        "power_w": 600.0,
+        "temperature_c": 50,
+        "reasons": 0,
+        "memory_bytes": 40 << 30,
+        "busy_percent": 99,
+    }
+    ends = [line["time"] for line in phases]
+    for number, (phase, begun, end) in enumerate([(None, ends[0] - 1, ends[0] - 1), *named(phases)]):
+        at, sample = begun + 0.01, busy if phase else idle
+        while at <= max(end, begun + 0.01):
+            more = [change(phase, gpu, number) if change else {} for gpu in range(gpus)]
+            lines.write(
+                "sample" if phase else "before", at, gpus=[{**sample, "foreign_pids": [], **one} for one in more]
+            )
+            at += 0.5
+
+
+def named(phases):
+    """(Name, begin, end) of each phase of a rank, which ends with its result."""
+    return [(one["phase"], one["time"], after["time"]) for one, after in itertools.pairwise(phases) if "phase" in one]
+
+
+def log_nccl(folder, cell, announced, transport, channels=24, ranks=None):
+    """Write NCCL's logs, one for each rank; `announced` are variables and values, of the ranks of `ranks` alone if given."""
+    count, every = len(cell.gpus), range(len(cell.gpus))
+    shutil.rmtree(folder.path / "nccl")
+    (folder.path / "nccl").mkdir()
+    for rank in every:
+        gpu, peer = cell.gpus[rank], (rank + 1) % count
+        slash = "/0" if transport.startswith("P2P") else ""
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks {count} cudaDev {rank} nvmlDev {gpu}"
+        member += f" busId {gpu}0 commId 0x1 - Init"
+        said = announced if ranks is None or rank in ranks else {}
+        rows = [
+            "Bootstrap: Using eth0",
+            "NCCL version 2.28.9+cuda13.0",
+            "Comm config Blocking set to 1",
+            f"{member} START",
+            *(f"{name} set by environment to {value}" for name, value in said.items()),
+            f"{channels} coll channels, {channels} collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer",
+            f"{member} COMPLETE",
+            f"Channel 00{slash} : {rank}[{gpu}] -> {peer}[{cell.gpus[peer]}] via {transport}",
+        ]
+        text = "".join(f"vm:{600 + rank}:1 [0] NCCL INFO {row}\n" for row in rows)
+        (folder.path / "nccl" / f"vm.{600 + rank}.log").write_text(text)
+
+
+def edit_lines(folder, rank, change, **wanted):
+    """Change the lines of a rank that have these values: `change(line)` alters it, or returns the lines in its place."""
+    path, out = folder.rank_lines(rank), []
+    for line in map(json.loads, path.read_text().splitlines()):
+        fits = all(line.get(name) == value for name, value in wanted.items())
+        given = change(line) if fits else None
+        out += [line] if given is None else given
+    path.write_text("".join(json.dumps(line) + "\n" for line in out))
+
+
+def edit_json(path, change):
+    """Change one JSON object in a file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def made(folder, known=(), folder_of=None):
+    """Make the record of a folder as the launching process does, write it, and return it."""
+    known, attempt = list(known), json.loads(folder.attempt.read_text())
+    where = folder_of or (lambda other: CellFolder(folder.path.parent / other.cell.folder))
+    last = max(line["time"] for line in read_lines(folder.rank_lines(0)))
+    record = record_of(folder, "finished", None, max(last, attempt["started_at"]) + 1, known, where)
+    record = judged(dataclasses.replace(record), ValidityLimits())
+    records.write(folder, record)
+    return record

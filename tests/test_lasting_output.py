@@ -1,0 +1,69 @@
+"""Measuring outlives its terminal."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import record as records
+from launch.display.lasting_output import LastingOutput
+
+ROOT = Path(__file__).parent.parent
+CELL = ("gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "report=false")
+
+
+@pytest.fixture
+def pipe():
+    """A pipe as a text stream, and its reading end."""
+    reading, writing = os.pipe()
+    stream = open(writing, "w", buffering=1)  # noqa: PTH123, SIM115 (a descriptor; closing it may fail)
+    yield stream, reading
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_what_is_printed_to_a_reader_arrives(pipe):
+    stream, reading = pipe
+    Console(file=LastingOutput(stream)).print("one cell")
+    assert os.read(reading, 100) == b"one cell\n"
+    os.close(reading)
+
+
+def test_printing_to_a_reader_that_left_is_dropped(pipe):
+    stream, reading = pipe
+    output = LastingOutput(stream)
+    os.close(reading)
+    for _ in range(2):
+        Console(file=output).print("one cell")
+    with pytest.raises(OSError, match="the output is gone"):
+        output.fileno()
+
+
+def test_no_output_at_all_is_no_error():
+    output = LastingOutput(None)
+    assert output.write("text") == 4 and not output.isatty() and output.encoding == "utf-8"
+
+
+@pytest.mark.parametrize("target", ["/dev/full", None])
+def test_a_plan_that_cannot_be_printed_ends_with_status_0(tmp_path, target):
+    command = [sys.executable, str(ROOT / "launch.py"), *CELL, "dry_run=true"]
+    close = "" if target else ">&-"
+    line = f'"$@" {close or ">" + str(target)}'
+    done = subprocess.run(["sh", "-c", line, "sh", *command], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
+    command = [sys.executable, str(ROOT / "launch.py"), *CELL]
+    sweep = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    next(line for line in sweep.stdout if "started" in line)
+    sweep.stdout.close()
+    sweep.send_signal(signal.SIGHUP)
+    assert (sweep.stderr.read(), sweep.wait(120)) == ("", 0)
+    (record,), unreadable = records.read_study(tmp_path / "outputs" / "default")
+    assert (record.state, unreadable) == ("finished", [])

@@ -1,0 +1,200 @@
+"""`python -m analysis verify` finds every edit of a published record, of its samples and of its logs; a true copy is right."""
+
+import gzip
+import json
+import shutil
+
+import pytest
+from planted import LOC, edit_json, edit_lines, gpu_cell, made
+
+from analysis.__main__ import main
+from benchmarks.record import CellFolder, read
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A study of two cells of two H200s, as a sweep leaves it."""
+    study = tmp_path_factory.mktemp("published") / "study"
+    first = made(gpu_cell(study))
+    made(gpu_cell(study, LOC), [first])
+    return study
+
+
+@pytest.fixture
+def copy(published, tmp_path):
+    """(A copy of the study, the folder of its first cell)."""
+    study = shutil.copytree(published, tmp_path / "study")
+    return study, CellFolder(next(study.glob("*1320f9f3be")))
+
+
+def verified(capsys, *arguments):
+    """(Exit status, the JSON object)."""
+    status = main(["verify", *map(str, arguments), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
+    study, _ = copy
+    status, found = verified(capsys, study)
+    assert (status, found["right"], found["differences"], found["not_recomputed"]) == (0, True, [], [])
+    assert found["recomputed"] == found["records"] == 2 and found["files"] == 14
+    status, packed = verified(capsys, study, "--pack")
+    assert status == 0 and packed.pop("bytes_saved") > 0 and packed == found
+    assert not list(study.rglob("ranks/*.jsonl")) and len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
+    assert verified(capsys, study) == (0, found)
+    assert main(["verify", str(study)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed, ")
+
+
+def scaled(names, factor):
+    def change(record):
+        for name in names:
+            record["metrics"][name] *= factor
+
+    return change
+
+
+RATE = "throughput/images_per_second"
+RATES = (RATE, f"{RATE}_per_gpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (scaled([RATE], 1.5), {f"metrics {RATE}"}),
+        (scaled([*RATES, "throughput/images"], 1.1), {f"metrics {RATE}", "metrics throughput/images"}),
+        (scaled(["throughput/seconds"], 2 / 3), {"metrics throughput/seconds"}),
+        (scaled(["comm/busbw_gb_per_s"], 1000**3 / 1024**3), {"metrics comm/busbw_gb_per_s"}),
+        (scaled(["comm/busbw_gb_per_s"], 2), {"metrics comm/busbw_gb_per_s"}),
+        (scaled(["gpu/sm_mhz"], 1.02), {"metrics gpu/sm_mhz"}),
+        (lambda r: r["metrics"].update({"comm/hidden_share": 0.9}), {"metrics comm/hidden_share"}),
+        (lambda r: r["validity"].update(verdict="suspect"), {"validity verdict"}),
+        (lambda r: r["validity"]["unchecked"].clear(), {"validity unchecked.exchange_wrong"}),
+        (lambda r: r["effective"].update(channels=12), {"effective channels"}),
+        (lambda r: r["effective"]["nccl"]["settings"].clear(), {"effective nccl.settings.NCCL_NVLS_ENABLE"}),
+        (lambda r: r["environment"]["planned_uuids"].reverse(), {"environment planned_uuids.0"}),
+        (lambda r: r["environment"]["versions"].update(torch="2.12"), {"environment versions.torch"}),
+        (lambda r: r["ranks"].reverse(), {"ranks 0.uuid", "ranks 1.uuid"}),
+        (lambda r: r["cell"].update(gpus=[1, 0]), {"cell_key"}),
+        (lambda r: r["cell"].update(batch_size=128), {"cell_key"}),
+        (lambda r: r["checks"]["gpu_samples"].update(foreign_pids=[7]), {"checks gpu_samples.foreign_pids.length"}),
+    ],
+)
+def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, change, fields):
+    study, folder = copy
+    edit_json(folder.record, change)
+    status, found = verified(capsys, study)
+    assert status == 1 and {one["file"] for one in found["differences"]} == {"record.json"}
+    assert {one["record"] for one in found["differences"]} == {folder.path.name}
+    assert fields <= {one["field"] for one in found["differences"]}
+
+
+def halve(folder):
+    edit_lines(folder, 0, lambda line: line.update(ms=[ms / 2 for ms in line["ms"]]), kind="block")
+
+
+def remove_a_line(folder):
+    texts = folder.rank_lines(1).read_text().splitlines(keepends=True)
+    folder.rank_lines(1).write_text("".join(texts[:5] + texts[6:]))
+
+
+def double_a_line(folder):
+    texts = folder.rank_lines(1).read_text().splitlines(keepends=True)
+    folder.rank_lines(1).write_text("".join([*texts[:5], *texts[4:]]))
+
+
+def swap_two_files(folder):
+    first, second = folder.rank_lines(0), folder.rank_lines(1)
+    (folder.path / "aside").write_bytes(first.read_bytes())
+    first.write_bytes(second.read_bytes())
+    second.write_bytes((folder.path / "aside").read_bytes())
+
+
+def edit_a_log(folder):
+    path = folder.nccl_logs()[0]
+    path.write_text(path.read_text().replace("P2P/CUMEM", "SHM/direct/direct"))
+
+
+def one_bit(path):
+    """Flip the last bit of the last digit in a file."""
+    data = bytearray(path.read_bytes())
+    place = max(place for place, byte in enumerate(data) if chr(byte).isdigit())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "files"),
+    [
+        (halve, {"ranks/0.jsonl", "record.json"}),
+        (remove_a_line, {"ranks/1.jsonl"}),
+        (double_a_line, {"ranks/1.jsonl"}),
+        (swap_two_files, {"ranks/0.jsonl", "ranks/1.jsonl"}),
+        (edit_a_log, {"nccl/vm.600.log", "record.json"}),
+        (lambda folder: one_bit(folder.rank_lines(1)), {"ranks/1.jsonl"}),
+        (lambda folder: one_bit(folder.gpu_samples), {"gpus.jsonl"}),
+        (lambda folder: one_bit(folder.attempt), {"attempt.json"}),
+        (lambda folder: one_bit(folder.cell), {"cell.json"}),
+        (lambda folder: folder.gpu_samples.unlink(), {"gpus.jsonl"}),
+        (lambda folder: folder.nccl_logs()[1].unlink(), {"nccl/vm.601.log"}),
+        (lambda folder: (folder.path / "nccl" / "vm.7.log").write_text("NCCL INFO\n"), {"nccl/vm.7.log"}),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_raw_file_that_was_edited_is_found_and_named(copy, capsys, change, files, packed):
+    study, folder = copy
+    change(folder)
+    if packed:  # what a reader downloads; it could be repacked by anybody
+        folder.pack()
+    status, found = verified(capsys, study)
+    assert status == 1 and found["differences"]
+    assert files <= {one["file"] for one in found["differences"]}
+    assert {one["record"] for one in found["differences"]} == {folder.path.name}
+
+
+def test_a_packed_file_that_is_damaged_is_found(copy, capsys):
+    study, folder = copy
+    folder.pack()
+    path = folder.rank_lines(0).with_name("0.jsonl.gz")
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()))[:-9])
+    status, found = verified(capsys, study)
+    assert status == 1
+    assert ("ranks/0.jsonl", "unreadable") in {(one["file"], one["recomputed"]) for one in found["differences"]}
+
+
+def test_what_differs_is_not_packed(copy, capsys):
+    study, folder = copy
+    halve(folder)
+    assert main(["verify", str(study), "--pack"]) == 1
+    assert "nothing was packed, because the study is not right" in capsys.readouterr().out
+    assert not list(study.rglob("*.gz"))
+
+
+def test_a_study_published_without_samples_is_counted_and_proves_nothing(copy, capsys):
+    study, folder = copy
+    for path in folder.raw_files():
+        path.unlink()
+    status, found = verified(capsys, study)
+    assert (status, found["recomputed"], found["records"]) == (0, 1, 2)
+    assert found["not_recomputed"] == [{"record": folder.path.name, "reason": "no raw samples", "wrong": False}]
+    edit_json(folder.record, scaled(RATES, 1.5))  # and yet images ÷ seconds is the rate
+    status, found = verified(capsys, study)
+    assert status == 1 and found["differences"][0]["recorded"] == read(folder.record).metrics[RATE]
+    assert main(["verify", str(study)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith("1 differ, in 1 record; 1 record cannot be checked")
+
+
+def test_what_was_asked_may_be_left_out_of_a_publication(copy, capsys):
+    """The record holds what cell.json and attempt.json say."""
+    study, folder = copy
+    folder.cell.unlink()
+    folder.attempt.unlink()
+    status, found = verified(capsys, study)
+    assert (status, found["not_compared"]) == (0, {"cell.json": 1, "attempt.json": 1})
+
+
+def test_one_record_under_two_names_is_wrong(copy, capsys):
+    study, folder = copy
+    shutil.copytree(folder.path, study / "again")
+    status, found = verified(capsys, study)
+    assert status == 1 and [one["wrong"] for one in found["not_recomputed"]] == [True, True]
