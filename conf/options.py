@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -74,7 +75,8 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and (least is None or value >= least)  # NaN fails both
+        and math.isfinite(value)
+        and (least is None or value >= least)
         and (most is None or value <= most)
         and not (metadata.get("whole") and value != int(value))
     )

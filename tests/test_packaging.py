@@ -56,7 +56,7 @@ FOLDER_ARROWS = {
     "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking"),
     "launch.display": ("launch.plan",),
     "launch.run_cell": ("launch.plan",),
-    "launch.plan": ("launch.profile",),
+    "launch.plan": ("launch.profile", "launch.tracking"),
     "launch.profile": ("launch.supervision", "launch.study"),
     "launch.tracking": ("launch.study",),
     "launch.supervision": ("launch.engines",),

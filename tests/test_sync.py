@@ -125,7 +125,7 @@ def test_exit_status(study_dir, tmp_path, capsys):
     (tmp_path / "file").write_text("no database at all")
     assert main(["sync", str(study_dir), "--uri", f"sqlite:///{tmp_path}/file"]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "not a database" in err
+    assert err.count("\n") == 1 and "is no SQLite file" in err
 
 
 def test_the_command_writes_elsewhere_when_asked(study_dir):

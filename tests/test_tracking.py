@@ -413,7 +413,7 @@ def test_an_absent_server_is_given_up_soon(tmp_path, monkeypatch):
 def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
     (tmp_path / "file").write_text("no folder")
     refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path, 5)
-    assert "not a database" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path, 5)
+    assert "is no SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path, 5)
     refused(Tracking(), tmp_path / "file", 5)
     assert "***@" in refused(Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path, 5)
 

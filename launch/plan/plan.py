@@ -15,6 +15,7 @@ from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effe
 from conf.schema import Config
 from launch.machine.devices import Machine, look
 from launch.plan.order import PlannedCell, once_each, ordered, without_settings_alone
+from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
 from launch.plan.second_runs import known_freedom, measured_twice
@@ -70,6 +71,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     first = requests[0].config
     is_for_another_machine = first.topology is not None and first.dry_run
     configs, notices = _check(requests)
+    refuse_outputs(first)
     configs, profiler = with_profilers(configs, surroundings)
 
     machine = machine_of_topology(first) if is_for_another_machine else look(first.device, surroundings)
@@ -79,6 +81,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
 
     used = without_settings_alone(cells)
     unique = once_each(used)
+    refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine)
     notices += _about_cells(configs, cells, used, unique)
     twice = _second_runs(unique, first)

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sqlite3
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from filelock import FileLock, Timeout
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+DEFAULT_STORE = "mlflow.db"  # in output_dir
+SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
@@ -59,7 +62,7 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     from sqlalchemy.exc import ArgumentError
 
     if given is None:
-        return URL.create("sqlite", database=str(output_dir.absolute() / "mlflow.db")).render_as_string()
+        return URL.create("sqlite", database=str(output_dir.absolute() / DEFAULT_STORE)).render_as_string()
     scheme = given.split(":", 1)[0].split("+")[0].lower()
     if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
         raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted are {ACCEPTED}")
@@ -88,6 +91,25 @@ def sqlite_file(uri: str) -> Path | None:
         return None
     database = str(make_url(uri).database)
     return None if database.startswith("file:") else Path(database)
+
+
+def not_a_store(file: Path) -> str:
+    """Return what speaks against writing a SQLite store here, the end of a sentence; empty for a new file and for a store.
+
+    A link is not followed: what it leads to was not named.
+    """
+    try:
+        mode = file.lstat().st_mode
+    except OSError:
+        return ""  # nothing is there; what else is wrong is told when it is opened
+    if not stat.S_ISREG(mode):
+        return "is a link" if stat.S_ISLNK(mode) else "is no regular file"
+    try:
+        with file.open("rb") as opened:
+            first = opened.read(len(SQLITE))
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if first == SQLITE else "is an empty file" if not first else "is no SQLite file"
 
 
 @contextlib.contextmanager
@@ -123,6 +145,8 @@ def store_lock(path: Path) -> Iterator[None]:
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or (path.exists() and (not path.is_file() or path.stat().st_size)):
+        raise TrackingUnavailable(f"the lock {path} is a file of somebody else's; it is left alone")
     lock = FileLock(path, timeout=STORE_LOCK_WAIT_S)
     try:
         lock.acquire()
@@ -152,12 +176,14 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
     Raises:
         TrackingUnavailable, and what `tracking_errors` turns into it.
     """
+    file = sqlite_file(uri)
+    if file is not None and (reason := not_a_store(file)):
+        raise TrackingUnavailable(f"the tracking store {file} {reason}")
     silence_mlflow()
     import mlflow
 
-    file = sqlite_file(uri)
     if file is not None:
-        if not file.exists() or not file.stat().st_size:
+        if not file.exists():
             _make(file, artifacts)
         check_writable(file)
     elif uri.split(":", 1)[0].split("+")[0].lower() in ("postgresql", "mysql", "mssql"):
@@ -175,7 +201,7 @@ def check_writable(file: Path) -> None:
 
 
 def _make(file: Path, artifacts: Path) -> None:
-    """Make MLflow's tables in a temporary file, mode 0600, and rename it: a killed launcher leaves no incomplete store."""
+    """Make MLflow's tables in a temporary file, mode 0600, and give it its name: a killed launcher leaves no incomplete store."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy.engine import URL
 
@@ -187,7 +213,7 @@ def _make(file: Path, artifacts: Path) -> None:
         uri = URL.create("sqlite", database=str(temporary)).render_as_string()
         make: Any = SqlAlchemyStore
         make(uri, artifacts.absolute().as_uri()).engine.dispose()
-        temporary.replace(file)
+        os.link(temporary, file)  # unlike a rename it fails where something appeared meanwhile
     finally:
         temporary.unlink(missing_ok=True)
 
