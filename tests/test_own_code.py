@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from records import files_with_auto
 
-from benchmarks.record import read_study
+from benchmarks.record import SCHEMA_VERSION, read_study
 from conf import groups
 from conf.options import Refused
 from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, source_file
@@ -191,7 +191,7 @@ def test_a_strategy_of_ones_own_trains(own):
     assert content["cell"]["strategy"] == {"name": "one_by_one", "scale": 1.0, "rounds": 2}
     declared = content["cell"]["declared"]["strategy"]
     assert declared == {"target": "my_package.strategies.OneByOne", "sha256": hash_of(own, "strategies.py")}
-    assert content["schema_version"] == 3
+    assert content["schema_version"] == SCHEMA_VERSION
 
 
 def test_a_strategy_of_ones_own_that_computes_something_else_is_invalid(own):
@@ -376,7 +376,7 @@ def test_version_says_what_ringside_runs_on():
     assert status == "status 0 False"
     said = {line[:14].strip(): line[15:] for line in lines}
     assert list(said) == ["Ringside", "commit", "record schema", "Python", "torch", "NCCL", "NVIDIA driver"]
-    assert said["record schema"] == "3" and said["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert said["record schema"] == str(SCHEMA_VERSION) and said["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert said["Ringside"] == "0.1.0" and all(said.values())
 
 
