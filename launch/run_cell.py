@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.findings.baselines import with_efficiency
+from analysis.findings.communication.several_records import with_values
 from analysis.findings.provenance import INHERITED
 from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
@@ -170,7 +170,7 @@ def record_of(
     metrics, checks = summary(folder)
     record = dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
     record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
-    return with_efficiency(record, known)
+    return with_values(record, known)
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:

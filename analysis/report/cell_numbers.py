@@ -1,6 +1,7 @@
 """The numbers of one cell as tables of cells print them: on the terminal and in MLflow's note of a sweep."""
 
 import math
+from collections.abc import Mapping
 
 from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
@@ -20,9 +21,12 @@ _RATE, *_OTHERS = _METRICS.values()
 COLUMNS = (_RATE, MARGIN, *_OTHERS, RESULT, TRANSPORT)
 
 
-def cell_numbers(record: Record, efficiency: float | None) -> dict[str, str]:
-    """Return {column: number} of a finished cell, without the unit if the column's heading has it; what is unknown is absent."""
-    values = record.metrics | ({} if efficiency is None else {"scaling/efficiency": efficiency})
+def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, str]:
+    """Return {column: number} of a finished cell, without the unit if the column's heading has it; what is unknown is absent.
+
+    `of_several` are the values that need other records (analysis.findings.communication.several_records), as they are now.
+    """
+    values = record.metrics | dict(of_several)
     several = len(record.cell.gpus) > 1
     names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}

@@ -13,6 +13,8 @@ LAST_OLD_NAMES = 3  # the last schema with these names
 RENAMED = {"comm/exposed_ms": "strategy/cost_ms"}
 # Made of the renamed metric as if it were exposed communication alone: they mean nothing.
 DROPPED = ("comm/overlap_fraction", "trace/exposed_disagreement_ms")
+# Strategies that move nothing on one GPU. Records of schema 4 say it themselves (checks.own_work_alone).
+OWN_WORK_ALONE = ("nccl_allreduce",)
 _RATE = "throughput/images_per_second"
 _ENDS = {"ci_low": "low", "ci_high": "high"}
 # Words of a reason why a check of these schemas had nothing to look at; checks that GPUs or training steps alone have.

@@ -12,15 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.findings.baselines import Baselines
+from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import BETWEEN
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count
-from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record
-from launch.display.columns import COST, EXPOSED, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
@@ -121,15 +120,13 @@ class Screen:
         return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
 
     def _measure(self, rows: Sequence[int]) -> None:
-        """Take the numbers of finished cells; a baseline that came later gives earlier cells their efficiency."""
-        baselines = Baselines(Study.of(self._known))
+        """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
+        several = SeveralRecords(Study.of(self._known))
         for number in rows:
             record = self.records[number]
             if record is not None and record.state == "finished":
-                found = cell_numbers(record, baselines.efficiency(record))
-                if TRACE_EXPOSED not in record.metrics:  # a terminal has little room, and every row would have it
-                    found.pop(EXPOSED, None)
-                    found.pop(COST, None)
+                found = cell_numbers(record, several.values(record))
+                found.pop(COST, None)  # a terminal has little room, and exposed communication says more
                 self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}
 
     def _draw(self) -> Group:

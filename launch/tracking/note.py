@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.labels import BETWEEN
 from analysis.report.cell_numbers import COLUMNS, MARGIN, RESULT, TRANSPORT, cell_numbers
 from analysis.report.numbers import ABSENT, THIN
@@ -16,10 +15,12 @@ HEADINGS = {MARGIN: "95 % interval"}  # of columns whose name is too short for a
 CELL_LENGTH = 200  # characters of a table cell
 
 
-def summary_markdown(records: Iterable[Record], efficiencies: Mapping[str, float] = MappingProxyType({})) -> str:
+def summary_markdown(
+    records: Iterable[Record], values: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+) -> str:
     """Return one row for each record, in the order given; what a record does not have is '–', never 0.
 
-    `efficiencies` are those of the study as it is now, by record id; a record that has none there shows its own.
+    `values` are those that need several records, by record id, as the study is now; a record that has none there shows its own.
     MLflow gives the table little room: the part with which all names begin is printed once, above it. The column `result`, for
     benchmarks whose metrics have no column, is there only if a row fills it.
     """
@@ -27,7 +28,7 @@ def summary_markdown(records: Iterable[Record], efficiencies: Mapping[str, float
     names = [run_name(record).split(BETWEEN) for record in records]
     common = _common(names)
     columns = [RESULT, *(name for name in COLUMNS if name != RESULT), LINK_CLASS, VALIDITY]
-    rows = [_row(record, columns, efficiencies.get(record.record_id)) for record in records]
+    rows = [_row(record, columns, values.get(record.record_id, {})) for record in records]
     if all(row[0] == ABSENT for row in rows):
         columns, rows = columns[1:], [row[1:] for row in rows]
     lines = [["cell", *(HEADINGS.get(name, name) for name in columns)]]
@@ -52,11 +53,10 @@ def cut_to(markdown: str, length: int) -> str:
     return whole + "\n" + last
 
 
-def _row(record: Record, columns: Sequence[str], efficiency: float | None) -> list[str]:
+def _row(record: Record, columns: Sequence[str], values: Mapping[str, float]) -> list[str]:
     """Return the texts of the columns after the cell's name."""
     finished = record.state == "finished"
-    share = record.metrics.get(EFFICIENCY) if efficiency is None else efficiency
-    found = cell_numbers(record, share) if finished else {}
+    found = cell_numbers(record, values) if finished else {}
     if margin := found.get(MARGIN):
         found[MARGIN] = f"{MARGIN}{THIN}{margin}"
     found |= {name: _cell(found[name]) for name in (RESULT, TRANSPORT) if name in found}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.findings.baselines import efficiencies
+from analysis.findings.communication.several_records import values_of
 from benchmarks.record import Record
 from conf.schema import Tracking
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
-from launch.tracking.efficiency import update_efficiencies
+from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
 from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
 from launch.tracking.tracker import Tracker
@@ -47,7 +47,7 @@ class Projector:
         interrupted: bool,
         report: Path | None,
     ) -> None:
-        """Write the parent's note, report and state, and the efficiencies that changed.
+        """Write the parent's note, report and state, and the values of several records that changed.
 
         `before` are the records of cells that were done before, `known` all records of the study. What failed on the way is
         tried once more: a lock may be gone.
@@ -61,9 +61,9 @@ class Projector:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
-            note = summary_markdown([*before, *measured], efficiencies(known))
+            note = summary_markdown([*before, *measured], values_of(known))
             tracker.finish_sweep(self._sweep, measured, state, note, report)
-            update_efficiencies(tracker, self._study.folder, known)
+            update_values(tracker, self._study.folder, known)
 
         self._try(finish)
 

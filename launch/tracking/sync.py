@@ -8,7 +8,7 @@ from benchmarks.record import CellFolder, Record, RecordError, read, read_study,
 from conf.schema import Tracking
 from launch.study.identity import sweep_of
 from launch.study.report import REPORT
-from launch.tracking.efficiency import update_efficiencies
+from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
 from launch.tracking.tracker import Tracker
 
@@ -56,7 +56,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
                     unreadable.append(f"{folders[record.record_id].record}: a damaged record ({error})")
         with contextlib.suppress(*DAMAGED):
             _close(tracker, own, study_dir / REPORT)
-    update_efficiencies(tracker, study_dir, records)
+    update_values(tracker, study_dir, records)
     return SyncReport(projected, already, unreadable)
 
 

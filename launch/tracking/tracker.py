@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.findings.baselines import EFFICIENCY
 from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
@@ -152,18 +151,22 @@ class Tracker:
             self._client.log_batch(run_id, tags=run_tags.entities(tags))
             self._client.set_terminated(run_id, STATUS[state], ended)
 
-    def outdated(self, efficiencies: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Return the complete child runs whose efficiency is not that of `efficiencies`: {sweep_id: {run_id: efficiency}}."""
-        found: dict[str, dict[str, float]] = {}
+    def outdated(self, values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the complete child runs that lack a value of `values`, {record_id: {metric: value}}, or have another.
+
+        Returns {sweep_id: {run_id: {metric: value}}} with the values to write.
+        """
+        found: dict[str, dict[str, dict[str, float]]] = {}
         with tracking_errors(self._uri):
             for run in self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
-                share = efficiencies.get(run.data.tags.get(RECORD, ""))
-                if share is not None and PROJECTED in run.data.tags and run.data.metrics.get(EFFICIENCY) != share:
-                    found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = share
+                wanted = values.get(run.data.tags.get(RECORD, ""), {})
+                new = {name: value for name, value in wanted.items() if run.data.metrics.get(name) != value}
+                if new and PROJECTED in run.data.tags:
+                    found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = new
         return found
 
-    def write_efficiencies(self, sweep_id: str, efficiencies: Mapping[str, float], note_markdown: str) -> None:
-        """Give child runs of a sweep other efficiencies, {run_id: efficiency}, and its parent run this table if it has one."""
+    def write_values(self, sweep_id: str, values: Mapping[str, Mapping[str, float]], note_markdown: str) -> None:
+        """Give child runs of a sweep other values, {run_id: {metric: value}}, and its parent run this table if it has one."""
         from mlflow.entities import Metric
 
         identifier(sweep_id)
@@ -173,8 +176,8 @@ class Tracker:
             if parent is not None and TABLED in parent.data.tags:
                 self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
                 self._client.set_tag(parent.info.run_id, NOTE, cut_to(note_markdown, TAG_LENGTH))
-            for run_id, share in efficiencies.items():  # last: a run that has its value is not visited again
-                self._client.log_batch(run_id, [Metric(EFFICIENCY, share, now, 0)])
+            for run_id, of_run in values.items():  # last: a run that has its values is not visited again
+                self._client.log_batch(run_id, [Metric(name, value, now, 0) for name, value in of_run.items()])
 
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""

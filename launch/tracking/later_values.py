@@ -1,4 +1,4 @@
-"""Keep efficiencies in the store up to date: a baseline that is measured later changes those of earlier cells.
+"""Keep the values of several records in the store up to date: a baseline that is measured later changes those of earlier cells.
 
 The record of a cell stays as it was written. The store shows what the terminal and the report show.
 """
@@ -6,22 +6,22 @@ The record of a cell stays as it was written. The store shows what the terminal 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.findings.baselines import efficiencies
+from analysis.findings.communication.several_records import values_of
 from benchmarks.record import Kind, Record, read_lines
 from launch.tracking.note import summary_markdown
 from launch.tracking.tracker import Tracker
 
 
-def update_efficiencies(tracker: Tracker, study: Path, records: Sequence[Record]) -> None:
-    """Write the efficiencies of a study's records to the runs that have others, and the tables that show them.
+def update_values(tracker: Tracker, study: Path, records: Sequence[Record]) -> None:
+    """Write efficiencies and exposed communication of a study's records to the runs that have others, and their tables.
 
     Raises:
         TrackingUnavailable: as every method of Tracker.
     """
-    shares = efficiencies(records)
-    for sweep_id, runs in tracker.outdated(shares).items():
+    values = values_of(records)
+    for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
-        tracker.write_efficiencies(sweep_id, runs, summary_markdown(rows, shares))
+        tracker.write_values(sweep_id, runs, summary_markdown(rows, values))
 
 
 def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]:

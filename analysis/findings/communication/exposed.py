@@ -1,0 +1,182 @@
+"""Exposed communication: what a strategy costs a step of several GPUs beyond what it costs a step of one.
+
+    comm/exposed_ms = strategy/cost_ms − what the strategy costs on one GPU        comm/hidden_share = 1 − exposed ÷ exchange
+
+What a strategy costs on one GPU is the mean over the members that were measured alone: `strategy/cost_ms` of their one-GPU
+cells (A B B A there), else the step alone with the strategy minus the step alone with strategy=none. Neither is used of a
+strategy that moves gradients on one GPU too, because communication is then part of the cost there. Where the cost on one GPU
+is not known, nothing is claimed. METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.findings.baselines import Baselines, is_irrelevant_alone
+from analysis.findings.control_cells import WITHOUT
+from analysis.findings.next_run.interval import of_median, quantile
+from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.runs import Runs, merged
+from analysis.findings.study import Study
+from benchmarks.record import Record, former, metrics
+
+COST, EXPOSED, HIDDEN, EXCHANGE = "strategy/cost_ms", "comm/exposed_ms", "comm/hidden_share", "comm/exchange_ms"
+OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing
+ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """A number of ms with half of its 95 % interval; NaN where that is not known."""
+
+    ms: float
+    half_ms: float
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What is exposed of a cell's communication, or why that is not known."""
+
+    exposed_ms: float | None = None
+    half_ms: float | None = None  # half the 95 % interval; None: not known
+    hidden_share: float | None = None
+    half_share: float | None = None
+    alone_ms: float | None = None  # what the strategy costs on one GPU
+    source: str = ""  # ALONE or DIFFERENCE
+    why: str = ""  # a sentence without its full stop, where one of the two numbers is not claimed
+    record_ids: tuple[str, ...] = ()  # of the one-GPU cells
+
+
+class Exposures:
+    """Finds the one-GPU costs of a study's strategies, and subtracts them."""
+
+    def __init__(self, study: Study, baselines: Baselines | None = None) -> None:
+        """Sort the cells of one GPU without a strategy by their condition."""
+        self._study, self._alone = study, baselines or Baselines(study)
+        together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        for runs in study.timed:
+            if runs.world_size == 1 and runs.strategy == WITHOUT:
+                together[_without_strategy(runs)][runs.gpus[0]].append(runs)
+        self._without = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
+
+    def of(self, record: Record) -> Exposure | None:
+        """Return what is known of a record's exposed communication; None where it has no A B B A on several GPUs."""
+        one = self._study.single(record)
+        cost = record.metrics.get(COST)
+        if one.world_size == 1 or cost is None or not math.isfinite(cost):
+            return None
+        found = self._cost_alone(one)
+        if isinstance(found, str):
+            return Exposure(why=found)
+        alone, source, ids = found
+        half_ms = math.hypot(_next(one, COST, record).half_ms, alone.half_ms)
+        exposed = Uncertain(cost - alone.ms, half_ms)
+        if exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
+            why = f"the strategy costs more on one GPU ({alone.ms:.3g} ms) than on {one.world_size} ({cost:.3g} ms)"
+            return Exposure(alone_ms=alone.ms, source=source, why=why, record_ids=ids)
+        share, why = _hidden(exposed, record, one)
+        known = None if math.isnan(half_ms) else half_ms
+        return Exposure(exposed.ms, known, *share, alone.ms, source, why, ids)
+
+    def _cost_alone(self, one: Runs) -> tuple[Uncertain, str, tuple[str, ...]] | str:
+        """Return what the strategy costs on one GPU, how that was measured and by which records; or why it is not known."""
+        members = self._alone.of(one)
+        if not members:
+            return "what the strategy costs on one GPU is not known: no member was measured alone"
+        measured = {gpu: runs for gpu, runs in members.items() if runs.values(COST)}
+        if measured:
+            costs = [_median(runs, COST) for runs in measured.values()]
+            ids = [record.record_id for runs in measured.values() for record in runs.records]
+            return _mean(costs), ALONE, tuple(ids)
+        if not all(own_work_alone(record) for runs in members.values() for record in runs.records):
+            return "what the strategy costs on one GPU is not its own work alone: it moves gradients there too"
+        bare = {gpu: self._without.get(_without_strategy(runs), {}) for gpu, runs in members.items()}
+        pairs = [(members[gpu], found[gpu]) for gpu, found in bare.items() if gpu in found]
+        if not pairs:
+            return (
+                "what the strategy costs on one GPU is not known: strategy=none was not measured there (waterfall=true)"
+            )
+        costs = [_difference(_step(with_strategy), _step(without)) for with_strategy, without in pairs]
+        if any(math.isnan(one.half_ms) for one in costs):
+            return "what the strategy costs on one GPU is not known: too few runs to know the scatter of the difference"
+        ids = [record.record_id for pair in pairs for runs in pair for record in runs.records]
+        return _mean(costs), DIFFERENCE, tuple(ids)
+
+
+def own_work_alone(record: Record) -> bool:
+    """Tell whether the strategy of a one-GPU record moves nothing there, so that its cost is its own work."""
+    told = record.checks.get(OWN_WORK)
+    if told is None and record.schema_version <= former.LAST_OLD_NAMES:
+        return str(record.cell.strategy["name"]) in former.OWN_WORK_ALONE
+    return told is True
+
+
+def _hidden(exposed: Uncertain, record: Record, one: Runs) -> tuple[tuple[float | None, float | None], str]:
+    """Return (the hidden share, half its interval), and why it is not claimed; within the noise it is cut to 0 to 1."""
+    exchange = record.metrics.get(EXCHANGE)
+    if exchange is None or not exchange > 0:
+        return (None, None), "the exchange alone was not timed"
+    part = exposed.ms / exchange
+    half = math.hypot(exposed.half_ms, part * _next(one, EXCHANGE, record).half_ms) / exchange
+    share = 1 - part
+    if share + half < 0 or (share < 0 and math.isnan(half)):
+        return (None, None), (
+            f"more is exposed ({exposed.ms:.3g} ms) than the exchange takes alone ({exchange:.3g} ms): communication also "
+            "slows compute"
+        )
+    if half >= 1 / 2:
+        return (None, None), f"the noise (±{exposed.half_ms:.2g} ms) is as large as the exchange ({exchange:.3g} ms)"
+    return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
+
+
+def _next(runs: Runs, metric: str, record: Record) -> Uncertain:
+    """Return a metric of one record with half the interval of the next run; without a floor that inside the run."""
+    value, floor = record.metrics[metric], runs.floor(metric)
+    ends = metrics.interval(metric, record.within_run)
+    inside = (ends[1] - ends[0]) / 2 if ends else math.nan
+    if floor is None:
+        return Uncertain(value, inside)
+    half = quantile(floor.freedom) * floor.deviation * (1 if metrics.metric(metric).signed else value)
+    return Uncertain(value, half)
+
+
+def _median(runs: Runs, metric: str) -> Uncertain:
+    """Return the median of a difference over runs, with half the interval of the median."""
+    values, floor = runs.values(metric), runs.floor(metric)
+    value = statistics.median(values)
+    if floor is not None:
+        return Uncertain(value, quantile(floor.freedom) * floor.deviation * math.sqrt(of_median(len(values))))
+    inside = [_next(runs, metric, record).half_ms for record in runs.records if metric in record.metrics]
+    return Uncertain(value, max(inside, default=math.nan))
+
+
+def _step(runs: Runs) -> Uncertain:
+    """Return the step time of a one-GPU cell that belongs to its median rate."""
+    assert runs.median_log_rate is not None
+    step_ms, floor = runs.batch_size * 1e3 / math.exp(runs.median_log_rate), runs.floor(IMAGES_PER_SECOND)
+    if floor is None:
+        return Uncertain(step_ms, math.nan)
+    count = len(runs.values(IMAGES_PER_SECOND))
+    return Uncertain(step_ms, step_ms * quantile(floor.freedom) * floor.deviation * math.sqrt(of_median(count)))
+
+
+def _difference(longer: Uncertain, shorter: Uncertain) -> Uncertain:
+    return Uncertain(longer.ms - shorter.ms, math.hypot(longer.half_ms, shorter.half_ms))
+
+
+def _mean(values: Sequence[Uncertain]) -> Uncertain:
+    """Return the mean of independent numbers."""
+    halves = math.hypot(*(one.half_ms for one in values))
+    return Uncertain(math.fsum(one.ms for one in values) / len(values), halves / len(values))
+
+
+def _without_strategy(runs: Runs) -> Any:
+    """Return a key that is equal for a one-GPU cell and those on one GPU without a strategy."""
+    free = ("server_gpus", "batch_size", "global_batch_size")
+    left = [
+        item for item in (*runs.request.items(), *runs.provenance.items()) if not is_irrelevant_alone(item[0], free)
+    ]
+    return frozenset(item for item in left if not item[0].startswith("strategy.")), runs.batch_size

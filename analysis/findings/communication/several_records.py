@@ -1,0 +1,64 @@
+"""The values of a record that need other records too: one place gives them to the record, the terminal, MLflow and the report.
+
+The launching process imports this module, so it needs neither numpy nor scipy.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
+from analysis.findings.communication.exposed import EXPOSED, HIDDEN, Exposures
+from analysis.findings.study import Study
+from analysis.trace.metrics import DISAGREEMENT, disagreement
+from benchmarks.record import Record
+
+OF_SEVERAL_RECORDS = (EFFICIENCY, EXPOSED, HIDDEN, DISAGREEMENT)
+COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
+
+
+class SeveralRecords:
+    """Computes the values of one record from a study."""
+
+    def __init__(self, study: Study) -> None:
+        """Find the one-GPU cells of the study."""
+        self.baselines = Baselines(study)
+        self.exposures = Exposures(study, self.baselines)
+
+    def values(self, record: Record) -> dict[str, float]:
+        """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
+        share, found = self.baselines.efficiency(record), self.exposures.of(record)
+        values = {EFFICIENCY: share}
+        if found is not None:
+            values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
+        known = {name: value for name, value in values.items() if value is not None}
+        return known | disagreement({**record.metrics, **known})
+
+    def facts(self, record: Record) -> dict[str, object]:
+        """Return what the values rest on, as a record's checks have it: the ids of other records."""
+        facts: dict[str, object] = {}
+        if self.baselines.efficiency(record) is not None:
+            facts[BASELINES] = self.baselines.record_ids(record)
+        found = self.exposures.of(record)
+        if found is not None and found.exposed_ms is not None:
+            facts[COST_ALONE] = sorted(found.record_ids)
+        return facts
+
+
+def values_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
+    """Return {record_id: {metric: value}} for the records of a study that have such a value."""
+    study = Study.of(records)
+    several = SeveralRecords(study)
+    found = {record.record_id: several.values(record) for record in (*study.records, *study.replaced)}
+    return {record_id: values for record_id, values in found.items() if values}
+
+
+def with_values(record: Record, known: Sequence[Record]) -> Record:
+    """Return the record with the values that the records known by now give it, and the ids of those.
+
+    A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
+    """
+    several = SeveralRecords(Study.of([*known, record]))
+    values = several.values(record)
+    if not values:
+        return record
+    return dataclasses.replace(record, metrics=record.metrics | values, checks=record.checks | several.facts(record))
