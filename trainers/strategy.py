@@ -64,6 +64,8 @@ class Strategy(ABC):
     synchronous = True
     # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression's is not).
     exact = True
+    # Whether one rank alone exchanges nothing: what the strategy costs it is then the strategy's own work, no communication.
+    own_work_alone = False
     # Relative rounding that the exchange itself adds to the gradient (a half-precision hook does).
     rounding = 0.0
     # The smallest step between two numbers of the format that is sent: what is smaller may be lost.

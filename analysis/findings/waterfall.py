@@ -7,7 +7,7 @@ and not zero by construction (METHOD.md, Waterfall):
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
     contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
     exposed     steps with and without exchange in turn (ABBA),    the cell itself: strategy/cost_ms
-                without the overhead, which is in that difference
+                minus the same on one GPU, else minus the overhead
     waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
 
 Subtracted one after the other they become images per second.
@@ -16,7 +16,7 @@ Subtracted one after the other they become images per second.
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,11 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
         _contention(runs, without, of_slowest, images),
-        *_communication(runs, overhead, _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None),
+        *_communication(
+            runs,
+            _cost_alone(runs, alone) or overhead,
+            _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None,
+        ),
     ):
         after = spent + step if step else spent
         parts.append(WaterfallPart(name, _lost(images, spent, after) if step else None, why))
@@ -183,6 +187,16 @@ def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs],
         for gpu in runs.gpus
         if gpu in bare and gpu in alone and (rate := alone[gpu].log_rate) is not None
     ]
+    return _mean(steps)
+
+
+def _cost_alone(runs: Runs, alone: Mapping[int, Runs]) -> Step | None:
+    """Return what steps with and without exchange in turn say that the strategy costs on one GPU, the mean over the members."""
+    return _mean([step for gpu in runs.gpus if gpu in alone and (step := _metric(alone[gpu], COST)) is not None])
+
+
+def _mean(steps: Sequence[Step]) -> Step | None:
+    """Return the mean of steps; None where there is none."""
     if not steps:
         return None
     known = [step.draws for step in steps if step.draws is not None]
@@ -202,15 +216,12 @@ def _contention(
 
 def _for_the_slowest(of_slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:
     """Return how long the mean rank waits in a step for a slower GPU: that is the spread, which the ideal is without."""
-    behind = [of_slowest - _step(rate, batch * 1e3) for rate in bare.values()]
-    known = [one.draws for one in behind if one.draws is not None]
-    draws = np.mean(known, axis=0) if len(known) == len(behind) else None
-    return Step(sum(one.ms for one in behind) / len(behind), draws)
+    behind = _mean([of_slowest - _step(rate, batch * 1e3) for rate in bare.values()])
+    assert behind is not None  # there is a member
+    return behind
 
 
-def _communication(
-    runs: Runs, overhead: Step | None, for_the_slowest: Step | None
-) -> list[tuple[str, Step | None, str]]:
+def _communication(runs: Runs, alone: Step | None, for_the_slowest: Step | None) -> list[tuple[str, Step | None, str]]:
     """Return the exposed communication without what the strategy costs on one GPU, and the waiting, which a trace shows.
 
     A trace shows how long the mean rank waits; the part in which it waits for a slower GPU is the spread.
@@ -219,8 +230,8 @@ def _communication(
     if whole is None:
         why = "the cell has no strategy/cost_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
         return [(COMMUNICATION, None, why), (WAITING, None, why)]
-    why = "" if overhead else "with what the strategy costs on one GPU"
-    exposed = whole - overhead if overhead else whole
+    why = "" if alone else "with what the strategy costs on one GPU"
+    exposed = whole - alone if alone else whole
     waiting = _metric(runs, WAIT)
     if waiting is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace separates it from exposed communication")]

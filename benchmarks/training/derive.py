@@ -31,10 +31,12 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
         checks |= between_steps(lines)
     exchanged = exchange_alone(lines)
     if exchanged is not None:
-        cost = strategy_cost(lines)
-        metrics |= exchanged.metrics | cost.metrics
-        within_run |= exchanged.within_run | cost.within_run
+        metrics |= exchanged.metrics
+        within_run |= exchanged.within_run
         checks["limit"] = exchanged.limit
+    cost = strategy_cost(lines)
+    metrics |= cost.metrics
+    within_run |= cost.within_run
     return Derived(metrics, windows.series, tables=steady.tables, checks=checks, within_run=within_run)
 
 

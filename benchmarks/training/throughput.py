@@ -61,8 +61,13 @@ class TrainingBenchmark:
         self.result.checks |= exchange.words_used(self.training.strategy)
         if self.ranks.device.type == "cuda":
             self.held()
-        if self.ranks.world_size > 1 and self.exchange_alone():
-            self.exposed()  # last: replicas drift apart in it
+        if self.ranks.world_size > 1:
+            if self.exchange_alone():
+                self.strategy_cost()  # last: replicas drift apart in it
+        else:
+            self.result.checks["own_work_alone"] = self.training.strategy.own_work_alone
+            if self.training.strategy.own_work_alone:
+                self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
         self.training.strategy.close()
         return self.result
 
@@ -159,7 +164,7 @@ class TrainingBenchmark:
             exchange.limits(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
-    def exposed(self) -> None:
+    def strategy_cost(self) -> None:
         """Time steps with the strategy and steps without exchange, in the same processes, in the order A B B A."""
         rounds = int(self.options["exposed_rounds"])
         if not rounds:

@@ -63,6 +63,8 @@ class HookBucket:
 class NcclAllreduce(Strategy):
     """DDP with its own options; `comm_hook` compresses what is sent."""
 
+    own_work_alone = True  # buckets and hook are the same, and NCCL and gloo send nothing to oneself
+
     def __init__(
         self,
         bucket_cap_mb: float,
