@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
 from analysis.findings.provenance import INHERITED
-from analysis.trace.metrics import disagreement
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary

@@ -21,7 +21,8 @@ import pytest
 from cells import make_cell
 from traces import GEMM, REDUCE, make_export, two_ranks
 
-from analysis.trace.metrics import disagreement, trace_metrics
+from analysis.findings.communication.exposed import disagreement
+from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize

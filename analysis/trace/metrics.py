@@ -3,14 +3,13 @@
 A metric is present only if every rank of the trace knows it: what is not known is absent, never 0.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the names of metrics are read where numpy would cost a tenth of a second
     from analysis.trace.summary import RankSummary, TraceSummary
 
 TRACE_EXPOSED = "trace/exposed_ms_per_step"
-DISAGREEMENT = "trace/exposed_disagreement_ms"
 
 
 def trace_metrics(summary: "TraceSummary") -> dict[str, float]:
@@ -32,12 +31,6 @@ def trace_metrics(summary: "TraceSummary") -> dict[str, float]:
     found["trace/gpu_idle_share"] = _mean(one.gpu_idle_share for one in summary.ranks)
     found["trace/gap_us"] = _mean(one.gap_us for one in summary.ranks)
     return {name: value for name, value in found.items() if value is not None}
-
-
-def disagreement(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return exposed communication by the trace minus that of the ABBA difference, ms per step; empty if one is missing."""
-    traced, measured = metrics.get(TRACE_EXPOSED), metrics.get("comm/exposed_ms")
-    return {} if traced is None or measured is None else {DISAGREEMENT: traced - measured}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

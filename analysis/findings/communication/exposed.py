@@ -11,7 +11,7 @@ is not known, nothing is claimed. METHOD.md, "Exposed communication". The launch
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from analysis.findings.study import Study
 from benchmarks.record import Record, former, metrics
 
 COST, EXPOSED, HIDDEN, EXCHANGE = "strategy/cost_ms", "comm/exposed_ms", "comm/hidden_share", "comm/exchange_ms"
+TRACE_EXPOSED, DISAGREEMENT = "trace/exposed_ms_per_step", "trace/exposed_disagreement_ms"
 OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing
 ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
@@ -112,6 +113,12 @@ def own_work_alone(record: Record) -> bool:
     if told is None and record.schema_version <= former.LAST_OLD_NAMES:
         return str(record.cell.strategy["name"]) in former.OWN_WORK_ALONE
     return told is True
+
+
+def disagreement(values: Mapping[str, float]) -> dict[str, float]:
+    """Return exposed communication by the trace minus comm/exposed_ms, ms per step; empty if one is missing."""
+    traced, measured = values.get(TRACE_EXPOSED), values.get(EXPOSED)
+    return {} if traced is None or measured is None else {DISAGREEMENT: traced - measured}
 
 
 def _hidden(exposed: Uncertain, record: Record, one: Runs) -> tuple[tuple[float | None, float | None], str]:

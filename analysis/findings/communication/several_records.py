@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
-from analysis.findings.communication.exposed import EXPOSED, HIDDEN, Exposures
+from analysis.findings.communication.exposed import DISAGREEMENT, EXPOSED, HIDDEN, Exposures, disagreement
 from analysis.findings.study import Study
-from analysis.trace.metrics import DISAGREEMENT, disagreement
 from benchmarks.record import Record
 
 OF_SEVERAL_RECORDS = (EFFICIENCY, EXPOSED, HIDDEN, DISAGREEMENT)

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from analysis.findings.baselines import Baselines
+from analysis.findings.communication.exposed import DISAGREEMENT, TRACE_EXPOSED
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.provenance import hardware, mapping
@@ -17,7 +18,6 @@ from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, join_words, single_line
-from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
 DIFFERENT = 4  # values of one variable that are named

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.findings.communication.exposed import DISAGREEMENT, TRACE_EXPOSED
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings, Point
 from analysis.findings.runs import Runs, middle, named
@@ -16,7 +17,6 @@ from analysis.report.section import Section
 from analysis.report.style import Picture, colours, marker, rendered, window
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, first_lines, single_line
-from analysis.trace.metrics import DISAGREEMENT, TRACE_EXPOSED
 from benchmarks.record import Record
 
 STRATEGY_FIGURES = 2
