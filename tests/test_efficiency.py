@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 from simulated import Simulator
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY, efficiencies, with_efficiency
+from analysis.findings.baselines import BASELINES, EFFICIENCY
+from analysis.findings.communication.several_records import values_of, with_values
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine
@@ -52,6 +53,11 @@ def measure(study, sweep_id, own, known):
     return projector._tracker
 
 
+def efficiencies(records):
+    """{record id: efficiency} of a study."""
+    return {one: values[EFFICIENCY] for one, values in values_of(records).items() if EFFICIENCY in values}
+
+
 def in_mlflow(tracker):
     """({record id: efficiency}, {sweep id: table}) of the store."""
     runs = tracker._client.search_runs([tracker._experiment])
@@ -74,7 +80,7 @@ def on_terminal(every):
 def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
     pair, alone = made
     study = studies.StudyFolder(str(output_dir), "late")
-    first = with_efficiency(pair, [])
+    first = with_values(pair, [])
     assert first == pair, "without a baseline a record has no efficiency"
     tracker = measure(study, EARLY, [pair], [])
     shares, tables = in_mlflow(tracker)
@@ -134,7 +140,7 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     study.note("sweep", sweep_id=EARLY, overrides=[], order=[done.cell.folder, pair.cell.folder])
     projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
     projector.open()
-    own = with_efficiency(pair, [done])
+    own = with_values(pair, [done])
     folder = CellFolder(study.folder / own.cell.folder)
     folder.path.mkdir()
     records.write(folder, own)
@@ -151,7 +157,7 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
 def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
     """What it states can be computed again from them, whatever was measured since."""
     pair, alone = made
-    own = with_efficiency(pair, alone[:2])
+    own = with_values(pair, alone[:2])
     assert own.checks[BASELINES] == {"0": [alone[0].record_id], "1": [alone[1].record_id]}
     assert own.metrics[EFFICIENCY] != efficiencies([pair, *alone])[pair.record_id]
     for number, (stated, recorded, differences) in enumerate((

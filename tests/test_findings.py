@@ -13,7 +13,7 @@ from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings import scaling as of_scaling
 from analysis.findings import waterfall as of_waterfall
-from analysis.findings.baselines import efficiencies
+from analysis.findings.communication.several_records import values_of
 from analysis.findings.control_cells import control_cells
 from analysis.findings.examine import findings_of
 from analysis.findings.model import Findings
@@ -151,7 +151,7 @@ def test_how_long_was_measured_does_not_matter():
     longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
     made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
     assert together(scaling(made).curves, (0, 1)).efficiency is not None
-    assert made[1].record_id in efficiencies(made)
+    assert made[1].record_id in values_of(made)
 
 
 def test_members_without_a_baseline_are_named():

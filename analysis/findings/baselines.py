@@ -6,10 +6,9 @@ The images per GPU are unchanged (weak scaling), or the images per step where `g
 scaling). The launching process imports this module, so it needs neither numpy nor scipy, which take a second to import.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from analysis.findings.provenance import CONNECTIONS
@@ -18,7 +17,6 @@ from analysis.findings.study import Study
 from benchmarks.record import Record
 
 EFFICIENCY = "scaling/efficiency"  # a metric
-AGAINST_BASELINES = (EFFICIENCY,)  # the metrics that `with_efficiency` sets
 BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
 
 
@@ -56,30 +54,6 @@ class Baselines:
 def efficiency(log_rate: float, log_slowest: float, world_size: int) -> float:
     """Return rate ÷ (N × slowest), of the logarithms of both rates."""
     return math.exp(log_rate - log_slowest) * (1 / world_size)
-
-
-def efficiencies(records: Iterable[Record]) -> dict[str, float]:
-    """Return {record_id: efficiency} for the records of a study that have one."""
-    study = Study.of(records)
-    baselines = Baselines(study)
-    shares = ((record, baselines.efficiency(record)) for record in (*study.records, *study.replaced))
-    return {record.record_id: share for record, share in shares if share is not None}
-
-
-def with_efficiency(record: Record, known: Sequence[Record]) -> Record:
-    """Return the record with its efficiency against the baselines that are known by now, if any, and their ids.
-
-    A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
-    """
-    baselines = Baselines(Study.of([*known, record]))
-    share = baselines.efficiency(record)
-    if share is None:
-        return record
-    return dataclasses.replace(
-        record,
-        metrics=record.metrics | {EFFICIENCY: share},
-        checks=record.checks | {BASELINES: baselines.record_ids(record)},
-    )
 
 
 def _condition(runs: Runs) -> Any:

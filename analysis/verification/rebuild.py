@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.baselines import AGAINST_BASELINES, BASELINES
+from analysis.findings.baselines import BASELINES
+from analysis.findings.communication.several_records import COST_ALONE, OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
@@ -158,8 +159,8 @@ def _effective(
 
 def _with_baselines(own: Record, record: Record) -> Record:
     """Add what the record states against its baselines: `verify` compares it, with samples and without."""
-    stated = {name: record.metrics[name] for name in AGAINST_BASELINES if name in record.metrics}
-    named = {BASELINES: record.checks[BASELINES]} if BASELINES in record.checks else {}
+    stated = {name: record.metrics[name] for name in OF_SEVERAL_RECORDS if name in record.metrics}
+    named = {name: record.checks[name] for name in (BASELINES, COST_ALONE) if name in record.checks}
     return dataclasses.replace(own, metrics=own.metrics | stated, checks=own.checks | named)
 
 

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.baselines import AGAINST_BASELINES, BASELINES, with_efficiency
+from analysis.findings.communication.several_records import OF_SEVERAL_RECORDS, again, rests_on
 from analysis.verification.comparison import ABSENT, Difference, leaves, same
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
@@ -104,17 +104,16 @@ def _check_quotients(name: str, record: Record, result: Verification) -> None:
 
 
 def _check_against_baselines(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
-    """Compare what a record states against the baselines that it names; it needs their records, and no samples."""
-    named = {one for ids in record.checks.get(BASELINES, {}).values() for one in ids}
-    stated = [metric for metric in AGAINST_BASELINES if metric in record.metrics]
+    """Compare what a record states against the one-GPU records that it names; it needs them, and no samples."""
+    named = rests_on(record)
+    stated = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
     alone = [one for one in records if one.record_id in named]
     if named and {one.record_id for one in alone} != named:
         result.not_compared.update(f"metrics {metric}" for metric in stated)
     elif named:
-        metrics = {metric: value for metric, value in record.metrics.items() if metric not in AGAINST_BASELINES}
-        again = with_efficiency(replace(record, metrics=metrics), alone).metrics
+        values = again(record, alone)
         for metric in stated:
-            result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], again.get(metric, ABSENT))
+            result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], values.get(metric, ABSENT))
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:

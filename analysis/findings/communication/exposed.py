@@ -54,9 +54,12 @@ class Exposure:
 class Exposures:
     """Finds the one-GPU costs of a study's strategies, and subtracts them."""
 
-    def __init__(self, study: Study, baselines: Baselines | None = None) -> None:
-        """Sort the cells of one GPU without a strategy by their condition."""
-        self._study, self._alone = study, baselines or Baselines(study)
+    def __init__(self, study: Study, baselines: Baselines | None = None, *, judged: bool = True) -> None:
+        """Sort the cells of one GPU without a strategy by their condition.
+
+        `judged=False` gives the numbers also where the noise, which other records show, forbids to claim them: for `verify`.
+        """
+        self._study, self._alone, self._judged = study, baselines or Baselines(study), judged
         together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.world_size == 1 and runs.strategy == WITHOUT:
@@ -64,7 +67,7 @@ class Exposures:
         self._without = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
 
     def of(self, record: Record) -> Exposure | None:
-        """Return what is known of a record's exposed communication; None where it has no A B B A on several GPUs."""
+        """Return what may be claimed of a record's exposed communication; None where it has no A B B A on several GPUs."""
         one = self._study.single(record)
         cost = record.metrics.get(COST)
         if one.world_size == 1 or cost is None or not math.isfinite(cost):
@@ -75,12 +78,32 @@ class Exposures:
         alone, source, ids = found
         half_ms = math.hypot(_next(one, COST, record).half_ms, alone.half_ms)
         exposed = Uncertain(cost - alone.ms, half_ms)
-        if exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
+        if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
             why = f"the strategy costs more on one GPU ({alone.ms:.3g} ms) than on {one.world_size} ({cost:.3g} ms)"
             return Exposure(alone_ms=alone.ms, source=source, why=why, record_ids=ids)
-        share, why = _hidden(exposed, record, one)
+        share, why = self._hidden(exposed, record, one)
         known = None if math.isnan(half_ms) else half_ms
         return Exposure(exposed.ms, known, *share, alone.ms, source, why, ids)
+
+    def _hidden(self, exposed: Uncertain, record: Record, one: Runs) -> tuple[tuple[float | None, float | None], str]:
+        """Return (the hidden share, half its interval), and why it is not claimed; within the noise it is cut to 0 to 1."""
+        exchange = record.metrics.get(EXCHANGE)
+        if exchange is None or not exchange > 0:
+            return (None, None), "the exchange alone was not timed"
+        part = exposed.ms / exchange
+        half = math.hypot(exposed.half_ms, part * _next(one, EXCHANGE, record).half_ms) / exchange
+        share = 1 - part
+        if self._judged and (share + half < 0 or (share < 0 and math.isnan(half))):
+            return (None, None), (
+                f"more is exposed ({exposed.ms:.3g} ms) than the exchange takes alone ({exchange:.3g} ms): communication also "
+                "slows compute"
+            )
+        if self._judged and half >= 1 / 2:
+            return (
+                None,
+                None,
+            ), f"the noise (±{exposed.half_ms:.2g} ms) is as large as the exchange ({exchange:.3g} ms)"
+        return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
 
     def _cost_alone(self, one: Runs) -> tuple[Uncertain, str, tuple[str, ...]] | str:
         """Return what the strategy costs on one GPU, how that was measured and by which records; or why it is not known."""
@@ -101,7 +124,7 @@ class Exposures:
                 "what the strategy costs on one GPU is not known: strategy=none was not measured there (waterfall=true)"
             )
         costs = [_difference(_step(with_strategy), _step(without)) for with_strategy, without in pairs]
-        if any(math.isnan(one.half_ms) for one in costs):
+        if self._judged and any(math.isnan(one.half_ms) for one in costs):
             return "what the strategy costs on one GPU is not known: too few runs to know the scatter of the difference"
         ids = [record.record_id for pair in pairs for runs in pair for record in runs.records]
         return _mean(costs), DIFFERENCE, tuple(ids)
@@ -119,24 +142,6 @@ def disagreement(values: Mapping[str, float]) -> dict[str, float]:
     """Return exposed communication by the trace minus comm/exposed_ms, ms per step; empty if one is missing."""
     traced, measured = values.get(TRACE_EXPOSED), values.get(EXPOSED)
     return {} if traced is None or measured is None else {DISAGREEMENT: traced - measured}
-
-
-def _hidden(exposed: Uncertain, record: Record, one: Runs) -> tuple[tuple[float | None, float | None], str]:
-    """Return (the hidden share, half its interval), and why it is not claimed; within the noise it is cut to 0 to 1."""
-    exchange = record.metrics.get(EXCHANGE)
-    if exchange is None or not exchange > 0:
-        return (None, None), "the exchange alone was not timed"
-    part = exposed.ms / exchange
-    half = math.hypot(exposed.half_ms, part * _next(one, EXCHANGE, record).half_ms) / exchange
-    share = 1 - part
-    if share + half < 0 or (share < 0 and math.isnan(half)):
-        return (None, None), (
-            f"more is exposed ({exposed.ms:.3g} ms) than the exchange takes alone ({exchange:.3g} ms): communication also "
-            "slows compute"
-        )
-    if half >= 1 / 2:
-        return (None, None), f"the noise (±{exposed.half_ms:.2g} ms) is as large as the exchange ({exchange:.3g} ms)"
-    return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
 
 
 def _next(runs: Runs, metric: str, record: Record) -> Uncertain:

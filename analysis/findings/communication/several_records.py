@@ -18,10 +18,10 @@ COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records
 class SeveralRecords:
     """Computes the values of one record from a study."""
 
-    def __init__(self, study: Study) -> None:
-        """Find the one-GPU cells of the study."""
+    def __init__(self, study: Study, *, judged: bool = True) -> None:
+        """Find the one-GPU cells of the study; `judged` as Exposures has it."""
         self.baselines = Baselines(study)
-        self.exposures = Exposures(study, self.baselines)
+        self.exposures = Exposures(study, self.baselines, judged=judged)
 
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
@@ -49,6 +49,19 @@ def values_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
     several = SeveralRecords(study)
     found = {record.record_id: several.values(record) for record in (*study.records, *study.replaced)}
     return {record_id: values for record_id, values in found.items() if values}
+
+
+def rests_on(record: Record) -> set[str]:
+    """Return the ids of the other records that a record's values rest on."""
+    baselines = record.checks.get(BASELINES, {})
+    return {one for ids in baselines.values() for one in ids} | set(record.checks.get(COST_ALONE, ()))
+
+
+def again(record: Record, others: Iterable[Record]) -> dict[str, float]:
+    """Return the values that the records which a record names give it, whatever the noise of its study was."""
+    own = {name: value for name, value in record.metrics.items() if name not in OF_SEVERAL_RECORDS}
+    bare = dataclasses.replace(record, metrics=own)
+    return SeveralRecords(Study.of([*others, bare]), judged=False).values(bare)
 
 
 def with_values(record: Record, known: Sequence[Record]) -> Record:
