@@ -22,7 +22,7 @@ def refuse_outputs(config: Config) -> None:
         )
     for path in (study.parent, study):
         if path.exists() and not path.is_dir():
-            raise Refused(f"output_dir={config.output_dir}: {path} is no folder")
+            raise Refused(f"output_dir={config.output_dir}: cannot be written ({path} is no folder)")
     if not config.tracking.enabled:
         return
     file = _store_file(config.tracking.uri, study.parent)
