@@ -155,12 +155,12 @@ def _line(study: Study, quantity: str, source: str, cells: Sequence[_Cell], leve
         points.append(_point(study, quantity, source, cell, (others or line).expected(x, level), place in outside))
     alone = [cell.alone_ms for cell in cells if cell.alone_ms is not None]
     return WireLine(
-        labels.label(study, first, [name for name in study.varied if _is_setting(name)]),
+        labels.label(study, first, ["benchmark.name", *(name for name in study.varied if _is_setting(name))]),
         first.strategy,
         first.key,
         quantity,
         source,
-        line.fixed_estimate(),
+        line.fixed_estimate() if quantity == COST else Estimate(line.fixed),  # all its cells share the baselines' error
         line.slope_estimate(),
         line.r_squared,
         line.deviation,

@@ -39,6 +39,9 @@ SPEEDS = (
     700,
     1000,
 )  # GB/s that the upper axis may name
+PLACES = tuple(
+    (side, up * LINE) for up in (0, 1, -1, 2, -2) for side in (1, -1)
+)  # of a label around its point, nearest first
 TOLD = COLOURS["vermillion"][0]
 MS = NumberFormat(decimals=2)
 
@@ -71,14 +74,16 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     rows = [(line, point) for line in lines for point in line.points]
     cells = Table(
-        "wire_cells", "Every cell beside its line, with what the line through the other cells lets expect of it.",
+        "wire_cells",
+        "Every cell beside its line, with what the line through the others lets expect of it: it loses more, or less.",
         (
-            Column("line", "line", shown=len(names) > 1), Column("lost", "lost", shown=len(lines) > 1), Column("cell", unit_of(study)),
+            Column("line", "line", shown=len(names) > 1), Column("lost", "lost", shown=len(lines) > 1),
+            Column("cell", unit_of(study)),
             Column("gb_per_s", "measured GB/s", "number"), Column("wire_ms", "ms on wires", MS),
             Column("lost_ms", "lost ms", MS), Column("expected_ms", "expected ms", MS, True),
             Column("residual_ms", "difference ms", NumberFormat(decimals=2, sign=True)),
             Column("efficiency", "efficiency", "share"), Column("expected_efficiency", "expected", "share", True),
-            Column("verdict", "than its wires explain"),
+            Column("verdict", "loses"),
         ),
         tuple(
             (
@@ -215,7 +220,7 @@ def _label(axes: Any, line: WireLine) -> None:
     for point in sorted(line.points, key=lambda one: (not one.verdict, -abs(one.residual_ms))):
         x, y = spots[id(point)]
         width = LETTER * len(point.label)
-        for side, up in ((1, 0.0), (-1, 0.0), (1, LINE), (1, -LINE), (-1, LINE), (-1, -LINE)):
+        for side, up in PLACES if point.verdict else PLACES[:6]:
             start = x + 0.02 if side > 0 else x - 0.02 - width
             box = (start, start + width, y + up - LINE / 2, y + up + LINE / 2)
             inside = box[0] >= 0 and box[1] <= 1.0 and box[2] >= 0 and box[3] <= 1
