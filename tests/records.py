@@ -11,6 +11,7 @@ from conf.cell import Cell
 
 H200_X4 = Path(__file__).parent / "data" / "h200_x4"
 REAL = json.loads((H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
+REAL_IMAGES = REAL["metrics"]["throughput/images"]
 EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
 
 
@@ -47,7 +48,8 @@ def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
     made["started_at"] += 60 * number
     made["ended_at"] = made["started_at"] + 50
-    made["metrics"] |= {IMAGES_PER_SECOND: rate} | changes.pop("metrics", {})
+    follows = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus), "throughput/seconds": REAL_IMAGES / rate}
+    made["metrics"] |= {IMAGES_PER_SECOND: rate} | follows | changes.pop("metrics", {})
     made["within_run"] = {IMAGES_PER_SECOND: {"low": 0.999 * rate, "high": 1.001 * rate}}
     uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
     made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})

@@ -42,7 +42,7 @@ ARROWS = {
 # The arrows inside a package: a folder, and the others that it may import; and what those import, and so on.
 FOLDER_ARROWS = {
     "analysis.commands": ("analysis.report", "analysis.verification", "analysis.nccl_tests"),
-    "analysis.report": ("analysis.findings", "analysis.p2p", "analysis.trace"),
+    "analysis.report": ("analysis.verification", "analysis.p2p"),
     "analysis.verification": ("analysis.validity", "analysis.trace"),
     "analysis.validity": ("analysis.nccl", "analysis.findings"),
     "analysis.findings": ("analysis.topology", "analysis.statistics"),

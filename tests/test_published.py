@@ -8,6 +8,8 @@ import pytest
 from planted import LOC, edit_json, edit_lines, gpu_cell, made
 
 from analysis.__main__ import main
+from analysis.report.build import examine
+from analysis.verification import quick
 from benchmarks.record import CellFolder, read
 
 
@@ -198,3 +200,52 @@ def test_one_record_under_two_names_is_wrong(copy, capsys):
     shutil.copytree(folder.path, study / "again")
     status, found = verified(capsys, study)
     assert status == 1 and [one["wrong"] for one in found["not_recomputed"]] == [True, True]
+
+
+def section(told, anchor):
+    return next(one for one in told.sections if one.anchor == anchor)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            lambda folder: edit_json(folder.record, scaled([RATE], 1.5)),
+            f"{RATE} is 13940.3, and 9293.55 by other metrics",
+        ),
+        (
+            lambda folder: edit_json(folder.record, scaled([*RATES, "throughput/images"], 1.1)),
+            "throughput/images is 40550.4, and 36864 by the lines of the ranks",
+        ),
+        (halve, "ranks/0.jsonl is not what it was when the record was made"),
+        (edit_a_log, "nccl/vm.600.log is not what it was when the record was made"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, why, packed):
+    study, folder = copy
+    change(folder)
+    if packed:
+        folder.pack()
+    told, found = examine(study)
+    validity = section(told, "validity")
+    assert "Compared with their raw samples: every cell that has them here; 1 do not verify." in validity.lines
+    (left_out,) = validity.tables[0].rows
+    assert left_out[1] == "invalid" and left_out[2].startswith(why)
+    assert [row[2] for row in section(told, "cells").tables[0].rows] == ["does_not_verify", ""]
+    assert len(found.excluded) == 1
+    assert read(folder.record).validity.verdict == "valid"  # the record itself stays
+
+
+def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
+    study, _ = copy
+    lines = section(examine(study)[0], "validity").lines
+    assert "Compared with their raw samples: every cell that has them here; 0 do not verify." in lines
+    monkeypatch.setattr(quick, "MOST_FILES", 1)
+    lines = section(examine(study)[0], "validity").lines
+    more = "1 of 2 cells that have them here (`python -m analysis verify` compares all)"
+    assert f"Compared with their raw samples: {more}; 0 do not verify." in lines
+    for path in study.glob("*/ranks"):
+        shutil.rmtree(path)
+    lines = section(examine(study)[0], "validity").lines
+    assert "No cell has its raw samples here, so none was compared with them." in lines

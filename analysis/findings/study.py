@@ -6,7 +6,7 @@ later one replaced, other machines, other software.
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from analysis.findings.provenance import CONNECTIONS, PROVENANCE, Machines, conn
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, merged, request_of
 from analysis.findings.strategy_options import chosen_options
-from benchmarks.record import Record, RecordError, read_study
+from benchmarks.record import CellFolder, Record, RecordError, read_study
 
 # Options that say nothing of a cell without a model.
 OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
@@ -38,6 +38,7 @@ class Study:
     unreadable: tuple[str, ...] = ()  # a sentence for each file, paths from the study's folder
     folder: Path | None = None
     floors: NoiseFloors = field(default_factory=NoiseFloors)
+    compared: str = ""  # a sentence on how many records were compared with their raw samples
     varied: tuple[str, ...] = field(init=False)  # names of what was asked differently within the study
 
     def __post_init__(self) -> None:
@@ -182,13 +183,17 @@ class Study:
         return (*asked, *around)
 
 
-def open_study(folder: Path) -> Study:
-    """Read a study's folder. Raises NotADirectoryError or FileNotFoundError where it is no folder."""
+def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | None = None) -> Study:
+    """Read a study's folder; `check` returns the record to take instead of one that was read.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: it is no folder.
+    """
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such folder; expected the folder of a study (<output_dir>/<study>)")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
-    records, errors = read_study(folder)
+    records, errors = read_study(folder, check)
     unreadable = [_inside(folder, error) for error in errors]
     return Study.of(records, unreadable, folder, of_other_studies(folder))
 

@@ -8,6 +8,7 @@
 The same records give the same bytes. The report names what a study cannot answer.
 """
 
+import dataclasses
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from analysis.report.page import Report, markdown_page, page
 from analysis.report.style import style
 from analysis.report.tables import to_csv, to_latex
 from analysis.report.text import count, first_lines, join_words, sentence, single_line
+from analysis.verification.quick import QuickCheck
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
@@ -35,7 +37,9 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study and return its report and findings. Raises OSError: the folder cannot be read."""
     with gc_paused():  # thousands of records
-        study = open_study(study_folder)
+        check = QuickCheck()
+        study = open_study(study_folder, check.marked)
+        study = dataclasses.replace(study, compared=check.sentence())
         findings = findings_of(study)
         return report_of(study, findings), findings
 

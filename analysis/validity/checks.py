@@ -133,13 +133,14 @@ CHECKS = (
     ),
 )
 # Codes that bring a sentence of their own: from analysis.validity.settings, which compares requested NCCL settings with
-# NCCL's log, and from launch.profile.profiled_pass.
+# NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
 SETTINGS = {
     "setting_ignored": "NCCL did not use a requested setting",
     "transport_unexpected": "NCCL connected GPUs in a way that a setting rules out",
     "algorithm_unexpected": "NCCL chose an algorithm or protocol that a setting rules out",
     "channels_unexpected": "NCCL used more or fewer channels than requested",
     "profiled": "a trace was recorded in a separate pass, which supplied no rate (a finding: numbers stay valid)",
+    "does_not_verify": "the record does not say what its raw samples say (the report finds it; the record stays)",
     "setting_no_effect": "a setting changed nothing that NCCL's log shows (a finding: numbers stay valid)",
 }
 CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS

@@ -92,15 +92,20 @@ def verify(study: Path) -> Verification:
     return result
 
 
+def quotient(record: Record, metric: str) -> float | None:
+    """Return one of QUOTIENTS from the metrics that it follows from; None where one of them is not there."""
+    above, below = QUOTIENTS[metric]
+    divisor = record.metrics.get(below) if below else float(record.cell.world_size)
+    known = metric in record.metrics and above in record.metrics and divisor
+    return record.metrics[above] / divisor if known and divisor else None
+
+
 def _check_quotients(name: str, record: Record, result: Verification) -> None:
     """Compare metrics that follow from others of the same record."""
     for metric, (above, below) in QUOTIENTS.items():
-        divisor = record.metrics.get(below) if below else float(record.cell.world_size)
-        if metric in record.metrics and above in record.metrics and divisor:
-            quotient = record.metrics[above] / divisor
-            result.compare(
-                name, RECORD, f"metrics {metric} ({above} ÷ {below or 'ranks'})", record.metrics[metric], quotient
-            )
+        if (value := quotient(record, metric)) is not None:
+            how = f"metrics {metric} ({above} ÷ {below or 'ranks'})"
+            result.compare(name, RECORD, how, record.metrics[metric], value)
 
 
 def _check_against_baselines(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
@@ -121,12 +126,12 @@ def _check_files(name: str, record: Record, folder: CellFolder, result: Verifica
     if record.schema_version < WHOLE_SCHEMA:
         return  # it names no hash
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
-    if not any(_is_sample(one) for one in present):
+    if not any(is_sample(one) for one in present):
         return  # published without samples
     wrong = dict(changed(folder.path, record.raw_sha256))
     for file, before in record.raw_sha256.items():
         now = wrong.get(file, before)
-        if now == NOT_THERE and not _is_sample(file):
+        if now == NOT_THERE and not is_sample(file):
             result.not_compared[file] += 1  # the record holds what it says, and a trace may be too large to publish
             continue
         result.files += 1
@@ -135,7 +140,8 @@ def _check_files(name: str, record: Record, folder: CellFolder, result: Verifica
         result.compare(name, file, "SHA-256", ABSENT, "of a file that the record does not name")
 
 
-def _is_sample(file: str) -> bool:
+def is_sample(file: str) -> bool:
+    """Tell whether a raw file, by its path in the cell's folder, holds samples."""
     return any(fnmatchcase(file, pattern) for pattern in SAMPLES)
 
 

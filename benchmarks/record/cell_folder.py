@@ -73,6 +73,10 @@ class CellFolder:
         """Return the paths of the lines of every rank that wrote some, by name."""
         return found(self.path, "ranks/*.jsonl")
 
+    def rank_files_exist(self) -> bool:
+        """Return whether the ranks left anything: a look at one folder, and none at its files."""
+        return (self.path / "ranks").is_dir()
+
     def rank_count(self, rank: int) -> Path:
         """Return the path of a rank's number of iterations, which is always up to date."""
         return self.rank_lines(rank).with_suffix(".count")

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,18 @@ def _record(content: dict[str, Any]) -> Record:
     return record
 
 
-def read_study(folder: Path) -> tuple[list[Record], list[RecordError]]:
-    """Read every record of a study, earlier attempts too. Returns them in order of their start, and what could not be read."""
+def read_study(
+    folder: Path, check: Callable[[Record, CellFolder], Record] | None = None
+) -> tuple[list[Record], list[RecordError]]:
+    """Read every record of a study, earlier attempts too. Returns them in order of their start, and what could not be read.
+
+    `check` returns the record to take instead of one, and may read its folder.
+    """
     records, unreadable = [], []
     for path in record_paths(folder):
         try:
-            records.append(read(path))
+            record = read(path)
+            records.append(check(record, CellFolder(path.parent)) if check else record)
         except RecordError as error:
             unreadable.append(error)
     return sorted(records, key=lambda record: (record.started_at, record.record_id)), unreadable

@@ -32,11 +32,11 @@ def found(folder: Path, pattern: str) -> list[Path]:
 
 
 def open_raw(path: Path) -> IO[bytes]:
-    """Open a raw file by its plain path. Raises OSError; a packed one that is damaged raises one of DAMAGED when it is read."""
-    place = stored(path)
-    if place is None or place == path:
+    """Open a raw file by its plain path. Raises OSError; reading a damaged packed one raises one of DAMAGED."""
+    try:
         return path.open("rb")
-    return gzip.open(place, "rb")  # type: ignore[return-value]
+    except FileNotFoundError:
+        return gzip.open(f"{path}{PACKED}", "rb")  # type: ignore[return-value]
 
 
 def read_text(path: Path) -> str:
@@ -47,13 +47,13 @@ def read_text(path: Path) -> str:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of what a raw file holds, unpacked; ABSENT or UNREADABLE where there is none."""
-    if stored(path) is None:
-        return ABSENT
     digest = hashlib.sha256()
     try:
         with open_raw(path) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
+    except FileNotFoundError:
+        return ABSENT
     except DAMAGED:
         return UNREADABLE
     return digest.hexdigest()

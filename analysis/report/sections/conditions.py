@@ -33,6 +33,8 @@ def validity(study: Study, findings: Findings) -> Section:
     lines = [
         f"{count(len(study.records), 'cell')}: {join_words(said)}." if study.records else "No record could be read."
     ]
+    if study.compared:
+        lines.append(study.compared)
     if study.replaced:
         others = len(study.replaced)
         lines.append(
