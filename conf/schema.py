@@ -91,6 +91,15 @@ class ValidityLimits:
     idle_limit: float = option(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
     foreign_memory_gib: float = option(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
     foreign_busy_percent: float = option(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)
+    foreign_cpu_limit: float = option(
+        0.1, "share of its cores that others may use while a cell measures", least=0, most=1
+    )
+    clock_change_limit: float = option(
+        0.01, "share by which the SM clock may differ from that of the cell's baseline", least=0
+    )
+    clock_spread_limit: float = option(
+        0.05, "share by which SM clocks may differ between the GPUs of a cell, or between its phases", least=0
+    )
     strict: bool = False  # an invalid cell is a failed one
 
 
@@ -111,7 +120,7 @@ class Config:
     gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
     topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
     second_member: bool = False  # gpus=classes: one more member of each class, to test that its members are equal
-    sample_gpus: bool = True  # clocks, power, throttling and foreign load, twice a second, by NVML
+    sample_gpus: bool = True  # clocks, power, throttling and foreign load of the GPUs and the CPU, twice a second
     tuning_pass: Any = option(
         "auto",
         "log NCCL's choices in an untimed pass; auto: if nccl.algo or nccl.proto is set",

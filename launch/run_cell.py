@@ -1,5 +1,6 @@
 """Measure one cell, from its plan to its record: prepare the folder, run the ranks, observe what was used, judge, write."""
 
+import contextlib
 import dataclasses
 import time
 import uuid
@@ -96,15 +97,16 @@ class CellRunner:
         cell: Cell,
         folder: CellFolder,
         variable: Mapping[str, str],
-        uuids: list[str],
+        uuids: list[str] | None,
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
     ) -> Outcome:
-        """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
+        """Run the ranks of a cell, or of a pass of it, in a prepared folder; without `uuids` the machine is not sampled."""
         limits = self.config.engine
         engine = LocalEngine(limits.start, limits.stop_grace_s)
         try:
-            with gpu_samples.Sampler(folder, uuids if self.config.sample_gpus else [], variable[TOKEN]):
+            sampled = uuids is not None and self.config.sample_gpus
+            with gpu_samples.Sampler(folder, uuids or [], variable[TOKEN]) if sampled else contextlib.nullcontext():
                 return supervise.run(cell, folder, variable, engine, limits, self.stopping, progress, profiler)
         except OSError as error:  # the agent could not be started, or the disk is full
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
@@ -120,7 +122,7 @@ class CellRunner:
         def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
             logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
-            return self._run(asked, inside, {**needed, **logged}, [], progress, command)
+            return self._run(asked, inside, {**needed, **logged}, None, progress, command)
 
         from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
@@ -149,7 +151,7 @@ class CellRunner:
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
             "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
         }
-        outcome = self._run(cell, inside, {**variable, **logged}, [], lambda watch: None)
+        outcome = self._run(cell, inside, {**variable, **logged}, None, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 

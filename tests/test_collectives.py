@@ -517,6 +517,7 @@ def test_times_that_do_not_grow_have_no_bandwidth():
 
 def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):
     asked = ["gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=1K", "benchmark.iterations=2", "tracking=none"]
+    asked.append("validity.foreign_cpu_limit=1")  # other tests run beside this one
     code, out, err = launch(*asked, "benchmark.format=nccl-tests", f"output_dir={tmp_path}")
     assert (code, err) == (0, ""), out + err
     ((record,), _) = read_study(tmp_path / "default")

@@ -127,7 +127,12 @@ def test_a_profiled_cell_supplies_no_rate_from_its_trace_and_says_so(swept):
     folder, _, _ = swept
     (record,), _ = read_study(folder / "default")
     assert "which supplied no rate" in record.validity.codes["profiled"]
-    assert set(record.validity.codes) <= {"profiled", "noisy", "warmup_not_flat"}  # a finding: the verdict is its own
+    assert set(record.validity.codes) <= {
+        "profiled",
+        "noisy",
+        "warmup_not_flat",
+        "foreign_cpu",
+    }  # a finding: the verdict is its own
     timed = sum(line["images"] for rank in (0, 1) for line in lines(folder, rank, "timed"))
     assert record.metrics["throughput/images"] == timed
     assert not any(line["kind"] == "block" for path in folder.glob("*/*/profile/ranks/*") for line in read_lines(path))
@@ -172,7 +177,7 @@ def test_the_same_command_measures_nothing_twice(swept):
 def test_ranks_can_start_anew(tmp_path):
     done = command(
         "gpus=0", "strategy=none", "engine.start=exec", "tracking=none", "report=false", f"output_dir={tmp_path}",
-        "validity.noise_limit=10", *SMALL,
+        "validity.noise_limit=10", "validity.foreign_cpu_limit=1", *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (record,), _ = read_study(tmp_path / "default")
@@ -185,7 +190,7 @@ def four(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
     done = command(
         "-m", "gpus=0+1,0+3", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
-        "benchmark.exposed_rounds=0", *SMALL,
+        "validity.foreign_cpu_limit=1", "benchmark.exposed_rounds=0", *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, read_study(folder / "default")[0]

@@ -141,7 +141,7 @@ SHORT = (
     "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
     "benchmark.warmup_min_seconds=0",
 )  # fmt: skip
-QUIET = ("tracking=none", "report=false")
+QUIET = ("tracking=none", "report=false", "validity.foreign_cpu_limit=1")
 
 
 def forget_package():

@@ -26,6 +26,7 @@ STEADY = {
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
     "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
     "unaccounted_share": 0.0,
+    "cpu_samples": {"cores": 64, "others_share": {"timed": 0.001}},
 }
 LIMITS = ValidityLimits()
 
@@ -86,7 +87,7 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
 # Checks of facts that the records of older versions lack.
 NEW_FACTS = ("batches_not_distinct", "precision_not_used", "weights_still", "bytes_miscounted", "exchange_wrong",
              "not_compiled", "compiled_while_timed", "not_stationary", "pauses", "slow_rank",
-             "samples_do_not_fill_window")  # fmt: skip
+             "samples_do_not_fill_window", "foreign_cpu")  # fmt: skip
 
 
 def steady(part, **values):
@@ -104,6 +105,9 @@ def asked(record, **fields):
 def scaled(record, metric, factor):
     record.metrics[metric] *= factor
 
+
+PHASE = {"samples": 4, "throttle_reasons": [], "sm_mhz": [1980.0, 1980.0], "free_sm_mhz": [1980.0, 1980.0], "grown_bytes": 0,
+         "foreign_bytes": 0}  # fmt: skip
 
 PLANTED = {
     "missing_rank": [
@@ -195,6 +199,11 @@ PLANTED = {
         samples(before_busy_percent=50),
     ],
     "throttled": [samples(throttle_reasons=["0x40"])],
+    "foreign_cpu": [
+        lambda r: r.checks.update(cpu_samples={"cores": 32, "others_share": {"timed": 0.11, "exposed": 0.0}})
+    ],
+    "setting_not_asked": [lambda r: r.effective.update(nccl={"settings": {"NCCL_P2P_LEVEL": "LOC"}})],
+    "clocks_differ": [samples(phases={"timed": PHASE | {"sm_mhz": [1980.0, 1880.0]}})],
     "noisy": [lambda r: r.checks.update(half_width=0.06)],
     "cpu_bound": [lambda r: r.metrics.update({"gpu/idle_share": 0.3})],
     "too_few_iterations": [lambda r: r.checks.update(iterations=1)],
@@ -266,6 +275,8 @@ UNCHECKED = {
     "loss_not_finite": lambda r: r.checks.update(losses=[]),
     "clocks_disagree": lambda r: r.checks.pop("clock_disagreement"),
     "throttled": samples(reasons_known=False, throttle_reasons=[]),
+    "foreign_cpu": lambda r: r.checks["cpu_samples"].update(others_share={}),
+    "clocks_differ": lambda r: r.metrics.pop("gpu/sm_mhz"),
     "noisy": lambda r: r.checks.update(half_width=math.nan),
     "cpu_bound": lambda r: r.metrics.pop("gpu/idle_share"),
     "too_few_iterations": lambda r: r.checks.pop("iterations"),
@@ -294,14 +305,14 @@ def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check()
         record.checks.update(exchange_error=9e-3, exchange_tolerance=1e-2, trained_bytes=trained)
 
     found = judge(changed(exchanged), LIMITS)
-    assert not found.codes and set(found.unchecked) == {"foreign_load", "throttled"}
+    assert not found.codes and set(found.unchecked) == {"foreign_load", "throttled", "foreign_cpu"}
     steps = {found.not_applicable[code] for code in ("replicas_differ", "gradient_not_mean")}
     assert steps == {"this benchmark trains nothing"}
     lossy = judge(changed(lambda r: r.checks.clear(), changed(exchanged)), LIMITS)
     assert lossy.not_applicable["exchange_wrong"] == "its compression loses precision"
 
 
-def test_gpus_that_were_not_sampled_leave_two_checks_unchecked():
+def test_gpus_that_were_not_sampled_leave_checks_unchecked():
     found = judge(changed(lambda r: r.checks.pop("gpu_samples")), LIMITS)
     assert {"foreign_load", "throttled"} <= set(found.unchecked)
 

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.runs import Runs, merged
+from analysis.findings.runs import Runs, merged, middle
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
 EFFICIENCY = "scaling/efficiency"  # a metric
+CLOCK = "gpu/sm_mhz"  # a metric
+AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
 BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
 
 
@@ -45,6 +47,15 @@ class Baselines:
         alone = [runs.median_log_rate for runs in self.of(one).values() if runs.median_log_rate is not None]
         return efficiency(one.median_log_rate, min(alone), one.world_size) if alone else None
 
+    def at_equal_clocks(self, record: Record) -> float | None:
+        """Return the efficiency as if the GPUs had the SM clock that the slowest member has alone; None where one is not known.
+
+        A rate is taken to follow the clock.
+        """
+        share, one = self.efficiency(record), self._study.single(record)
+        ratio = clock_ratio(one, self.of(one).values())
+        return None if share is None or ratio is None else share * ratio
+
     def record_ids(self, record: Record) -> dict[str, list[str]]:
         """Return {GPU: ids of the records of its baseline} for the members of a record's subset."""
         members = self.of(self._study.single(record))
@@ -54,6 +65,14 @@ class Baselines:
 def efficiency(log_rate: float, log_slowest: float, world_size: int) -> float:
     """Return rate ÷ (N × slowest), of the logarithms of both rates."""
     return math.exp(log_rate - log_slowest) * (1 / world_size)
+
+
+def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
+    """Return the SM clock of the slowest member alone ÷ that of a subset; None where one of them was not sampled."""
+    timed = [one for one in alone if one.median_log_rate is not None]
+    slowest = min(timed, key=lambda one: one.median_log_rate or 0.0, default=None)
+    clocks = None if slowest is None else (middle(slowest.records, CLOCK), middle(runs.records, CLOCK))
+    return clocks[0] / clocks[1] if clocks and clocks[0] and clocks[1] else None
 
 
 def _condition(runs: Runs) -> Any:

@@ -16,6 +16,7 @@ class CheckResult:
     detail: str
     checked: bool = True
     applies: bool = True  # whether such a cell should have been checked
+    severity: str = ""  # where it is another than the check's
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 import dataclasses
 from collections.abc import Mapping
 
-from analysis.validity import as_asked, conditions, results, timing
+from analysis.validity import as_asked, conditions, results, surroundings, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -82,12 +82,9 @@ CHECKS = (
         "the samples of a window do not add up to its time: {}",
         timing.samples_do_not_fill_window,
     ),
-    Check("foreign_load", "invalid", "something else used these GPUs: {}", conditions.foreign_load),
+    Check("foreign_load", "invalid", "something else used these GPUs: {}", surroundings.foreign_load),
     Check(
-        "throttled",
-        "invalid",
-        "a GPU lowered its clocks in the timed window because of heat or power: {}",
-        conditions.throttled,
+        "throttled", "invalid", "a GPU lowered its clocks because of heat or a power brake: {}", surroundings.throttled
     ),
     Check(
         "faster_than_reference",
@@ -107,6 +104,14 @@ CHECKS = (
         "torch.compile made graphs in the timed windows: {}",
         as_asked.compiled_while_timed,
     ),
+    Check("foreign_cpu", "suspect", "others used the CPU: {}", surroundings.foreign_cpu),
+    Check(
+        "setting_not_asked",
+        "suspect",
+        "NCCL used settings that nobody asked for: {}",
+        surroundings.setting_not_asked,
+    ),
+    Check("clocks_differ", "suspect", "the clocks of the GPUs differ: {}", surroundings.clocks_differ),
     Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", conditions.noisy),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", conditions.cpu_bound),
     Check("too_few_iterations", "suspect", "few iterations were measured: {}", conditions.too_few_iterations),
@@ -163,7 +168,7 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
             (skipped if result.applies else without_object)[check.code] = result.detail
             continue
         codes[check.code] = check.sentence.format(result.detail)
-        verdict = _worse(verdict, check.severity)
+        verdict = _worse(verdict, result.severity or check.severity)
     for finding in record.effective.get("findings", []):
         sentences = {"unchecked": skipped, "not applicable": without_object}.get(finding["severity"], codes)
         before = sentences.get(finding["code"])

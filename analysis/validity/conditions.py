@@ -1,4 +1,4 @@
-"""Checks of the conditions of a measurement: clocks, noise, load, throttling, iterations, baseline, limit.
+"""Checks of the conditions of a measurement: timers, noise, iterations, baseline, limit.
 
 Each function returns None for a record that passes.
 """
@@ -6,7 +6,7 @@ Each function returns None for a record that passes.
 import math
 
 from analysis.validity.as_asked import MOST_OF_REFERENCE
-from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
+from analysis.validity.check import CheckResult, not_applicable, unless_cpu, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
@@ -47,33 +47,6 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
         why = "the idle share of the GPU was not measured"
         return unless_training(record, why) if record.cell.device == "cuda" else unless_cpu(record, why)
     return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}") if share > limits.idle_limit else None
-
-
-def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
-    """Tell whether other processes used the GPUs."""
-    samples = record.checks.get("gpu_samples")
-    if samples is None:
-        return unless_cpu(record, "the GPUs were not sampled")
-    if samples["foreign_pids"]:
-        return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
-    memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
-    if memory is None and busy is None and not samples.get("processes_known", True):
-        return unchecked("the driver does not report which processes use the GPUs")
-    if memory is not None and memory > limits.foreign_memory_gib * 2**30:
-        return CheckResult(f"{memory / 2**30:.1f} GiB were in use before the ranks started")
-    if busy is not None and busy > limits.foreign_busy_percent:
-        return CheckResult(f"{busy} % busy before the ranks started")
-    return None
-
-
-def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether a GPU lowered its clocks in the timed window."""
-    samples = record.checks.get("gpu_samples")
-    if samples is None or not samples["samples"]:
-        return unless_cpu(record, "the GPUs were not sampled in the timed window")
-    if not samples["reasons_known"]:
-        return unchecked("the driver does not report why it lowers clocks")
-    return CheckResult(", ".join(samples["throttle_reasons"])) if samples["throttle_reasons"] else None
 
 
 def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -1,9 +1,12 @@
-"""What the samples of the GPUs (`gpus.jsonl`) say of a cell: clocks, power, throttling, other processes.
+"""What the samples of the machine (`gpus.jsonl`, `cpu.jsonl`) say of a cell, phase by phase: clocks, power, throttling, others.
 
 The launching process puts it into the record, and `python -m analysis verify` computes it again.
 """
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.record import CellFolder, Kind, read_lines
@@ -11,17 +14,51 @@ from benchmarks.record import CellFolder, Kind, read_lines
 # nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
+IDLE = 0x01
 # Phases that form the timed window. A benchmark with none of them: all phases except PREPARING_PHASES.
 TIMED_PHASES = ("timed", "concurrent")
 PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verify")
+NOT_MEASURED = (*PREPARING_PHASES, "compare")
+# A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
+PERIOD_SECONDS = 0.6
+LEAST_CPU_SECONDS = 1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
+
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What rank 0 did from `opened` to `closed`, in seconds since 1970."""
+
+    name: str
+    opened: float
+    closed: float
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is one of TIMED_PHASES."""
+        return self.name in TIMED_PHASES
+
+    def samples(self, lines: Sequence[Sample]) -> list[Sample]:
+        """Return the lines inside the phase; of a short one without any the next."""
+        inside = [line for line in lines if self.opened <= line["time"] <= self.closed]
+        near = (line for line in lines if self.closed < line["time"] <= self.closed + PERIOD_SECONDS)
+        return inside or [line for line in (next(near, None),) if line is not None]
 
 
 def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     """Return (metrics of the timed window, facts for the validity checks) from the samples of a cell; empty without samples."""
-    lines = list(read_lines(folder.gpu_samples))
+    phases = _phases(folder)
+    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if "gpus" in line], phases)
+    if cpu := _cpu(list(read_lines(folder.cpu_samples)), phases):
+        facts["cpu_samples"] = cpu
+    return metrics, facts
+
+
+def _gpus(lines: Sequence[Sample], phases: Sequence[Phase]) -> tuple[dict[str, float], dict[str, Any]]:
     if not lines:
         return {}, {}
-    opened, closed = _timed_window(folder)
+    opened, closed = _timed_window(phases)
     inside = [gpu for line in lines if opened <= line["time"] <= closed for gpu in line["gpus"]]
     before = [gpu for line in lines if line["kind"] == Kind.BEFORE for gpu in line["gpus"]]
     facts: dict[str, Any] = {
@@ -30,6 +67,10 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
         "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
         "foreign_pids": sorted({pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}),
         "samples": len(inside),
+        "phases": {
+            name: _of_phase([line for one in same for line in one.samples(lines)], lines, phases)
+            for name, same in _measured(phases).items()
+        },
     }
     if not inside:
         return {}, {"gpu_samples": facts}
@@ -45,21 +86,113 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     return {name: value for name, value in metrics.items() if value is not None}, {"gpu_samples": facts}
 
 
-def _mean(samples: list[dict[str, Any]], name: str) -> float | None:
+def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return what one measured phase shows; lists have an entry for each GPU, None where the driver does not say.
+
+    `free_sm_mhz` is the mean clock of samples in which nothing lowers it: no idleness, power cap or heat. `grown_bytes` is
+    how much more memory was used than before the timed window, `foreign_bytes` what others hold if the driver says whose
+    memory it is.
+    """
+    of_gpus = list(zip(*(line["gpus"] for line in inside), strict=False))
+    every = [gpu for line in inside for gpu in line["gpus"]]
+    reasons = [gpu["reasons"] for gpu in every if "reasons" in gpu]
+    hindered = IDLE | POWER_CAPPED | THROTTLED
+    free = [[one for one in own if not one.get("reasons", hindered) & hindered] for own in of_gpus]
+    return {
+        "samples": len(inside),
+        "throttle_reasons": sorted({hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}),
+        "power_capped_share": sum(bool(r & POWER_CAPPED) for r in reasons) / len(reasons) if reasons else None,
+        "sm_mhz": [_mean(own, "sm_mhz") for own in of_gpus],
+        "free_sm_mhz": [_mean(own, "sm_mhz") for own in free],
+        "power_w": [_mean(own, "power_w") for own in of_gpus],
+        "grown_bytes": _grown(of_gpus, lines, phases),
+        "foreign_bytes": max(
+            (gpu["memory_bytes"] - gpu["own_bytes"] for gpu in every if gpu.keys() >= _KNOWN), default=None
+        ),
+    }
+
+
+_KNOWN = {"memory_bytes", "own_bytes"}
+
+
+def _grown(of_gpus: Sequence[Sequence[Sample]], lines: Sequence[Sample], phases: Sequence[Phase]) -> int | None:
+    """Return by how much the most grown GPU exceeds the most memory that it used up to the first sample of the timed window.
+
+    None without a warm-up, in which ranks reach the most that their steps need.
+    """
+    timed = [phase for phase in phases if phase.timed]
+    if not timed or not any(phase.name == "warm-up" for phase in phases):
+        return None
+    first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
+    known = [[one["memory_bytes"] for one in own if "memory_bytes" in one] for own in of_gpus]
+    most_before = [
+        max((one["memory_bytes"] for one in own if "memory_bytes" in one), default=None)
+        for own in zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
+    ]
+    return max(
+        (max(own) - most for own, most in zip(known, most_before, strict=False) if own and most is not None),
+        default=None,
+    )
+
+
+def _mean(samples: Iterable[Sample], name: str) -> float | None:
     values = [sample[name] for sample in samples if name in sample]
     return math.fsum(values) / len(values) if values else None
 
 
-def _timed_window(folder: CellFolder) -> tuple[float, float]:
-    """Return when rank 0 entered its first timed phase and left its last, in seconds since 1970; an empty window if it had none.
+def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return the share of the cores that others used in each measured phase, {} without two samples of the CPU."""
+    if len(lines) < 2:
+        return {}
+    others = [(line["time"], line["busy_s"] - line["own_s"]) for line in lines]
+    known = {
+        name: [(one, used) for one in same if (used := _between(others, one)) is not None]
+        for name, same in _measured(phases).items()
+    }
+    seconds = {name: math.fsum(one.closed - one.opened for one, _ in parts) for name, parts in known.items()}
+    cores = lines[0]["cores"]
+    shares = {
+        name: max(0.0, math.fsum(used for _, used in known[name]) / (cores * duration))
+        for name, duration in seconds.items()
+        if duration >= LEAST_CPU_SECONDS
+    }
+    return {"cores": cores, "others_share": shares}
 
-    The last phase ends when the rank has its result.
-    """
+
+def _between(others: Sequence[tuple[float, float]], phase: Phase) -> float | None:
+    """Return how many CPU seconds others used in a phase, samples joined by straight lines; None where it was not sampled."""
+    if phase.opened < others[0][0] or phase.closed > others[-1][0]:
+        return None
+
+    def at(moment: float) -> float:
+        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others) if moment <= pair[1][0])
+        return u0 + (u1 - u0) * (moment - t0) / (t1 - t0) if t1 > t0 else u1
+
+    return at(phase.closed) - at(phase.opened)
+
+
+def _phases(folder: CellFolder) -> list[Phase]:
+    """Return the phases of rank 0 in order. The last ends when the rank has its result."""
     lines = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in (Kind.PHASE, Kind.RESULT)]
-    phases = [line for line in lines if line["kind"] == Kind.PHASE]
-    named = [phase for phase in phases if phase["phase"] in TIMED_PHASES]
-    timed = named or [phase for phase in phases if phase["phase"] not in PREPARING_PHASES]
-    if not timed:
-        return float("inf"), float("-inf")
-    following = lines[lines.index(timed[-1]) + 1 :]
-    return timed[0]["time"], following[0]["time"] if following else float("inf")
+    ends = [line["time"] for line in lines[1:]] + [math.inf]
+    return [
+        Phase(str(line["phase"]), line["time"], end)
+        for line, end in zip(lines, ends, strict=False)
+        if line["kind"] == Kind.PHASE
+    ]
+
+
+def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
+    """Return the phases in which something is measured, by name."""
+    found: dict[str, list[Phase]] = {}
+    for phase in phases:
+        if phase.name not in NOT_MEASURED:
+            found.setdefault(phase.name, []).append(phase)
+    return found
+
+
+def _timed_window(phases: Sequence[Phase]) -> tuple[float, float]:
+    """Return when rank 0 entered its first timed phase and left its last; an empty window if it had none."""
+    named = [phase for phase in phases if phase.timed]
+    timed = named or [phase for phase in phases if phase.name not in PREPARING_PHASES]
+    return (timed[0].opened, timed[-1].closed) if timed else (math.inf, -math.inf)

@@ -54,7 +54,7 @@ def rebuilt(
     made = Rebuilt(record, FIELDS)
     changes: dict[str, Any] = {name: dict(values[name]) for name in FIELDS}
     own = dataclasses.replace(record, **changes)
-    own = _with_gpu_samples(own, folder, made)
+    own = _with_samples(own, folder, made)
     own = _with_baselines(_with_trace(own, folder, made), record)
     if record.schema_version < WHOLE_SCHEMA:
         made.record = own
@@ -90,14 +90,16 @@ def _values(lines: RankLines, record: Record) -> Mapping[str, Any]:
     return values
 
 
-def _with_gpu_samples(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
-    """Add what the samples of the GPUs say."""
+def _with_samples(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
+    """Add what the samples of the GPUs and of the CPU say."""
+    before, (metrics, checks) = made.record, summary(folder)
+    own = dataclasses.replace(own, metrics=own.metrics | metrics, checks=own.checks | checks)
     if stored(folder.gpu_samples) is None:
-        before = made.record
         names = {name for name in before.metrics if name.startswith("gpu/") and name not in own.metrics}
-        return _as_recorded(own, made, metrics=names, checks={"gpu_samples"} & before.checks.keys())
-    metrics, checks = summary(folder)
-    return dataclasses.replace(own, metrics=own.metrics | metrics, checks=own.checks | checks)
+        own = _as_recorded(own, made, metrics=names, checks={"gpu_samples"} & before.checks.keys())
+    if stored(folder.cpu_samples) is None:
+        own = _as_recorded(own, made, checks={"cpu_samples"} & before.checks.keys())
+    return own
 
 
 def _with_trace(own: Record, folder: CellFolder, made: Rebuilt) -> Record:

@@ -7,6 +7,7 @@ ranks/N.jsonl   every sample of rank N; ranks/N.count is its number of iteration
 logs/           what the agent and each rank printed
 nccl/           NCCL's logs, and the empty nccl.conf that replaces the user's
 gpus.jsonl      clocks, power and load of the GPUs
+cpu.jsonl       load of the CPU, the cell's own and all
 topology.txt    the machine's topology
 failures.json   exit statuses of the ranks that failed
 output.txt      what the benchmark prints
@@ -64,6 +65,11 @@ class CellFolder:
     def gpu_samples(self) -> Path:
         """Return the path of the samples of the GPUs."""
         return self.path / "gpus.jsonl"
+
+    @property
+    def cpu_samples(self) -> Path:
+        """Return the path of the samples of the CPU's load."""
+        return self.path / "cpu.jsonl"
 
     def rank_lines(self, rank: int) -> Path:
         """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
@@ -179,6 +185,8 @@ PARTS = (
     "topology.txt",
     "gpus.jsonl",
     f"gpus.jsonl{PACKED}",
+    "cpu.jsonl",
+    f"cpu.jsonl{PACKED}",
     "output.txt",
     "ranks",
     "logs",
@@ -189,7 +197,7 @@ PARTS = (
     "record.json",
 )
 # What the values of a record are derived from, by plain paths. Traces come from the profilers packed already.
-SAMPLES = ("ranks/*.jsonl", "gpus.jsonl", "nccl/*.log", "tuning/nccl/*.log")
+SAMPLES = ("ranks/*.jsonl", "gpus.jsonl", "cpu.jsonl", "nccl/*.log", "tuning/nccl/*.log")
 RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
 # What goes with the record of an attempt to where others read it.
 ARTIFACTS = (
@@ -201,6 +209,7 @@ ARTIFACTS = (
     "ranks/*.jsonl",
     "nccl/*.log",
     "gpus.jsonl",
+    "cpu.jsonl",
     # Never the report of nsys itself: it holds the environment of what it traced.
     "profile/trace.sqlite.gz",
     "profile/rank*.json.gz",

@@ -47,6 +47,7 @@ _TABLE = (
     Metric("throughput/images", "images that were counted", "images", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
+    _higher_is_better("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%", decimals=1),
     _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms"),
     _higher_is_better("comm/ideal_ratio", "share of the limit", "%", decimals=1, column="of limit"),
     _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange", "GB/s"),

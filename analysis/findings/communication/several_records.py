@@ -6,12 +6,12 @@ The launching process imports this module, so it needs neither numpy nor scipy.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY, Baselines
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, BASELINES, EFFICIENCY, Baselines
 from analysis.findings.communication.exposed import DISAGREEMENT, EXPOSED, HIDDEN, Exposures, disagreement
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
-OF_SEVERAL_RECORDS = (EFFICIENCY, EXPOSED, HIDDEN, DISAGREEMENT)
+OF_SEVERAL_RECORDS = (EFFICIENCY, AT_EQUAL_CLOCKS, EXPOSED, HIDDEN, DISAGREEMENT)
 COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
 
 
@@ -26,7 +26,7 @@ class SeveralRecords:
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, found = self.baselines.efficiency(record), self.exposures.of(record)
-        values = {EFFICIENCY: share}
+        values = {EFFICIENCY: share, AT_EQUAL_CLOCKS: self.baselines.at_equal_clocks(record)}
         if found is not None:
             values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
         known = {name: value for name, value in values.items() if value is not None}

@@ -20,7 +20,12 @@ from conf.cell import Cell
 FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor
 ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
 # Of other records too, so that a record alone has no scatter of it: analysis.findings computes them.
-OF_SEVERAL_RECORDS = ("scaling/efficiency", "comm/exposed_ms", "comm/hidden_share")
+OF_SEVERAL_RECORDS = (
+    "scaling/efficiency",
+    "scaling/efficiency_at_equal_clocks",
+    "comm/exposed_ms",
+    "comm/hidden_share",
+)
 
 
 class FloorGroup(NamedTuple):

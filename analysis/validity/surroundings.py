@@ -1,0 +1,157 @@
+"""Checks of what was around a measurement: inherited settings, clocks, throttling, and the load of others.
+
+Each function returns None for a record that passes. Records of before phases were told apart have the timed window alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, CLOCK, EFFICIENCY
+from analysis.findings.provenance import SAFETY, SET_BY_RINGSIDE, inherited, mapping, variables
+from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
+from analysis.validity.evidence import list_some
+from benchmarks.record import Record
+from conf.schema import ValidityLimits
+
+GIB = 2**30
+TIMED = "timed"
+STEPS = (TIMED, "exposed")  # phases in which every GPU trains
+# The exchange alone and what it is compared with need buffers that steps do not: at most so many times the gradients.
+GRADIENTS_BESIDE = 8
+
+
+# Settings
+
+
+def setting_not_asked(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Find settings that NCCL announced, nobody asked for and Ringside did not set; those that keep a machine safe may be."""
+    announced = mapping(mapping(record.effective.get("nccl")).get("settings"))
+    if not announced:
+        around = [
+            name for name, value in inherited(record).items() if name.startswith("NCCL_") and SAFETY.get(name) != value
+        ]
+        return unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}") if around else None
+    known = variables(record)
+    found = [
+        f"{name}={value} from {'the environment' if name in known else 'a configuration file of NCCL'}"
+        for name, value in announced.items()
+        if name not in record.cell.nccl
+        and SAFETY.get(name) != value
+        and SET_BY_RINGSIDE.get(name, "") not in (None, value)
+    ]
+    return CheckResult(list_some(found)) if found else None
+
+
+# Clocks
+
+
+def clocks_differ(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether SM clocks differ: between the GPUs of a cell, between its phases without a reason, or from the baseline's.
+
+    The last is a finding: GPUs that share power run slower for good, and the efficiency at equal clocks is without it.
+    """
+    if record.cell.device != "cuda":
+        return not_applicable("CPU workers have no SM clock")
+    phases = _phases(record) if record.cell.benchmark["name"] == "throughput" else {}
+    found = [*_between_gpus(record, phases, limits), *_between_phases(record, phases, limits)]
+    if found:
+        return CheckResult(list_some(found))
+    own, share, equal = (record.metrics.get(name) for name in (CLOCK, EFFICIENCY, AT_EQUAL_CLOCKS))
+    if own is None:
+        return unchecked("the clocks were not sampled in the timed window")
+    if share and equal and abs(share / equal - 1) > limits.clock_change_limit:
+        alone = f"its baseline {own * equal / share:,.0f} MHz; at equal clocks the efficiency is {equal:.1%}"
+        return CheckResult(f"the cell ran at {own:,.0f} MHz, {alone}", severity="finding")
+    return None
+
+
+def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
+    """Yield a sentence for each phase of training in which one GPU runs slower than another."""
+    for name in STEPS:
+        means = mapping(phases.get(name)).get("sm_mhz") or []
+        clocks = {gpu: mhz for gpu, mhz in zip(record.cell.gpus, means, strict=False) if mhz}
+        if len(clocks) < 2:
+            continue
+        slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+        if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit:
+            yield f"GPU {slow} {clocks[slow]:,.0f} MHz, GPU {fast} {clocks[fast]:,.0f} MHz in {name}"
+
+
+def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
+    """Yield a sentence for each GPU whose clock is lower in one phase than in another although nothing lowers it."""
+    for place, gpu in enumerate(record.cell.gpus):
+        clocks = {
+            name: phase["free_sm_mhz"][place]
+            for name, phase in phases.items()
+            if place < len(phase["free_sm_mhz"]) and phase["free_sm_mhz"][place]
+        }
+        if len(clocks) < 2:
+            continue
+        slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+        if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit:
+            yield (
+                f"GPU {gpu} {clocks[slow]:,.0f} MHz in {slow}, {clocks[fast]:,.0f} MHz in {fast}, "
+                "and the driver gives no reason"
+            )
+
+
+# Heat and the load of others
+
+
+def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether a GPU lowered its clocks for heat or a power brake while something was measured."""
+    samples = record.checks.get("gpu_samples")
+    if samples is None or not samples["samples"]:
+        return unless_cpu(record, "the GPUs were not sampled in the timed window")
+    if not samples["reasons_known"]:
+        return unchecked("the driver does not report why it lowers clocks")
+    by_phase = {name: phase["throttle_reasons"] for name, phase in _phases(record).items() if phase["throttle_reasons"]}
+    if by_phase:
+        return CheckResult(list_some([f"{' '.join(reasons)} in {name}" for name, reasons in by_phase.items()]))
+    reasons = samples["throttle_reasons"]
+    return CheckResult(f"{', '.join(reasons)} in the timed window") if reasons else None
+
+
+def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether other processes used the GPUs, before the cell or in a phase in which something was measured."""
+    samples = record.checks.get("gpu_samples")
+    if samples is None:
+        return unless_cpu(record, "the GPUs were not sampled")
+    if samples["foreign_pids"]:
+        return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
+    memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
+    if memory is None and busy is None and not samples.get("processes_known", True):
+        return unchecked("the driver does not report which processes use the GPUs")
+    allowed = limits.foreign_memory_gib * GIB
+    if memory is not None and memory > allowed:
+        return CheckResult(f"{memory / GIB:.1f} GiB were in use before the ranks started")
+    if busy is not None and busy > limits.foreign_busy_percent:
+        return CheckResult(f"{busy} % busy before the ranks started")
+    for name, phase in _phases(record).items():
+        others = (phase["foreign_bytes"] or 0) - (memory or 0)
+        if others > allowed:
+            return CheckResult(f"{others / GIB:.1f} GiB were others' in {name}")
+        grown, beside = phase["grown_bytes"] or 0, record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
+        if phase["foreign_bytes"] is None and grown > allowed + (0 if name == TIMED else beside):
+            return CheckResult(f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in {name}")
+    return None
+
+
+def foreign_cpu(record: Record, limits: ValidityLimits) -> CheckResult | None:
+    """Tell whether others used the cell's cores while something was measured."""
+    samples = record.checks.get("cpu_samples")
+    if samples is None:
+        return unchecked("the load of the CPU was not sampled")
+    shares = samples["others_share"]
+    if not shares:
+        return unchecked("nothing was measured for as long as a second")
+    name = max(shares, key=shares.__getitem__)
+    if shares[name] <= limits.foreign_cpu_limit:
+        return None
+    cores = samples["cores"]
+    return CheckResult(f"{shares[name]:.0%} of {cores} cores in {name}, allowed {limits.foreign_cpu_limit:.0%}")
+
+
+def _phases(record: Record) -> Mapping[str, Mapping[str, Any]]:
+    """Return what the samples of the GPUs show of each measured phase."""
+    return mapping(mapping(record.checks.get("gpu_samples")).get("phases"))

@@ -1,0 +1,306 @@
+"""What was around a cell: faults planted into the samples of a real H200 cell, and into its record, each with a clean twin."""
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from simulated import Simulator, Truth
+
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, CLOCK, EFFICIENCY
+from analysis.findings.communication.several_records import with_values
+from analysis.findings.provenance import INHERITED
+from analysis.validity.checks import judge
+from analysis.validity.gpu_samples import summary
+from benchmarks import record as records
+from benchmarks.record import CellFolder, read_lines
+from conf.schema import ValidityLimits
+from launch.supervision.cpu_load import CpuLoad
+from launch.supervision.gpu_samples import SampledGpus
+
+DATA = Path(__file__).parent / "data"
+RAW = DATA / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+CODES = {"throttled", "foreign_load", "foreign_cpu", "setting_not_asked", "clocks_differ"}
+LIMITS = ValidityLimits()
+GIB = 2**30
+OWN_GIB = 40  # what the ranks hold from the first step on
+THERMAL, POWER_CAP, IDLE = 0x40, 0x04, 0x01
+
+
+def phases():
+    """{phase: (begin, end)} of rank 0 in the real cell, s."""
+    lines = [line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+    return {one["phase"]: (one["time"], two["time"]) for one, two in pairwise(lines)}
+
+
+PHASES = phases()
+MEASURED = [name for name in PHASES if name not in ("build", "first step", "warm-up", "check", "compare")]
+
+
+def during(*names):
+    """Whether a moment is in one of these phases; of a short one, also in the half second until the next sample."""
+    spans = [(PHASES[name][0], max(PHASES[name][1], PHASES[name][0] + 0.5)) for name in names]
+    return lambda moment: any(begin <= moment <= end for begin, end in spans)
+
+
+def sampled(tmp_path, gpu=lambda moment, rank: {}, others=0.0, where="timed", cores=32):
+    """The record of the real cell with samples of its machine, twice a second.
+
+    `gpu` replaces what a sample says; `others` is the share of the cores that others use in one phase.
+    """
+    shutil.copytree(RAW, tmp_path / "cell")
+    folder = CellFolder(tmp_path / "cell")
+    began, ended = PHASES["build"][0] - 2, PHASES["exposed"][1] + 2
+    idle = {"sm_mhz": 1980, "reasons": IDLE, "memory_bytes": 0, "busy_percent": 0, "foreign_pids": []}
+    steps = {**idle, "reasons": 0, "memory_bytes": OWN_GIB * GIB}
+    lines, load = [{"kind": "before", "time": began, "gpus": [idle, idle]}], []
+    for moment in (began + number / 2 for number in range(int((ended - began) * 2) + 1)):
+        plain = steps if PHASES["first step"][0] <= moment <= PHASES["exposed"][1] else idle
+        lines.append({"kind": "sample", "time": moment, "gpus": [{**plain, **gpu(moment, rank)} for rank in (0, 1)]})
+        own, inside = moment - began, min(max(moment - PHASES[where][0], 0), PHASES[where][1] - PHASES[where][0])
+        busy = own + others * cores * inside
+        load.append({"kind": "sample", "time": moment, "cores": cores, "busy_s": busy, "own_s": own})
+    for path, content in ((folder.gpu_samples, lines), (folder.cpu_samples, load)):
+        path.write_text("".join(json.dumps(line) + "\n" for line in content))
+    metrics, checks = summary(folder)
+    record = records.read(folder.record)
+    return dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
+
+
+def found(record, limits=LIMITS):
+    """The codes of this file's checks and what they say, and the verdict."""
+    judged = judge(record, limits)
+    return {code: said for code, said in judged.codes.items() if code in CODES}, judged.verdict
+
+
+# Samples of every phase.
+
+
+def test_a_clean_cell_has_no_code_and_its_phases_are_told(tmp_path):
+    record = sampled(tmp_path)
+    assert found(record) == ({}, "valid")
+    known = record.checks["gpu_samples"]["phases"]
+    assert set(known) == set(MEASURED) and {"timed", "exchange", "exposed"} <= set(MEASURED)
+    assert all(phase["samples"] and phase["sm_mhz"] == [1980, 1980] for phase in known.values())
+    assert max(record.checks["cpu_samples"]["others_share"].values()) < 1e-6
+    assert not set(judge(record, LIMITS).unchecked) & CODES
+
+
+@pytest.mark.parametrize("where", MEASURED)
+def test_heat_is_seen_in_every_phase_and_the_phase_is_named(tmp_path, where):
+    hot = during(where)
+    codes, verdict = found(sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if rank and hot(moment) else {}))
+    assert set(codes) == {"throttled"} and verdict == "invalid"
+    assert f"0x40 in {where}" in codes["throttled"]
+
+
+def test_heat_before_anything_is_measured_says_nothing(tmp_path):
+    hot = during("build", "first step")
+    assert found(sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if hot(moment) else {})) == ({}, "valid")
+
+
+@pytest.mark.parametrize(("gib", "code"), [(20, True), (2.5, True), (1.5, False), (0, False)])
+def test_a_stranger_that_the_driver_does_not_name_is_seen_by_memory(tmp_path, gib, code):
+    """+20 GiB from the middle of the timed window on, as the audit planted it."""
+    middle, grown = sum(PHASES["timed"]) / 2, {"memory_bytes": int((OWN_GIB + gib) * GIB)}
+    codes, _ = found(sampled(tmp_path, lambda moment, rank: grown if rank and moment > middle else {}))
+    assert set(codes) == ({"foreign_load"} if code else set())
+    if code:
+        assert f"grew by {gib:.1f} GiB after the warm-up, in timed" in codes["foreign_load"]
+
+
+@pytest.mark.parametrize(("gib", "code"), [(2.5, True), (0.5, False)])
+def test_where_the_driver_tells_whose_memory_it_is_strangers_are_seen_from_the_start(tmp_path, gib, code):
+    told = {"memory_bytes": int((OWN_GIB + gib) * GIB), "own_bytes": OWN_GIB * GIB}
+    codes, _ = found(sampled(tmp_path, lambda moment, rank: told if moment > PHASES["first step"][0] else {}))
+    assert codes == (
+        {"foreign_load": f"something else used these GPUs: {gib} GiB were others' in timed"} if code else {}
+    )
+
+
+def test_buffers_of_the_exchange_are_no_strangers(tmp_path):
+    """An exchange alone needs buffers beside the model's: 0.1 GB of gradients, 8 times."""
+    own, inside = {"memory_bytes": int((OWN_GIB + 2.5) * GIB)}, during("exchange")
+    assert found(sampled(tmp_path, lambda moment, rank: own if inside(moment) else {})) == ({}, "valid")
+
+
+@pytest.mark.parametrize(
+    ("share", "cores", "code"), [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)]
+)
+@pytest.mark.parametrize("where", ["timed", "exposed"])
+def test_others_on_the_cores_are_seen(tmp_path, share, cores, code, where):
+    codes, verdict = found(sampled(tmp_path, others=share, cores=cores, where=where))
+    assert (set(codes), verdict) == (({"foreign_cpu"}, "suspect") if code else (set(), "valid"))
+    if code:
+        assert f"of {cores} cores in {where}" in codes["foreign_cpu"]
+
+
+def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):
+    record = sampled(tmp_path)
+    (tmp_path / "cell" / "cpu.jsonl").unlink()
+    record.checks.pop("cpu_samples")
+    assert "not sampled" in judge(record, LIMITS).unchecked["foreign_cpu"]
+    assert "cpu_samples" not in summary(CellFolder(tmp_path / "cell"))[1]
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize(("mhz", "code"), [(1200, True), (1870, True), (1910, False)])
+def test_one_gpu_at_a_power_cap_is_seen(tmp_path, mhz, code):
+    slow, steps = {"sm_mhz": mhz, "reasons": POWER_CAP}, during("timed", "exposed")
+    codes, verdict = found(sampled(tmp_path, lambda moment, rank: slow if rank and steps(moment) else {}))
+    assert (set(codes), verdict) == (({"clocks_differ"}, "suspect") if code else (set(), "valid"))
+    if code:
+        assert f"GPU 1 {mhz:,} MHz, GPU 0 1,980 MHz in timed" in codes["clocks_differ"]
+
+
+@pytest.mark.parametrize("where", ["timed", "exchange", "exposed"])
+def test_a_clock_that_falls_without_a_reason_is_seen(tmp_path, where):
+    inside = during(where)
+    codes, verdict = found(sampled(tmp_path, lambda moment, rank: {"sm_mhz": 1200} if inside(moment) else {}))
+    assert set(codes) == {"clocks_differ"} and verdict == "suspect"
+    assert f"in {where}" in codes["clocks_differ"] and "the driver gives no reason" in codes["clocks_differ"]
+
+
+@pytest.mark.parametrize("reasons", [POWER_CAP, IDLE])
+def test_a_clock_that_falls_for_power_or_in_idleness_is_no_fault(tmp_path, reasons):
+    slow, steps = {"sm_mhz": 1700, "reasons": reasons}, during("timed", "exposed")
+    assert found(sampled(tmp_path, lambda moment, rank: slow if steps(moment) else {})) == ({}, "valid")
+
+
+def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency_without_them():
+    """Study comp of the audit: one GPU at 1,902 MHz, two at 1,794; 97.3 % are 103 % per MHz."""
+    simulator = Simulator(Truth(noise=0.0, alone_ms=(54.0, 54.0), exposed_ms=0.0, contention_ms=0.0))
+
+    def clocked(gpus, mhz, factor=1.0):
+        made = simulator.record(gpus, factor=factor)
+        return dataclasses.replace(made, metrics=made.metrics | {CLOCK: mhz})
+
+    alone = [clocked((gpu,), 1902.0) for gpu in (0, 1)]
+    pair = with_values(clocked((0, 1), 1794.0, 0.973), alone)
+    assert pair.metrics[EFFICIENCY] == pytest.approx(0.973)
+    assert pair.metrics[AT_EQUAL_CLOCKS] == pytest.approx(0.973 * 1902 / 1794)
+    said = judge(pair, LIMITS).codes["clocks_differ"]
+    assert "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is 103.2%" in said
+    for mhz, code in ((1882.0, True), (1884.0, False), (1902.0, False), (1922.0, True)):
+        assert ("clocks_differ" in judge(with_values(clocked((0, 1), mhz), alone), LIMITS).codes) == code, mhz
+    plain = judge(with_values(clocked((0, 1), 1902.0), alone), LIMITS)
+    assert plain.verdict == judge(pair, LIMITS).verdict  # the finding leaves it as it is
+
+
+def test_clocks_that_were_not_sampled_give_no_efficiency_at_equal_clocks():
+    simulator = Simulator(Truth(noise=0.0))
+    pair = with_values(simulator.record((0, 1)), [simulator.record((0,))])
+    assert EFFICIENCY in pair.metrics and AT_EQUAL_CLOCKS not in pair.metrics
+
+
+# Settings that nobody asked for.
+
+REAL = [
+    record for study in sorted(DATA.glob("h200_x*/*")) for record in records.read_study(study)[0]
+    if record.state == "finished"
+]  # fmt: skip
+PLAIN = next(record for record in REAL if record.effective.get("transport") and not record.cell.nccl)
+
+
+def with_setting(name, value, variables=None, inherited=None):
+    made = copy.deepcopy(PLAIN)
+    made.effective["nccl"]["settings"][name] = value
+    made.environment["variables"] |= {name: value} if variables is None else variables
+    if inherited is not None:
+        made.environment[INHERITED] = inherited
+    return made
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (with_setting("NCCL_P2P_LEVEL", "LOC"), "NCCL_P2P_LEVEL=LOC from the environment"),
+        (
+            with_setting("NCCL_P2P_LEVEL", "LOC", inherited=["NCCL_P2P_LEVEL"]),
+            "NCCL_P2P_LEVEL=LOC from the environment",
+        ),
+        (with_setting("NCCL_ALGO", "Tree", variables={}), "NCCL_ALGO=Tree from a configuration file of NCCL"),
+        (with_setting("NCCL_SOCKET_IFNAME", "eth0"), "NCCL_SOCKET_IFNAME=eth0 from the environment"),
+        (with_setting("NCCL_NVLS_ENABLE", "1"), "NCCL_NVLS_ENABLE=1 from the environment"),
+    ],
+)
+def test_a_setting_that_nobody_asked_for_is_suspect_and_named(record, said):
+    codes, verdict = found(record)
+    assert codes == {"setting_not_asked": f"NCCL used settings that nobody asked for: {said}"} and verdict == "suspect"
+
+
+def test_settings_that_were_asked_or_are_ringsides_or_keep_safe_are_not():
+    assert found(with_setting("NCCL_NVLS_ENABLE", "0"))[0] == found(with_setting("NCCL_RAS_ENABLE", "0"))[0] == {}
+    asked = with_setting("NCCL_P2P_LEVEL", "LOC")
+    asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, nccl={"NCCL_P2P_LEVEL": "LOC"}))
+    assert found(asked)[0] == {}
+
+
+def test_without_nccls_log_an_inherited_setting_is_unchecked():
+    lost = dataclasses.replace(with_setting("NCCL_P2P_LEVEL", "LOC"), effective={})
+    assert "NCCL_P2P_LEVEL" in judge(lost, LIMITS).unchecked["setting_not_asked"]
+    assert "setting_not_asked" not in judge(dataclasses.replace(PLAIN, effective={}), LIMITS).unchecked
+
+
+def test_clean_records_of_h200s_are_free_of_these_codes():
+    assert len(REAL) > 130
+    assert {record.name: codes for record in REAL if (codes := found(record)[0])} == {}
+
+
+# Sampling.
+
+
+def burn(seconds):
+    return f"import time\nwhile time.process_time() < {seconds}: pass"
+
+
+def test_the_load_of_our_processes_is_told_from_that_of_others():
+    load = CpuLoad()
+    first = load.read()
+    subprocess.run([sys.executable, "-c", burn(0.4)], check=True)  # ended and waited for, as ranks are
+    child = subprocess.Popen([sys.executable, "-c", f"{burn(0.4)}\nprint(flush=True)\ninput()"], stdin=-1, stdout=-1)
+    child.stdout.readline()
+    second = load.read()
+    child.communicate(b"\n")
+    assert second["own_s"] - first["own_s"] >= 0.75
+    # A stranger: its parent has ended, and it belongs to init.
+    stranger = (
+        f"import os\nif os.fork() == 0:\n os.setsid()\n {burn(0.4).replace(chr(10), chr(10) + ' ')}\n print(flush=True)"
+    )
+    out = subprocess.run([sys.executable, "-c", stranger], stdout=-1, check=True)
+    third = load.read()
+    assert out.stdout and third["busy_s"] - second["busy_s"] >= 0.3
+    assert third["own_s"] - second["own_s"] < 0.35 and third["cores"] == len(os.sched_getaffinity(0))
+
+
+class Process:
+    """As NVML lists one."""
+
+    def __init__(self, pid, held):
+        self.pid, self.usedGpuMemory = pid, held
+
+
+def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monkeypatch):
+    monkeypatch.setenv("RINGSIDE_TOKEN", "t" * 32)
+    own = subprocess.Popen([sys.executable, "-c", "print(flush=True)\ninput()"], stdin=-1, stdout=-1)
+    monkeypatch.delenv("RINGSIDE_TOKEN")
+    own.stdout.readline()
+    gpus, gone = SampledGpus(None, [], "t" * 32), 2**22 + 1
+    stranger = os.getppid()
+    try:
+        assert gpus._processes([Process(own.pid, 5), Process(gone, 7)]) == {"foreign_pids": [], "own_bytes": 5}
+        assert gpus._processes([Process(own.pid, None)]) == {"foreign_pids": []}
+        assert gpus._processes([Process(gone, 7)]) == {"foreign_pids": []}, (
+            "its own are not among them: nothing is known"
+        )
+        assert gpus._processes([Process(stranger, 7)]) == {"foreign_pids": [stranger]}
+    finally:
+        own.communicate(b"\n")
