@@ -72,6 +72,15 @@ def test_the_planted_line_is_found():
     assert cost.points[0].gpus == tuple(range(8)) and cost.points[0].gb_per_s == pytest.approx(150, rel=0.03)
 
 
+def test_where_the_cost_on_one_gpu_is_known_the_line_is_one_of_exposed_communication():
+    lines, _ = lines_of(wired_study(4, WiredTruth(alone_ms=0.3)))
+    assert set(lines) == {"comm/exposed_ms", EFFICIENCY}
+    line = lines["comm/exposed_ms"]
+    assert line.share.low <= 0.4 <= line.share.high
+    assert line.fixed_ms.value == pytest.approx(0.2, abs=0.1)
+    assert line.fixed_ms.low is None, "all cells share the error of the cells on one GPU"
+
+
 def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
     """0.6 ms of a step of 54 ms, with runs that scatter by 0.1 ms."""
     assert told(wired_study(5, lost={(0, 1, 2, 3): 0.6})) == {(0, 1, 2, 3): "more"}

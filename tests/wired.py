@@ -25,6 +25,7 @@ class WiredTruth:
     share: float = 0.4  # of the time on the wires that compute does not hide
     noise: float = 0.002  # of a step between runs, and of the strategy's cost in ms of a step
     efficiency_of_nccl: float = 0.85  # of what the wires carry
+    alone_ms: float | None = None  # what the strategy costs a step of one GPU; None: not measured
 
 
 def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repeats=1):
@@ -40,7 +41,9 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
     )
     made = [peer_copies] if peers else []
     for repeat in range(repeats):
-        made += [simulator.record((gpu,), repeat=repeat, **around) for gpu in range(8)]
+        alone = [simulator.record((gpu,), repeat=repeat, **around) for gpu in range(8)]
+        cost = {} if truth.alone_ms is None else {"strategy/cost_ms": truth.alone_ms}
+        made += [changed(record, metrics=record.metrics | cost) for record in alone]
         for gpus in subsets:
             size = len(gpus)
             megabytes = 2 * (size - 1) / size * GRADIENT_BYTES / 1e6

@@ -64,10 +64,9 @@ def class_of(machine: MachineLinks, runs: Runs) -> str | None:
 def _outstanding(study: Study, listed: Sequence[tuple[SubsetLinks, Runs]]) -> dict[int, str]:
     """Return a sentence for every member that differs from the median of its class by more than equal cells of this study do.
 
-    Members are compared in exchange bandwidth, or in images per second where nothing was exchanged alone. All members that
-    are tested are one family.
+    Members are compared in exchange bandwidth and in images per second. All tests of both are one family.
     """
-    found: dict[int, str] = {}
+    tested = []
     for metric, name in ((BUSBW, "exchanges"), (IMAGES_PER_SECOND, "trains")):
         deviation, freedom = between_runs((runs for _, runs in listed), metric)
         if not freedom:
@@ -75,16 +74,18 @@ def _outstanding(study: Study, listed: Sequence[tuple[SubsetLinks, Runs]]) -> di
         classes: dict[Hashable, list[tuple[int, float, int]]] = defaultdict(list)
         for at, (links, runs) in enumerate(listed):
             values = runs.logarithms(metric)
-            if values and at not in found:
+            if values:
                 key = (len(links.gpus), links.link_class, study.condition(runs))
                 classes[key].append((at, sum(values) / len(values), len(values)))
-        members = [one for one in classes.values() if len(one) >= FEWEST_MEMBERS]
-        level = 1 - (1 - LEVEL) / max(1, sum(map(len, members)))
+        tested.append((name, deviation, freedom, [one for one in classes.values() if len(one) >= FEWEST_MEMBERS]))
+    level = 1 - (1 - LEVEL) / max(1, sum(len(one) for *_, members in tested for one in members))
+    found: dict[int, str] = {}
+    for name, deviation, freedom, members in tested:
         for one in members:
             middle, runs_of_class = median(value for _, value, _ in one), sum(count for _, _, count in one)
             for at, value, count in one:
                 error = deviation * math.sqrt(1 / count + MEDIAN**2 / runs_of_class)
-                if abs(value - middle) > quantile(freedom, level) * error:
+                if at not in found and abs(value - middle) > quantile(freedom, level) * error:
                     found[at] = _sentence(listed[at][0], name, math.expm1(value - middle), len(one))
     return found
 

@@ -186,12 +186,15 @@ class WirePoint:
 
 @dataclass(frozen=True)
 class WireLine:
-    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share · ms on the wires."""
+    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share · ms on the wires.
+
+    `fixed_ms` has no interval where it is the difference to one GPU, whose error all cells share.
+    """
 
     label: str
     strategy: str
     key: Key  # of the first cell
-    quantity: str  # the metric that says what is lost: strategy/cost_ms or scaling/efficiency
+    quantity: str  # the metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency
     source: str  # of the measured GB/s: a key of analysis.findings.wires.lines.SOURCES
     fixed_ms: Estimate  # lost whatever the wires
     share: Estimate  # of the time on the wires that compute does not hide

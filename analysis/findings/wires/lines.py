@@ -8,12 +8,13 @@ one does the same share of the exchange hide behind compute. GB/s are measured, 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from analysis.findings import labels
 from analysis.findings.baselines import EFFICIENCY, follows_from_gpus
+from analysis.findings.communication.exposed import COST, EXPOSED, Exposures
 from analysis.findings.estimates import LEVEL
 from analysis.findings.model import Estimate, Point, Scaling, WireLine, WirePoint
 from analysis.findings.provenance import CONNECTIONS
@@ -25,8 +26,6 @@ from analysis.findings.wires.measured import MachineLinks, transport_of
 FEWEST = 4  # cells of a line
 SPREAD = 1.2  # the slowest wires of a line must take this many times as long as the fastest
 ALIKE = 1.1  # below this ratio two speeds are one
-COST = "strategy/cost_ms"
-QUANTITIES = (COST, EFFICIENCY)
 # Where the GB/s of a line come from, as the report words it. Of sources that know as many cells the first counts.
 SOURCES = {
     "p2p": "peer copies (benchmark=p2p), in all rings that fit",
@@ -53,13 +52,17 @@ def wire_lines(
 ) -> tuple[tuple[WireLine, ...], str]:
     """Return the lines of a study; without any, a sentence on what is missing and how to plan it."""
     mechanisms = _mechanisms(study, machines, scaling)
-    chosen = []
+    exposures, chosen = Exposures(study), []
     for cells in mechanisms:
-        for quantity in QUANTITIES:
+        for quantity in (COST, EFFICIENCY):
             known = [cell for cell in cells if quantity in cell.lost_ms]
             source = _source(known)
             if source:
-                chosen.append((quantity, source, [cell for cell in known if source in cell.wire_ms]))
+                known = [cell for cell in known if source in cell.wire_ms]
+                exposed = [_exposed(exposures, cell) for cell in known] if quantity == COST else []
+                if exposed and all(exposed):
+                    quantity, known = EXPOSED, [cell for cell in exposed if cell is not None]
+                chosen.append((quantity, source, known))
     tested = sum(len(cells) for _, _, cells in chosen)
     level = 1 - (1 - LEVEL) / max(1, tested)  # all cells of all lines are one family
     lines = [_line(study, quantity, source, cells, level) for quantity, source, cells in chosen]
@@ -111,6 +114,15 @@ def _cell(runs: Runs, machine: MachineLinks, alone: Mapping[Any, Sequence[float]
     return _Cell(runs, megabytes, times, lost, step_alone)
 
 
+def _exposed(exposures: Exposures, cell: _Cell) -> _Cell | None:
+    """Return a cell with its exposed communication in the place of the strategy's cost; None where it is not known."""
+    first = next(record for record in cell.runs.records if COST in record.metrics)
+    found = exposures.of(first)  # the cost on one GPU is the same for all runs
+    if found is None or found.exposed_ms is None or found.alone_ms is None:
+        return None
+    return replace(cell, lost_ms={**cell.lost_ms, EXPOSED: cell.lost_ms[COST] - found.alone_ms})
+
+
 def _middle(runs: Runs, metric: str) -> float | None:
     values = runs.values(metric)
     return median(values) if values else None
@@ -160,7 +172,7 @@ def _line(study: Study, quantity: str, source: str, cells: Sequence[_Cell], leve
         first.key,
         quantity,
         source,
-        line.fixed_estimate() if quantity == COST else Estimate(line.fixed),  # all its cells share the baselines' error
+        line.fixed_estimate() if quantity == COST else Estimate(line.fixed),  # its cells share an error of one GPU
         line.slope_estimate(),
         line.r_squared,
         line.deviation,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.communication.exposed import EXPOSED
 from analysis.findings.model import Estimate, Findings, WireLine, WirePoint
 from analysis.findings.study import Study
 from analysis.findings.wires.lines import FEWEST, SOURCES, efficiency_of, line_of
@@ -105,13 +106,14 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
 
 
 def _lost(line: WireLine) -> str:
-    return "against one GPU" if line.quantity == EFFICIENCY else "to the strategy"
+    return {EFFICIENCY: "against one GPU", EXPOSED: "to communication"}.get(line.quantity, "to the strategy")
 
 
 def _sentences(line: WireLine, name: str) -> list[str]:
     share = estimate(line.share, "share")
     told = [point for point in line.points if point.verdict]
-    begins = "a step takes longer than alone by" if line.quantity == EFFICIENCY else "the strategy costs a step"
+    words = {EFFICIENCY: "a step takes longer than alone by", EXPOSED: "of communication a step does not hide"}
+    begins = words.get(line.quantity, "the strategy costs a step")
     takes = "takes alone" if line.source == "exchange" else "needs on its wires"
     text = (
         f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the exchange {takes} "
@@ -145,7 +147,9 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
             axes.plot(point.wire_ms, _value(line, point), marker(line.strategy), zorder=3, markeredgewidth=1.4, **look)
         _finish(axes, line)
         _label(axes, line)
-        what = "Efficiency" if line.quantity == EFFICIENCY else "What the strategy costs a step"
+        what = {EFFICIENCY: "Efficiency", EXPOSED: "Exposed communication"}.get(
+            line.quantity, "What the strategy costs a step"
+        )
         told = " Hollow: loses more or less than its wires explain." * any(point.verdict for point in line.points)
         more = more_in(lines, FIGURES, "more line", "wire_lines.csv") if place == FIGURES else ""
         yield rendered(
