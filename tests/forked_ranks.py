@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import measuring
+import planted_ranks
 import torch
 import torch.distributed as dist
 from cells import exchange_cell, links_cell, strategy_of, target_of
@@ -223,6 +224,8 @@ def rank_main(folder, name, case, rank):
             (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
             if name == "measuring":
                 found = measuring.measure(rank, folder / name)
+            elif name == "planted":
+                found = planted_ranks.measure(rank, folder / name)
             elif "benchmarks" in case:
                 found = measured(rank, case, folder / name)
             elif "kernels" in case:

@@ -114,9 +114,9 @@ def case_folder(folder, name):
     return made
 
 
-def faulty_training(strategy, ranks):
+def faulty_training(strategy, ranks, precision="fp32"):
     """A Training whose strategy is replaced before its first step."""
-    training = Training(make_cell(strategy={"name": "none"}), ranks.device, ranks.rank)
+    training = Training(make_cell(strategy={"name": "none"}, precision=precision), ranks.device, ranks.rank)
     strategy.prepare(training.model, training.optimizer)
     training.strategy = strategy
     return training

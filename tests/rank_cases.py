@@ -1,7 +1,8 @@
 """The cases that real ranks run for tests (conftest's `forked`): a name, and what forked_ranks does under it.
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
-runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure.
+runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
+`planted` is planted_ranks.measure.
 """
 
 import itertools
@@ -162,4 +163,5 @@ P2P = {
     },
 }
 
-CASES = {"measuring": {"workers": 2}, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}
+TRAINING = {"measuring": {"workers": 2}, "planted": {"workers": 2}}
+CASES = {**TRAINING, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

@@ -1,0 +1,157 @@
+"""What two real ranks find where a fault is planted: faulty exchanges of gradients, and whole cells that do not run as asked."""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cells import make_cell
+from derived_results import run_whole
+from measuring import Exchanges, faulty_training
+
+from benchmarks.rank.group import Ranks
+from benchmarks.rank.reporter import Reporter
+from benchmarks.record import CellFolder
+from benchmarks.training import correctness, throughput
+from trainers import models, step
+from trainers.step import Training
+from trainers.strategies import nccl_allreduce
+from trainers.strategy import Strategy
+
+LOST = 0.001  # of all elements
+
+
+class Planted(Exchanges):
+    """Averages every gradient, but for one fault."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.chance = fault, torch.Generator()
+
+    def exchange(self):
+        if not self.on:
+            return
+        arrays = [parameter.grad for parameter in self.model.parameters()]
+        smallest = min(arrays, key=torch.Tensor.numel)
+        self.chance.manual_seed(0)  # the same on every rank and in every run
+        for number, array in enumerate(arrays):
+            if self.fault == "a bucket dropped" and number < 2:
+                continue
+            sent = array.to({"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}.get(self.fault, array.dtype))
+            dist.all_reduce(sent)
+            array.copy_(sent / (1 if self.fault == "one array summed" and array is smallest else 2))
+            if self.fault == "one array lost" and array is smallest:
+                array.zero_()
+            if self.fault == "elements lost":
+                array[torch.rand(array.shape, generator=self.chance) < LOST] = 0
+
+
+GRADIENT_FAULTS = ("fp16 hook", "bf16 hook", "elements lost", "one array summed", "one array lost", "a bucket dropped")
+PRECISIONS = ("fp32", "bf16")
+
+
+def gradients(ranks):
+    """{precision: {fault: facts}} of healthy and faulty exchanges; of `unrepeatable` ones backward differs in each run."""
+    found = {}
+    for precision in PRECISIONS:
+        training = faulty_training(Planted("none"), ranks, precision)
+        training.step()
+        batch = next(training.batches)
+        found[precision] = {}
+        for fault in ("none", *GRADIENT_FAULTS):
+            training.strategy.fault = fault
+            found[precision][fault] = correctness.gradient(training, batch, ranks)
+        with unrepeatable(ranks.rank):
+            for fault in ("none", "one array lost"):
+                training.strategy.fault = fault
+                found[precision][f"unrepeatable, {fault}"] = correctness.gradient(training, batch, ranks)
+    return found
+
+
+def unrepeatable(rank):
+    """Have backward add relative noise of 1e-4 to every gradient, another one in each run, before the exchange."""
+    chance, exchange = torch.Generator().manual_seed(rank), Planted.exchange
+
+    def noisy(strategy):
+        for parameter in strategy.model.parameters():
+            parameter.grad *= 1 + 1e-4 * torch.randn(parameter.grad.shape, generator=chance)
+        exchange(strategy)
+
+    return mock.patch.object(Planted, "exchange", noisy)
+
+
+# Whole cells. Faults of one cell have different codes, so that each is seen alone.
+
+
+def same_batches(cell, device, rank):
+    """In float32, or the layers would refuse them without autocast."""
+    return REAL_BATCHES(dataclasses.replace(cell, precision="fp32"), device, 0)
+
+
+def one_batch(cell, device, rank):
+    return itertools.repeat(next(REAL_BATCHES(cell, device, rank)))
+
+
+def sleeping_beat(reporter, iterations=1):
+    time.sleep(0.01 if iterations else 0)
+    REAL_BEAT(reporter, iterations)
+
+
+def frozen(network):
+    model = REAL_BUILD(network)
+    for parameter in list(model.parameters())[::2]:
+        parameter.requires_grad_(False)
+    return model
+
+
+def counted_twice(parameters):
+    found = REAL_SIZES(parameters)
+    return found | {"gradient_bytes": 2 * found["gradient_bytes"]}
+
+
+def not_awaited(alone):
+    for bucket in next(alone._turns):
+        dist.all_reduce(bucket.flat, async_op=True)
+
+
+REAL_BATCHES, REAL_BEAT, REAL_BUILD, REAL_SIZES = step.synthetic, Reporter.beat, models.build, models.sizes
+REAL_BYTES = nccl_allreduce.NcclAllreduce.bytes_moved
+CELLS = {
+    "clean": (make_cell(precision="bf16", exposed_rounds=0), []),
+    "first": (
+        make_cell(precision="bf16", exposed_rounds=0, max_iterations=7),
+        [
+            (Training, "_autocast", lambda training: contextlib.nullcontext()),
+            (step, "synthetic", same_batches),
+            (Strategy, "update", lambda strategy, optimizer: None),
+            (nccl_allreduce.NcclAllreduce, "bytes_moved", lambda *asked: 2 * REAL_BYTES(*asked)),
+            (Reporter, "beat", sleeping_beat),
+        ],
+    ),
+    "second": (
+        make_cell(exposed_rounds=0, max_iterations=7),
+        [
+            (step, "synthetic", one_batch),
+            (models, "build", frozen),
+            (models, "sizes", counted_twice),
+            (nccl_allreduce._DdpAlone, "__call__", not_awaited),
+        ],
+    ),
+}
+
+
+def measure(rank, folder):
+    """What a rank finds: the gradients' facts; the cells leave their lines in the folder."""
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    for name, (cell, plants) in CELLS.items():
+        lines = CellFolder(folder / name)
+        lines.rank_lines(0).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as planted:
+            for owner, method, fault in plants:
+                planted.enter_context(mock.patch.object(owner, method, fault))
+            run_whole(throughput.run, cell, ranks, lines)
+    with mock.patch.object(correctness, "MOST_ELEMENTS", 100_000):  # of 1.2 million: every 13th
+        return gradients(ranks)

@@ -1,0 +1,153 @@
+"""Faults in what runs, planted in two real ranks at the smallest size that a check claims to see, beside clean twins."""
+
+import contextlib
+
+import pytest
+import torch
+from cells import make_cell
+from derived_results import write_record
+from measuring import CASES
+from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
+
+from analysis.validity.checks import judge
+from benchmarks.record import CellFolder
+from benchmarks.training import as_asked, correctness
+from conf.schema import ValidityLimits
+
+# What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
+BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank"}
+
+
+@pytest.fixture(scope="module")
+def validity(forked):
+    """The validity of cells of planted_ranks and of a clean one of measuring, as the launching process finds it."""
+    cells = [("planted", name, cell) for name, (cell, _) in CELLS.items()] + [("measuring", "ddp", CASES["ddp"])]
+    found = {}
+    for number, (case, name, cell) in enumerate(cells):
+        forked(case)
+        folder = CellFolder(forked.folder / case / name / "cells" / cell.key)
+        found[name] = judge(write_record(folder, number), ValidityLimits())
+    return found
+
+
+@pytest.mark.parametrize("name", ["clean", "ddp"])
+def test_a_clean_cell_of_cpu_workers_has_no_code_and_every_check_ran(validity, name):
+    found = validity[name]
+    assert not found.codes.keys() - BUSY
+    assert not found.unchecked
+    assert {"wrong_gpu", "clocks_disagree", "cpu_bound", "not_compiled"} <= found.not_applicable.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("first", "precision_not_used", "precision=bf16, and autocast was off"),
+        ("first", "batches_not_distinct", "several ranks have the same images"),
+        ("first", "weights_still", "8 arrays with 100.0% of the elements"),
+        ("first", "bytes_miscounted", "comm/bytes_moved is 9,599,056 bytes instead of 4,799,528"),
+        ("first", "time_between_steps", "ms a step"),
+        ("second", "batches_not_distinct", "every step has the same images"),
+        ("second", "weights_still", "4 arrays"),
+        ("second", "bytes_miscounted", "gradient_bytes"),
+        ("second", "exchange_wrong", "relative error"),
+    ],
+)
+def test_a_cell_that_does_not_run_as_asked_is_found(validity, name, code, words):
+    assert validity[name].verdict == "invalid"
+    assert words in validity[name].codes[code]
+
+
+def test_what_was_not_planted_is_not_found(validity):
+    faults = {"precision_not_used", "exchange_wrong", "gradient_not_mean", "replicas_differ", "not_compiled"}
+    assert faults & validity["first"].codes.keys() == {"precision_not_used"}
+    assert faults & validity["second"].codes.keys() == {"exchange_wrong"}
+    assert "gradient_not_mean" in validity["first"].unchecked, "equal batches prove no exchange"
+
+
+def is_found(facts):
+    worst = facts["gradient_worst"]
+    return not (facts["gradient_error"] <= facts["gradient_tolerance"] and worst["error"] <= worst["tolerance"])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_faults_of_the_exchange_are_found_in_every_precision(forked, precision):
+    found = forked("planted")[0][precision]
+    assert not is_found(found["none"]), found["none"]
+    assert {fault for fault in GRADIENT_FAULTS if is_found(found[fault])} == set(GRADIENT_FAULTS)
+    assert found["one array lost"]["gradient_worst"]["array"] == "dense_2.bias"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_tolerance_follows_what_backward_repeats(forked, precision):
+    found = forked("planted")[0][precision]
+    clean = found["unrepeatable, none"]
+    assert not is_found(clean), clean
+    assert 1e-4 < clean["gradient_repeat"] < clean["gradient_tolerance"] < 1e-2
+    assert is_found(found["unrepeatable, one array lost"])
+
+
+class Arrays:
+    """The parameters of a training, of these sizes."""
+
+    def __init__(self, *sizes):
+        self.parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+
+
+def test_every_array_has_its_share_of_the_compared_elements():
+    arrays = Arrays(1, 10, 1024, 30_000, 25_000_000)
+    compared = correctness.ComparedElements.of(arrays)
+    assert compared.counts.tolist()[:3] == [1, 10, 1024], "small arrays are compared whole"
+    assert compared.counts[3] >= 1024 and 800_000 < compared.counts[4] <= 1_000_000
+    assert compared.strides[4] == 29, "a prime: what is lost regularly, every thousandth, is met"
+    for parameter in arrays.parameters:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    arrays.parameters[1].grad = None
+    by_array = compared.by_array(compared.gradient(arrays))
+    assert by_array.tolist() == [2.0 * count for count in (1, 0, *compared.counts.tolist()[2:])]
+
+
+def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen():
+    compilation = as_asked.Compilation(True)
+    assert compilation.since() == {"graphs": 0, "graph_breaks": 0}
+
+    def step(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch.compile(step, backend="eager")(torch.ones(2))
+    assert compilation.since() == {"graphs": 2, "graph_breaks": 1}
+    assert compilation.since() == {"graphs": 0, "graph_breaks": 0}
+    assert as_asked.Compilation(False).since() == {}
+
+
+class Alone:
+    """One rank."""
+
+    world_size = 1
+
+    def gather(self, values):
+        return [list(values)]
+
+
+class Small:
+    """A training of two arrays, one of which has a gradient too small for any of its elements."""
+
+    def __init__(self):
+        self.cell = make_cell()
+        self.network = torch.nn.ParameterDict({"large": torch.ones(5), "tiny": torch.ones(5), "unused": torch.ones(5)})
+        self.network["large"].grad, self.network["tiny"].grad = torch.full((5,), 1e-3), torch.full((5,), 1e-12)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+
+@pytest.mark.parametrize(("moves", "still"), [((), 1), (("large",), 0), (("tiny", "unused"), 1)])
+def test_weights_whose_gradient_is_too_small_need_not_move(moves, still):
+    training = Small()
+    weights = as_asked.Weights(training)
+    with torch.no_grad(), contextlib.suppress(KeyError):
+        for name in moves:
+            training.network[name][2] += 1e-6
+    found = weights.still(Alone())
+    assert found["weights_still"] == still
+    assert found.get("weights_still_first") == ("large" if still else None)
+    assert found["weights_still_share"] == pytest.approx(still / 3)
