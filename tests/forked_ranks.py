@@ -104,7 +104,7 @@ def more(rank, strategy, model, optimizer, prepared, x, y):
         probes = []
         for probe in strategy.probes():
             probe.run()
-            probes.append([probe.name, probe.share, probe.limit])
+            probes.append([probe.name, probe.share, probe.reference])
     with strategy.without_exchange():
         before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
         gradients()

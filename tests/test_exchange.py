@@ -21,13 +21,13 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import derive
-from benchmarks.training.exchange import gradients_like, limits
+from benchmarks.training.exchange import gradients_like, references
 from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.resolve import checked, resolve
 from trainers import ring_probe
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
 
@@ -114,17 +114,17 @@ def test_the_head_names_network_and_layers(model, network, layers):
 
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_exchange_returns_the_mean_and_is_compared_with_a_limit(forked, name, per_key):
+def test_the_exchange_returns_the_mean_and_is_compared_with_a_reference(forked, name, per_key):
     one, other = forked(f"exchange_{name}_{per_key}")
     metrics, facts = one["metrics"], one["checks"]
     assert 0 <= metrics["comm/error"] < 1e-6 and facts["exchange_error"] < 1e-6
     assert metrics["comm/busbw_gb_per_s"] == pytest.approx(
         metrics["comm/bytes_moved"] / metrics["comm/exchange_ms"] / 1e6
     )
-    assert metrics["comm/ideal_ms"] == metrics[f"limit/{facts['limit']}_ms"] > 0
+    assert metrics["comm/ideal_ms"] == metrics[f"reference/{facts['reference']}_ms"] > 0
     assert metrics["comm/ideal_ratio"] == pytest.approx(metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"])
-    if name != "cpu_staged":  # the others go through gloo, whose ring is no limit
-        assert metrics["stage/ring_ms"] > 0 and facts["limit"] == "memory_copy"
+    if name != "cpu_staged":  # the others go through gloo, whose ring is no reference
+        assert metrics["stage/ring_ms"] > 0 and facts["reference"] == "memory_copy"
     assert one["model"] == {"parameters": 1_199_882, "arrays": 8, "gradient_bytes": 4 * 1_199_882}
     assert {**one, "output": ""} == {**other, "output": ""}
 
@@ -148,17 +148,18 @@ def test_the_exchange_with_servers(forked, name):
         assert "output" not in found
 
 
-def test_of_several_ways_the_fastest_is_the_limit(tmp_path):
+def test_of_several_ways_the_fastest_is_the_reference(tmp_path):
     times = {"ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0]}
-    probes = [LimitProbe("ring", lambda: None, 1.0), LimitProbe("ring", lambda: None, 0.5, way="gather"),
-              LimitProbe("ring", lambda: None, 0.4, way="reduce"), LimitProbe("sum", lambda: None, 1.0, limit=False)]  # fmt: skip
+    ways = ((1.0, ""), (0.5, "gather"), (0.4, "reduce"))
+    probes = [ReferenceProbe("ring", lambda: None, share, way=way) for share, way in ways]
+    probes.append(ReferenceProbe("sum", lambda: None, 1.0, reference=False))
     spans = iter(times.values())
     clock = SimpleNamespace(block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0))
     folder = CellFolder(tmp_path).make()
-    limits(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(folder, 0))
+    references(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(folder, 0))
     lines = {0: list(read_lines(folder.rank_lines(0)))}
-    metrics, binding = derive.limits(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
-    assert metrics == {"limit/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
+    metrics, binding = derive.references(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
+    assert metrics == {"reference/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
     assert binding == "ring" and [line["purpose"] for line in lines[0] if line["kind"] == "block"] == list(times)
 
 
@@ -173,7 +174,7 @@ def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):
     assert found == {"": 3.0, "gather": 4.0, "all-reduce": 2.0}
 
 
-def test_one_rank_alone_has_no_limit_between_ranks(forked):
+def test_one_rank_alone_has_no_reference_between_ranks(forked):
     (found,) = forked("exchange_one_rank")
     assert found["metrics"]["comm/exchange_ms"] > 0 and found["checks"]["exchange_error"] == 0
     assert "comm/ideal_ms" not in found["metrics"]

@@ -100,11 +100,25 @@ def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
 @pytest.mark.parametrize(
     ("phases", "inside"),
     [
-        (["build", "first step", "warm-up", "check", "timed", "compare", "held", "exchange", "limits", "exposed"], [4]),
+        (
+            [
+                "build",
+                "first step",
+                "warm-up",
+                "check",
+                "timed",
+                "compare",
+                "held",
+                "exchange",
+                "references",
+                "exposed",
+            ],
+            [4],
+        ),
         (["build", "first step", "warm-up"], []),
         (["build", "verify", "timed", "concurrent"], [2, 3]),
         (["connect", "measure"], [1]),
-        (["build", "check", "exchange", "limits"], [2, 3]),
+        (["build", "check", "exchange", "references"], [2, 3]),
         (["one rank", "all ranks"], [0, 1]),
         (["to_device pinned", "to_host pinned all at once"], [0, 1]),
         ([], []),

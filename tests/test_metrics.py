@@ -41,10 +41,10 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
     for name, one in METRICS.items():
         assert one.title and one.title == one.title.strip() and len(one.title) <= 70, name
         assert name == one.name and (re.search("[{<]", name) or metrics.place(name) < len(METRICS))
-    for name in ("limit/ring_ms", "stage/all_at_once_ms", "p2p/latency_cpu_enabled_reads_most_us"):
+    for name in ("reference/ring_ms", "stage/all_at_once_ms", "p2p/latency_cpu_enabled_reads_most_us"):
         found = [one for pattern, one in metrics._patterns() if pattern.fullmatch(name)]
         assert len(found) == 1, (name, found)
-    assert metrics.known("limit/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
+    assert metrics.known("reference/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
 
 
 def test_a_metric_of_own_code_has_an_entry_from_its_name():

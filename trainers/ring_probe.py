@@ -3,19 +3,19 @@
 import torch
 import torch.distributed as dist
 
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 # Bytes of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
 MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
 ITEM_BYTES = 4  # float32
 
 
-def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
+def probes(device: torch.device, bytes_each: float) -> list[ReferenceProbe]:
     """Return lower bounds for an exchange in which each rank sends `bytes_each` bytes, over the transport that this cell uses.
 
     On GPUs there are three ways around the ring, and the fastest counts: a message to the next rank, an all-gather and an
-    all-reduce. NCCL gives each its own number of channels. Over gloo the message is no limit: an exchange has several under
-    way, and this has one. There the limit is a copy in memory, since gloo copies every byte that it sends at least once.
+    all-reduce. NCCL gives each its own number of channels. Over gloo the message is no reference: an exchange has several under
+    way, and this has one. There the reference is a copy in memory, since gloo copies every byte that it sends at least once.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     size, on_gpu = MESSAGE_BYTES[device.type], device.type == "cuda"
@@ -27,13 +27,13 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
         for work in dist.batch_isend_irecv([to_next, from_last]):
             work.wait()
 
-    one_message = LimitProbe("ring", message, bytes_each / size, limit=on_gpu)
+    one_message = ReferenceProbe("ring", message, bytes_each / size, reference=on_gpu)
     if not on_gpu:
         # Of the exchange's own size: a small gradient stays in a cache, and its copy must too.
         elements = min(max(1, int(bytes_each / ITEM_BYTES)), out.numel())
         source, target = out[:elements], into[:elements]
         copied = elements * ITEM_BYTES
-        return [one_message, LimitProbe("memory_copy", lambda: _copy(source, target), bytes_each / copied)]
+        return [one_message, ReferenceProbe("memory_copy", lambda: _copy(source, target), bytes_each / copied)]
     if world_size == 1:
         return [one_message]
     share = into.numel() // world_size
@@ -49,8 +49,8 @@ def probes(device: torch.device, bytes_each: float) -> list[LimitProbe]:
     )  # bytes that a rank sends in a gather, and in each half of an all-reduce
     return [
         one_message,
-        LimitProbe("ring", gather, bytes_each / passed_on, way="gather"),
-        LimitProbe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
+        ReferenceProbe("ring", gather, bytes_each / passed_on, way="gather"),
+        ReferenceProbe("ring", reduce, bytes_each / (2 * passed_on), way="all-reduce"),
     ]
 
 

@@ -40,7 +40,7 @@ class ExchangeAlone(ABC):
 
 
 @dataclass(frozen=True)
-class LimitProbe:
+class ReferenceProbe:
     """An operation whose time shows what the machine allows a strategy, or what one stage of it takes alone.
 
     Every rank runs it at the same time, under the same clock as the exchange.
@@ -49,7 +49,7 @@ class LimitProbe:
     name: str  # 'ring', 'host_link', 'host_memory', … ; METHOD.md defines each
     run: Callable[[], None]  # enqueued on the current stream
     share: float  # bytes of one exchange ÷ bytes of one run: the exchange needs at least this share of the run's time
-    limit: bool = True  # whether no exchange of this strategy can be faster; otherwise it is one stage of it
+    reference: bool = True  # whether the exchange is compared with it; otherwise it is one stage of the exchange
     way: str = ""  # tells apart the samples of several probes with the same name
 
 
@@ -103,7 +103,7 @@ class Strategy(ABC):
         """
         return None
 
-    def probes(self) -> list[LimitProbe]:
+    def probes(self) -> list[ReferenceProbe]:
         """Return what an exchange is compared with; of several with one name the fastest counts. After `exchange_alone`."""
         return []
 

@@ -126,7 +126,7 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> CheckResult | No
     share = record.metrics.get("comm/ideal_ratio")
     if share is None:
         return _no_reference(record)
-    name = record.checks.get("limit")
+    name = record.checks.get("reference")
     return CheckResult(f"{share:.2f} times as fast as {name}") if not share <= MOST_OF_REFERENCE else None
 
 

@@ -1,4 +1,4 @@
-"""Checks of the conditions of a measurement: timers, noise, iterations, baseline, limit.
+"""Checks of the conditions of a measurement: timers, noise, iterations, baseline, reference.
 
 Each function returns None for a record that passes.
 """
@@ -13,7 +13,7 @@ from conf.schema import ValidityLimits
 
 # Above this efficiency the baseline is too slow: chosen badly, disturbed, or of another kind.
 MOST_EFFICIENCY = 1.02
-MOST_OF_LIMIT = 1.05  # an exchange may find data in a cache where the probe of its limit does not
+EXPECTED_OF_REFERENCE = 1.05  # an exchange may find data in a cache where its reference does not
 
 
 def clocks_disagree(record: Record, limits: ValidityLimits) -> CheckResult | None:
@@ -71,11 +71,11 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     return CheckResult(f"{share:.1%}") if least > MOST_EFFICIENCY else None
 
 
-def limit_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether the exchange was faster than its limit."""
+def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether the exchange was faster than its reference."""
     share = record.metrics.get("comm/ideal_ratio")
-    much = share is not None and MOST_OF_LIMIT < share <= MOST_OF_REFERENCE  # above it: faster_than_reference
-    return CheckResult(f"{record.checks.get('limit')}, {share:.0%}") if much else None
+    much = share is not None and EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE  # above it: faster_than_reference
+    return CheckResult(f"{record.checks.get('reference')}, {share:.0%}") if much else None
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:

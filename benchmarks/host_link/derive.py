@@ -65,7 +65,7 @@ def disagreement(window: Sequence[Line]) -> float | None:
 
 
 def metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return GB/s: `one_…` is the slowest rank alone, `all_…` the sum of all at once. First stands the limit of staging."""
+    """Return GB/s: `one_…` is the slowest rank alone, `all_…` the sum of all at once. First stands the reference of staging."""
     found = {}
     for one in rows:
         how = "one" if one["at_once"] == 1 else "all"

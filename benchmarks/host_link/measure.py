@@ -1,7 +1,7 @@
 """`benchmark=host_link`: copies between the host's memory and each GPU, and the bandwidth of that memory.
 
 Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is copied and summed as
-STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once is the limit of strategies with a stage in
+STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once is the reference of strategies with a stage in
 the host's memory. METHOD.md, "Host links".
 """
 

@@ -1,7 +1,8 @@
 """What records of an older schema name or compute otherwise. They are read with today's names; no other place knows the old ones.
 
 Schema 4 (within_run, strategy/cost_ms): until 3 the ends of intervals were metrics (`…_ci_low`, `…_ci_high`), and what A B B A
-measures was called `comm/exposed_ms`, although it holds what the strategy costs on one GPU too. A check that has nothing to look
+measures was called `comm/exposed_ms`, although it holds what the strategy costs on one GPU too. A reference was called a limit,
+although an exchange can be faster. A check that has nothing to look
 at in such a cell was `unchecked` like one that could not run.
 """
 
@@ -13,8 +14,10 @@ LAST_OLD_NAMES = 3  # the last schema with these names
 RENAMED = {"comm/exposed_ms": "strategy/cost_ms"}
 # Made of the renamed metric as if it were exposed communication alone: they mean nothing.
 DROPPED = ("comm/overlap_fraction", "trace/exposed_disagreement_ms")
+_LIMIT, _REFERENCE = "limit", "reference"  # in names of metrics, checks and lines
 # Strategies that move nothing on one GPU. Records of schema 4 say it themselves (checks.own_work_alone).
 OWN_WORK_ALONE = ("nccl_allreduce",)
+_CODES = {"limit_exceeded": "reference_exceeded"}
 _RATE = "throughput/images_per_second"
 _ENDS = {"ci_low": "low", "ci_high": "high"}
 # Words of a reason why a check of these schemas had nothing to look at; checks that GPUs or training steps alone have.
@@ -49,10 +52,22 @@ def translated(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str
     for name, value in metrics.items():
         if (end := _end_of(name)) is not None:
             of, end_name = end
-            within_run.setdefault(RENAMED.get(of, of), {})[end_name] = value
+            within_run.setdefault(_todays(of), {})[end_name] = value
         elif name not in DROPPED:
-            now[RENAMED.get(name, name)] = value
+            now[_todays(name)] = value
     return now, within_run
+
+
+def _todays(name: str) -> str:
+    """Return what a metric is called today."""
+    if name.startswith(f"{_LIMIT}/"):
+        return name.replace(_LIMIT, _REFERENCE, 1)
+    return RENAMED.get(name, name)
+
+
+def is_reference(probe: Mapping[str, Any]) -> bool:
+    """Tell whether the probe that a line names is a reference of the exchange, and not one stage of it."""
+    return bool(probe[_REFERENCE] if _REFERENCE in probe else probe[_LIMIT])
 
 
 def _end_of(name: str) -> tuple[str, str] | None:
@@ -70,7 +85,13 @@ def split(validity: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any
     unchecked = dict(validity["unchecked"]) if "unchecked" in validity else {}
     apart = {code: why for code, why in unchecked.items() if _does_not_apply(code, why, cell)}
     left = {code: why for code, why in unchecked.items() if code not in apart}
-    return {**validity, "unchecked": left, "not_applicable": {**validity.get("not_applicable", {}), **apart}}
+    codes = {_CODES.get(code, code): said for code, said in validity.get("codes", {}).items()}
+    return {
+        **validity,
+        "codes": codes,
+        "unchecked": left,
+        "not_applicable": {**validity.get("not_applicable", {}), **apart},
+    }
 
 
 def _does_not_apply(code: str, why: str, cell: Mapping[str, Any]) -> bool:
@@ -85,8 +106,12 @@ def renewed(content: dict[str, Any]) -> dict[str, Any]:
         return content
     metrics, within_run = translated(content["metrics"])
     validity = split(content["validity"], content["cell"]) if content["state"] == "finished" else content["validity"]
+    checks = dict(content["checks"])
+    if _LIMIT in checks:
+        checks[_REFERENCE] = checks.pop(_LIMIT)
     return content | {
         "metrics": metrics,
+        "checks": checks,
         "within_run": {**within_run, **content.get("within_run", {})},
         "validity": validity,
     }

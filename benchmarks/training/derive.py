@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
+from benchmarks.record.former import is_reference
 from benchmarks.timing import intervals, stationarity, statistics
 from benchmarks.training.mxnet_lines import mxnet_lines
 from benchmarks.training.steadiness import steadiness
@@ -33,7 +34,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     if exchanged is not None:
         metrics |= exchanged.metrics
         within_run |= exchanged.within_run
-        checks["limit"] = exchanged.limit
+        checks["reference"] = exchanged.reference
     cost = strategy_cost(lines)
     metrics |= cost.metrics
     within_run |= cost.within_run
@@ -191,11 +192,11 @@ class Exchanged:
     metrics: Metrics
     within_run: WithinRun
     ms: list[float]  # of each iteration
-    limit: str  # the limit that binds; empty: none was measured
+    reference: str  # the slowest of its references; empty: none was measured
 
 
 def exchange_alone(lines: RankLines) -> Exchanged | None:
-    """Return the exchange alone and what limits it; None where none was measured."""
+    """Return the exchange alone and its references; None where none was measured."""
     facts = of_kind(lines[0], Kind.EXCHANGE)
     if not facts:
         return None
@@ -213,8 +214,8 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
     moved = facts[0]["bytes_moved"]
     if moved == moved:  # NaN: a strategy that cannot say what it moves has no busbw
         metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
-    allowed, limit = limits(lines, metrics, synchronous)
-    return Exchanged(metrics | allowed, within_run, ms, limit)
+    found, reference = references(lines, metrics, synchronous)
+    return Exchanged(metrics | found, within_run, ms, reference)
 
 
 def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
@@ -226,19 +227,19 @@ def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
     return slowest(by_rank) if synchronous else max(by_rank, key=sum)
 
 
-def limits(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
-    """Return what the machine allows the strategy: (metrics, the limit that binds).
+def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
+    """Return what simpler operations need for the bytes of an exchange: (metrics, the slowest reference).
 
-    Metrics: ms that an exchange needs for each limit (`limit/…_ms`) and each stage alone (`stage/…_ms`), the largest limit
+    Metrics: ms of each reference (`reference/…_ms`) and each stage alone (`stage/…_ms`), the largest reference
     (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
     """
     metrics: Metrics = {}
     for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
-        name = f"{'limit' if probe['limit'] else 'stage'}/{probe['name']}_ms"
+        name = f"{'reference' if is_reference(probe) else 'stage'}/{probe['name']}_ms"
         ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
-    found = {name: value for name, value in metrics.items() if name.startswith("limit/")}
+    found = {name: value for name, value in metrics.items() if name.startswith("reference/")}
     if not found:
         return metrics, ""
     binding = max(found, key=lambda name: found[name])
@@ -246,7 +247,7 @@ def limits(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metr
     metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
     if "comm/pipelined_ms" in measured:
         metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
-    return metrics, binding.removeprefix("limit/").removesuffix("_ms")
+    return metrics, binding.removeprefix("reference/").removesuffix("_ms")
 
 
 def exchange(lines: RankLines, cell: Cell) -> Derived:
@@ -258,7 +259,7 @@ def exchange(lines: RankLines, cell: Cell) -> Derived:
     if cell.benchmark["format"] == "mxnet":
         facts: Any = of_kind(lines[0], Kind.RESULT)[0]
         output = "\n".join(mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms))
-    checks = {"limit": exchanged.limit}
+    checks = {"reference": exchanged.reference}
     return Derived(exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run)
 
 

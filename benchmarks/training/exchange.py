@@ -79,17 +79,17 @@ def once_more(
     return found | {"exchange_error": worst, "exchange_tolerance": max(strategy.rounding, ranks.world_size * digits)}
 
 
-def limits(strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter) -> None:
+def references(strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter) -> None:
     """Time by the same clock what the machine allows the strategy. Collective."""
     if not iterations:
         return
-    reporter.phase("limits")
+    reporter.phase("references")
     for probe in strategy.probes():
         if not probe.share:  # one rank alone moves nothing between ranks, and gloo does not send to itself
             continue
         probe.run()  # connects, allocates
         block = clock.block(probe.run, iterations, reporter.beat)
-        facts = {"name": probe.name, "way": probe.way, "share": probe.share, "limit": probe.limit}
+        facts = {"name": probe.name, "way": probe.way, "share": probe.share, "reference": probe.reference}
         reporter.block(f"{probe.name} {probe.way}".strip(), block, 0, probe=facts)
 
 
@@ -121,7 +121,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)  # four units in the last place of what comes back
             both = torch.tensor([worst, result.checks["exchange_error"]], dtype=torch.float64)
             result.checks |= {"exchange_error": both.max().item(), "exchange_tolerance": tolerance}
-        limits(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
+        references(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
         result.metrics["comm/error"] = error
         result.checks |= words_used(strategy)
     strategy.close()

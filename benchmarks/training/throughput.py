@@ -146,7 +146,7 @@ class TrainingBenchmark:
         self.reporter.line(Kind.HELD, ms=held)
 
     def exchange_alone(self) -> bool:
-        """Time one gradient synchronisation without compute, on gradients of the model's shapes, and what limits it.
+        """Time one gradient synchronisation without compute, on gradients of the model's shapes, and its references.
 
         Return whether there was one to time.
         """
@@ -161,7 +161,7 @@ class TrainingBenchmark:
             used = [parameter.grad is not None for parameter in self.training.parameters]
             exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
             self.result.checks |= exchange.once_more(strategy, alone, self.training.parameters, used, self.ranks)
-            exchange.limits(strategy, int(self.options["limit_iterations"]), *common)
+            exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
     def strategy_cost(self) -> None:

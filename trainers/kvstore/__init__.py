@@ -4,7 +4,8 @@ buckets         which parts of which gradients travel together, and to which ser
 bucketed        a strategy that starts the exchange of a bucket while backward still runs
 sharding        buckets that collectives move, a share for each rank
 push_pull       the strategy whose workers push gradients to servers and pull weights
-worker, limits  a worker's side of that, and what the machine allows it
+worker          a worker's side of that
+references      what simpler operations on the same bytes take
 server          waits for gradients, updates, sends weights; in a rank's thread or a process of its own (server_process)
 shared_regions  the memory that workers and servers share, with its control block
 cuda_copies     copies and flags that a GPU's streams write and wait for

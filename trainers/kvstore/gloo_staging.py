@@ -10,7 +10,7 @@ from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.sharding import ring_bytes
 from trainers.kvstore.shared_regions import views
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 
 class GlooStaging(Bucketed):
@@ -63,7 +63,7 @@ class GlooStaging(Bucketed):
         """Return 2(n−1)/n of the bytes, which a ring moves through the network stack."""
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
-    def probes(self) -> list[LimitProbe]:
-        """Return the limit: gloo between neighbours."""
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the reference: gloo between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
         return ring_probe.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))

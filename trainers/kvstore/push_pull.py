@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers.kvstore import cpu_sums, limits, server_process
+from trainers.kvstore import cpu_sums, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 
 class PushPull(Bucketed):
@@ -104,10 +104,10 @@ class PushPull(Bucketed):
         """Return what goes out: every byte of the gradient once (and as many come back)."""
         return self.sent_bytes(gradient_bytes)
 
-    def probes(self) -> list[LimitProbe]:
-        """Return what limits workers and servers (trainers.kvstore.limits)."""
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the references of workers and servers (trainers.kvstore.references)."""
         assert self.worker is not None
-        return limits.probes(self.worker)
+        return references.probes(self.worker)
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
         """Return the bytes of every worker's gradients, of weights, of replies and of the control block."""

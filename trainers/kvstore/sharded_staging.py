@@ -9,12 +9,12 @@ import torch.distributed as dist
 from torch import nn
 
 from trainers import ring_probe
-from trainers.kvstore import limits, sharding
+from trainers.kvstore import references, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 
 class ShardedStaging(Bucketed):
@@ -94,13 +94,13 @@ class ShardedStaging(Bucketed):
         """Return what goes over the links between GPUs: (n−1)/n in the reduce-scatter, as much in the all-gather of means."""
         return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
-    def probes(self) -> list[LimitProbe]:
-        """Return the limits: the links between GPUs, and the host link with 1/n of the bytes of full staging."""
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the references: the links between GPUs, and the host link with 1/n of the bytes of full staging."""
         worker = self.worker
         assert worker is not None
         sent = sum(flat.nbytes for flat in self.flat_sent)
         found = ring_probe.probes(worker.device, sharding.ring_bytes(sent, dist.get_world_size()))
-        return [*found, limits.host_link(worker)] if worker.on_gpu else found
+        return [*found, references.host_link(worker)] if worker.on_gpu else found
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
         """Return the bytes of every rank's mapping: gradients, weights and replies of its shares."""

@@ -63,7 +63,7 @@ class Worker:
         self.config, self.peers, self.device = config, peers, device
         self.layout = config.layout()
         self.on_gpu = device.type == "cuda"
-        # Where servers are processes, their threads sum; ours then only measure the memory (trainers.kvstore.limits).
+        # Where servers are processes, their threads sum; ours then only measure the memory (trainers.kvstore.references).
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.threads = cpu_sums.thread_count(threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0)
         self._server: Server | None = None

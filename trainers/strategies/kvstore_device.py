@@ -15,7 +15,7 @@ from trainers import ring_probe
 from trainers.kvstore import cpu_sums, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
-from trainers.strategy import LimitProbe, Strategy
+from trainers.strategy import ReferenceProbe, Strategy
 
 
 class _OnDevices(Bucketed):
@@ -70,8 +70,8 @@ class _OnDevices(Bucketed):
         """Return (n−1)/n of the bytes for the reduction, and as many to bring the means to all."""
         return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
-    def probes(self) -> list[LimitProbe]:
-        """Return the limit: the links between neighbours."""
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the reference: the links between neighbours."""
         sent = sum(flat.nbytes for flat in self.flat_sent)
         return ring_probe.probes(self.parameters[0].device, sharding.ring_bytes(sent, dist.get_world_size()))
 

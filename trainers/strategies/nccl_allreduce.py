@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers import comm_hooks, ring_probe
-from trainers.strategy import ExchangeAlone, LimitProbe, Strategy
+from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
@@ -128,8 +128,8 @@ class NcclAllreduce(Strategy):
         self._device = parameters[0].device
         return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
-    def probes(self) -> list[LimitProbe]:
-        """Return the limit: the links between neighbours."""
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the reference: the links between neighbours."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
         return ring_probe.probes(self._device, moved) if moved == moved else []
 

@@ -50,7 +50,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             metric_column("images_per_second", RATE, bounded=True),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
-            metric_column("of_limit", "comm/ideal_ratio"), Column("limit", "limit"),
+            metric_column("of_reference", "comm/ideal_ratio"), Column("reference", "reference"),
             metric_column("cost_ms", "strategy/cost_ms", bounded=True), metric_column("exposed_ms", "comm/exposed_ms"),
             metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("mark", "mark"),
@@ -100,11 +100,11 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
     per_gpu = None
     if size and exchange is not None and exchange.value > 0:
         per_gpu = size * 2 * (len(gpus) - 1) / len(gpus) / (exchange.value / 1000) / 1e9
-    limits = sorted({str(record.checks["limit"]) for record in group if record.checks.get("limit")})
+    references = sorted({str(one) for record in group if (one := record.checks.get("reference"))})
     return (
         label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
         point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
-        ", ".join(limits), bounded(group, "strategy/cost_ms"), middle(group, "comm/exposed_ms"),
+        ", ".join(references), bounded(group, "strategy/cost_ms"), middle(group, "comm/exposed_ms"),
         middle(group, TRACE_EXPOSED), middle(group, DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip

@@ -7,35 +7,35 @@ import torch
 
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.worker import Worker
-from trainers.strategy import LimitProbe
+from trainers.strategy import ReferenceProbe
 
 # STREAM's add (McCalpin 1995): two float32 read and one written for each element.
 ADD_BYTES = 12
 
 
-def probes(worker: Worker) -> list[LimitProbe]:
-    """Return the limits of an exchange: host link and host memory, or the link of the servers' GPUs; then its stages."""
+def probes(worker: Worker) -> list[ReferenceProbe]:
+    """Return the references of an exchange: host link and host memory, or the link of the servers' GPUs; then its stages."""
     if worker.config.server_gpu:
-        return [LimitProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
+        return [ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
     found = []
     if worker.on_gpu:
         found = [
             host_link(worker),
-            LimitProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, limit=False),
-            LimitProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, limit=False),
+            ReferenceProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, reference=False),
+            ReferenceProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, reference=False),
         ]
     if summed_bytes(worker):
-        found.append(LimitProbe("host_memory", HostMemory(worker, linked=False), 1.0))
+        found.append(ReferenceProbe("host_memory", HostMemory(worker, linked=False), 1.0))
         if worker.on_gpu:
-            found.append(LimitProbe("all_at_once", HostMemory(worker, linked=True), 1.0, limit=False))
+            found.append(ReferenceProbe("all_at_once", HostMemory(worker, linked=True), 1.0, reference=False))
     if not worker.config.servers:
-        found.append(LimitProbe("sum", lambda: sum_alone(worker), 1.0, limit=False))
+        found.append(ReferenceProbe("sum", lambda: sum_alone(worker), 1.0, reference=False))
     return found
 
 
-def host_link(worker: Worker) -> LimitProbe:
-    """Return the limit of the link between GPU and host, both ways at once. GPUs only."""
-    return LimitProbe("host_link", lambda: copy_all(worker), 1.0)
+def host_link(worker: Worker) -> ReferenceProbe:
+    """Return the reference of the link between GPU and host, both ways at once. GPUs only."""
+    return ReferenceProbe("host_link", lambda: copy_all(worker), 1.0)
 
 
 def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
