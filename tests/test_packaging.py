@@ -76,7 +76,7 @@ FOLDER_ARROWS = {
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
-    "analysis": ("errors", "gc_pause"),
+    "analysis": ("errors", "foreign", "gc_pause"),
     "benchmarks": ("request", "memory", "derived"),
     "trainers": ("strategy", "comm_hooks", "devices", "ring_probe", "shared_memory", "cuda_memory", "prctl"),
 }

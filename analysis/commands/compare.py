@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 from statistics import median
 
 from rich.markup import escape
@@ -18,6 +17,7 @@ from analysis.commands.native_difference import (
     read_measurement,
 )
 from analysis.errors import UnreadableInput
+from analysis.foreign import read_text
 
 _SHOWN = 40
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _read(file: str) -> NativeMeasurement:
     try:
-        return read_measurement(Path(file).read_text(encoding="utf-8", errors="replace"))
+        return read_measurement(read_text(file))
     except UnreadableInput as error:
         raise UnreadableInput(f"{file}: {error}") from None
 

@@ -3,13 +3,13 @@
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import read_text
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(files: Sequence[str]) -> NcclLog:
-    texts = [Path(file).read_text(encoding="utf-8", errors="replace") for file in files]
+    texts = [read_text(file) for file in files]
     try:
         return parse_nccl_log(*texts)
     except UnreadableInput as error:

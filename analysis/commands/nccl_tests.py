@@ -2,13 +2,13 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
+from analysis.foreign import read_text
 from analysis.nccl_tests.reader import Run, parse_nccl_tests
 from analysis.nccl_tests.run import Measured
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs: list[tuple[str, Run]] = []
     for file in arguments.files:
         try:
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            text = read_text(file)
             runs += [(file, one) for one in parse_nccl_tests(text, arguments.ranks)]
         except UnreadableInput as error:
             raise UnreadableInput(f"{file}: {error}") from None

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
+from analysis.foreign import read_text
 from analysis.p2p.matrices import Matrices
 from analysis.p2p.source import P2p, read_p2p
 from analysis.topology.model import Topology
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     the medians, and `repeats` every repeat.
     """
     try:
-        found = read_p2p(Path(arguments.file).read_text(encoding="utf-8", errors="replace"))
+        found = read_p2p(read_text(arguments.file))
     except UnreadableInput as error:
         raise UnreadableInput(f"{arguments.file}: {error}") from None
     runs = found.shown

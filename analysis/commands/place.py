@@ -9,10 +9,11 @@ from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
+from analysis.foreign import read_text
 from analysis.topology.link_classes import describe_counts
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, place
-from analysis.topology.source import load_topology, read_text
+from analysis.topology.source import load_topology
 
 _MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access if there is any
 

@@ -67,7 +67,7 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
         if not isinstance(event, RingLine):
             continue
         size = group.nranks if group.nranks is not None else len(event.ranks)
-        whole = not event.cut and sorted(event.ranks) == list(range(size))
+        whole = not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
         if whole and rings.setdefault(event.channel, event.ranks) == event.ranks:
             continue
         left_out += 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import refuse_too_many
 
 _EXPECTED = (
     "expected the output of p2pBandwidthLatencyTest: a title such as `Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)`, "
@@ -121,7 +122,9 @@ class _MatrixReader:
             self._run(number)
             self._title, self._name = ("access", ""), None
         elif found := _COLUMNS.fullmatch(line):
-            self._head(number, found[1], tuple(map(int, found[2].split())))
+            columns = tuple(map(int, found[2].split()))
+            refuse_too_many(len(columns))
+            self._head(number, found[1], columns)
         elif "NOTE:" in line:
             self._title, self._name = None, None
         elif (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import refuse_too_many
 from analysis.p2p.matrices import Matrices, parse_p2p
 
 _EXPECTED = "expected a record.json of benchmark=p2p"
@@ -58,6 +59,7 @@ def read_p2p(text: str) -> P2p:
 def _matrices(table: dict[str, Any], squares: dict[str, Any]) -> Matrices:
     """Return a record's matrices in the form that the tool's reader gives. Numbers that are not finite are absent."""
     found = Matrices(0)
+    refuse_too_many(len(table["devices"]))
     ids = tuple(int(device["id"]) for device in table["devices"])
     for device in table["devices"]:
         if device["name"]:

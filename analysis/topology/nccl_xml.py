@@ -15,10 +15,10 @@ from itertools import combinations
 from xml.parsers import expat
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import LARGEST_TOPOLOGY_BYTES, refuse_too_many
 from analysis.topology.link_classes import nvlink_gb_per_s, pcie_gb_per_s
 from analysis.topology.model import Device, Gpu, Pair, Topology
 
-LARGEST_BYTES = 8 * 2**20  # a dump of 8 GPUs has 20 kB, a rack's below 1 MB
 DEEPEST = 64
 _NVSWITCH = "0x068000"  # PCI class: bridge, other
 
@@ -63,6 +63,7 @@ def parse_topology_xml(text: str) -> Topology:
             nics.setdefault(element.attributes["name"], element)  # one NIC may have several ports
     if not gpus:
         raise UnreadableInput("no <gpu dev=…> element; expected the file that NCCL_TOPO_DUMP_FILE names")
+    refuse_too_many(len(gpus))
     ordered = sorted(gpus.items())
     places: dict[Device, _Element] = {index: element for index, (_, element) in ordered} | dict(nics.items())
     links: dict[Pair, str] = {frozenset((a, b)): _pci_class(places[a], places[b]) for a, b in combinations(places, 2)}
@@ -73,8 +74,8 @@ def parse_topology_xml(text: str) -> Topology:
 
 def _parse(text: str) -> _Element:
     """Parse elements with their line numbers. Refuse declarations of types and entities: NCCL writes none."""
-    if len(text) > LARGEST_BYTES:
-        raise UnreadableInput(f"{len(text)} characters; expected a topology of at most {LARGEST_BYTES}")
+    if len(text) > LARGEST_TOPOLOGY_BYTES:
+        raise UnreadableInput(f"{len(text)} characters; expected a topology of at most {LARGEST_TOPOLOGY_BYTES}")
     parser = expat.ParserCreate()
     open_elements: list[_Element] = []
     roots: list[_Element] = []
@@ -150,7 +151,7 @@ def _mask(cpu: _Element) -> int:
 
 def cpu_list(mask: int) -> str | None:
     """Write the bits of a mask as the kernel lists CPUs, `0-19,40-59`; None for an empty mask."""
-    bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    bits = [number for number, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
     ranges: list[list[int]] = []
     for bit in bits:
         if ranges and ranges[-1][1] == bit - 1:

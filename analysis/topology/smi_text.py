@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import refuse_too_many
 from analysis.topology.link_classes import UNKNOWN, current_word, nvlink_gb_per_s
 from analysis.topology.model import Device, Gpu, Pair, Topology, infer_nvswitch
 
@@ -30,6 +31,7 @@ def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None
     """
     lines = [_SGR.sub("", line).rstrip("\r") for line in text.split("\n")]
     number, labels, columns = _header(lines)
+    refuse_too_many(len(labels))
     rows: dict[str, tuple[int, list[str]]] = {}
     affinity: dict[str, dict[str, str]] = {}
     for at, line in enumerate(lines[number:], start=number + 1):

@@ -1,11 +1,9 @@
 """Load a topology from a file, standard input, or this machine."""
 
-import sys
-from pathlib import Path
-
 from analysis.errors import UnreadableInput
+from analysis.foreign import LARGEST_TOPOLOGY_BYTES, read_text
 from analysis.topology.model import Topology
-from analysis.topology.nccl_xml import LARGEST_BYTES, is_topology_xml, parse_topology_xml
+from analysis.topology.nccl_xml import is_topology_xml, parse_topology_xml
 from analysis.topology.smi_text import parse_topology_text
 
 
@@ -19,19 +17,6 @@ def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
     return parse_topology_text(text, gpu_names=dict.fromkeys(range(1024), gpu_name) if gpu_name else None)
 
 
-def read_text(file: str) -> str:
-    """Read a file's text, `-` for standard input. Raises UnreadableInput if it is too large to be a topology."""
-    data = sys.stdin.buffer.read(LARGEST_BYTES + 1) if file == "-" else _head(Path(file))
-    if len(data) > LARGEST_BYTES:
-        raise UnreadableInput(f"{file}: more than {LARGEST_BYTES} bytes; expected a topology")
-    return data.decode("utf-8-sig", errors="replace")
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(LARGEST_BYTES + 1)
-
-
 def load_topology(file: str | None, gpu_name: str | None = None) -> Topology:
     """Load the topology in a file (`-`: standard input), or of this machine if `file` is None."""
     if file is None:
@@ -39,6 +24,6 @@ def load_topology(file: str | None, gpu_name: str | None = None) -> Topology:
 
         return read_live_topology()
     try:
-        return parse_topology(read_text(file), gpu_name)
+        return parse_topology(read_text(file, LARGEST_TOPOLOGY_BYTES), gpu_name)
     except UnreadableInput as error:
         raise UnreadableInput(f"{file}: {error}") from None

@@ -9,21 +9,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
+from analysis.foreign import CUT, GZIP, LARGEST_JSON_BYTES, LARGEST_TRACE_BYTES, PIECE, read_bytes
 from analysis.trace.kineto import is_kineto, read_kineto
 from analysis.trace.model import Names, RankTrace, Trace, TraceFile
 from analysis.trace.nsys import read_nsys
 
-_SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\0"
 _REPORTS = (".nsys-rep", ".qdrep")
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", *_REPORTS)
 _EXPORT_SECONDS = 1800
-_CUT = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 def load_trace(source: str) -> Trace:
@@ -64,7 +63,7 @@ def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
         if skip_foreign and not is_kineto(text):
             return None
         return read_kineto(path.name, text, names)
-    except _CUT:
+    except CUT:
         raise UnreadableInput(f"{path}: cut or damaged gzip file") from None
     except UnreadableInput as error:
         raise UnreadableInput(f"{path}: {error}") from None
@@ -73,7 +72,7 @@ def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         head = file.read(256)
-    if head.startswith(_GZIP):
+    if head.startswith(GZIP):
         with gzip.open(path) as file:
             head = file.read(256)
     if not head:
@@ -82,8 +81,7 @@ def _start(path: Path) -> bytes:
 
 
 def _bytes(path: Path) -> bytes:
-    raw = path.read_bytes()
-    return gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+    return read_bytes(path, LARGEST_JSON_BYTES)
 
 
 def plain_export(path: Path, scratch: Path) -> Path:
@@ -92,14 +90,17 @@ def plain_export(path: Path, scratch: Path) -> Path:
     Raises UnreadableInput for other files and for a cut gzip file.
     """
     with path.open("rb") as file:
-        packed = file.read(len(_GZIP)) == _GZIP
+        packed = file.read(len(GZIP)) == GZIP
     plain = path
     if packed:
         plain = scratch / "export.sqlite"
         try:
             with gzip.open(path) as source, plain.open("wb") as file:
-                shutil.copyfileobj(source, file, 2**20)
-        except _CUT:
+                while part := source.read(PIECE):
+                    if file.tell() > LARGEST_TRACE_BYTES:
+                        raise UnreadableInput(f"more than {LARGEST_TRACE_BYTES >> 30} GiB when unpacked")
+                    file.write(part)
+        except CUT:
             raise UnreadableInput("cut or damaged gzip file") from None
     with plain.open("rb") as file:
         if file.read(len(_SQLITE)) != _SQLITE:

@@ -1,0 +1,73 @@
+"""Readers of other tools' files have limits: what is beyond them is one sentence, not all of the machine's memory."""
+
+import gzip
+import io
+import types
+from pathlib import Path
+
+import pytest
+
+from analysis import foreign
+from analysis.__main__ import main
+from analysis.errors import UnreadableInput
+from analysis.nccl.log import parse_nccl_log
+from analysis.p2p.matrices import parse_p2p
+from analysis.topology.nccl_xml import cpu_list, parse_topology_xml
+from analysis.topology.smi_text import parse_topology_text
+
+DATA = Path(__file__).parent / "data"
+READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"], ["compare", str(DATA / "p2p_h200_x2.txt")])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Limits small enough to reach."""
+    for name in ("LARGEST_TEXT_BYTES", "LARGEST_TOPOLOGY_BYTES"):
+        monkeypatch.setattr(foreign, name, 1 << 20)
+    monkeypatch.setattr(foreign.read_text, "__defaults__", (1 << 20,))
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+def test_an_endless_file_is_refused(small, capsys, command):
+    assert main([*command, "/dev/zero"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_gzip_bomb_is_refused_before_it_is_whole(small, tmp_path):
+    bomb = tmp_path / "bomb.gz"
+    bomb.write_bytes(gzip.compress(bytes(64 << 20)))
+    with pytest.raises(UnreadableInput, match="more than 1 MiB"):
+        foreign.read_text(bomb)
+
+
+def test_gzip_and_standard_input_are_read_like_a_file(tmp_path, monkeypatch):
+    text = (DATA / "p2p_h200_x2.txt").read_text()
+    packed = tmp_path / "p2p.txt.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    assert foreign.read_text(packed) == foreign.read_text("-") == text
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UnreadableInput, match="cut or damaged gzip"):
+        foreign.read_text(packed)
+
+
+def test_a_log_that_claims_a_billion_ranks_is_read_in_little_memory():
+    started = "h:1:1 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 1000000000 cudaDev 0 nvmlDev 0 busId 1000 - Init START"
+    log = parse_nccl_log(f"{started}\nh:1:1 [0] NCCL INFO Channel 00/02 : 0 1\n")
+    assert (log.nranks, log.rings) == (1000000000, {})
+
+
+def test_a_wide_mask_takes_linear_time():
+    assert cpu_list((1 << 400_000) - 1) == "0-399999"
+
+
+def test_tables_of_more_gpus_than_a_machine_has_are_refused():
+    gpus = "".join(f'<pci busid="{n}"><gpu dev="{n}" sm="90" rank="{n}"/></pci>' for n in range(3000))
+    columns = " ".join(map(str, range(1500)))
+    for read in (
+        lambda: parse_topology_xml(f'<system><cpu numaid="0">{gpus}</cpu></system>'),
+        lambda: parse_p2p(f"Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n D\\D {columns}\n"),
+        lambda: parse_topology_text("\t".join(["", *(f"GPU{n}" for n in range(1500))]) + "\n"),
+    ):
+        with pytest.raises(UnreadableInput, match="no machine has more than 576"):
+            read()
