@@ -87,7 +87,7 @@ class ValidityLimits:
         0.0025, "share of the time that pauses inside steps may take; 3 times that on CPU workers", least=0, most=1
     )
     slow_rank_limit: float = option(0.03, "share by which a rank may compute slower than the others", least=0)
-    clock_limit: float = option(0.01, "share by which the two clocks may differ", least=0)
+    clock_limit: float = option(0.005, "share by which the two clocks may differ", least=0)
     idle_limit: float = option(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
     foreign_memory_gib: float = option(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
     foreign_busy_percent: float = option(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)

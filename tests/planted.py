@@ -22,6 +22,16 @@ PAIR = "h200_x2/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 LOC = "h200_x2/resnet50-nccl_allreduce-gpus0-1-ecee563219"
 ALONE = "h200_x4/resnet50-nccl_allreduce-gpus0-a84209de41"
 PAIR_OF_FOUR = "h200_x4/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+WARM_UP_BLOCKS = 12  # of 0.3 s: longer than the cells of then had it
+# What ranks of then did not look at, as a rank of now finds it in a cell without a fault.
+FACTS = {
+    "batches_differ": True, "batches_in_turn": 2, "weights_still": 0, "weights_still_share": 0.0,
+    "arithmetic": {"autocast": "bfloat16", "layers": {"bfloat16": 54}, "tf32": False},
+    "trained_bytes": 102228128, "gradient_tolerance": 4e-8, "gradient_repeat": 2e-9,
+    "gradient_worst": {"array": "fc.bias", "error": 1e-8, "tolerance": 1e-7},
+    "exchanged_bytes": 102228128.0, "exchange_error": 0.0, "exchange_tolerance": 2e-7,
+}  # fmt: skip
+OF_SEVERAL_RANKS = ("gradient_", "exchange")
 BEGUN = ("record_id", "started_at", "study", "sweep_id", "overrides", "drift")
 
 
@@ -37,10 +47,22 @@ def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
     around = {key: value for key, value in before.environment.items() if key not in ("versions", "servers")}
     begun = {key: getattr(before, key) for key in BEGUN} | {"environment": around | (environment or {})}
     folder.attempt.write_text(json.dumps(begun))
+    several = len(asked.gpus) > 1
+    facts = {name: value for name, value in FACTS.items() if several or not name.startswith(OF_SEVERAL_RANKS)}
+    edit_lines(folder, 0, lambda line: line["checks"].update(facts), kind="result")
+    for rank in range(len(asked.gpus)):
+        lengthen_warm_up(folder, rank)
     sample_gpus(folder, len(asked.gpus))
+    sample_cpu(folder)
     if len(asked.gpus) > 1:
         log_nccl(folder, asked, before.effective["nccl"]["settings"], before.effective["nccl"]["transports"]["0->1"][0])
     return folder
+
+
+def lengthen_warm_up(folder, rank):
+    """Repeat the last window of the warm-up: cells of then warmed up for 0.7 s."""
+    warm = [line for line in read_lines(folder.rank_lines(rank)) if line.get("purpose") == "warm-up"][-1]
+    edit_lines(folder, rank, lambda line: [line] * WARM_UP_BLOCKS, time=warm["time"], purpose="warm-up")
 
 
 def sample_gpus(folder, gpus, change=None):
@@ -66,6 +88,18 @@ def sample_gpus(folder, gpus, change=None):
                 "sample" if phase else "before", at, gpus=[{**sample, "foreign_pids": [], **one} for one in more]
             )
             at += 0.5
+
+
+def sample_cpu(folder, others=lambda phase: 0.0):
+    """Write samples of the CPU, twice a second; `others(phase)` is the share of its cores that strangers use."""
+    phases = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")]
+    folder.cpu_samples.unlink(missing_ok=True)
+    lines, busy_s, own_s = Lines(folder.cpu_samples), 0.0, 0.0
+    for phase, begun, end in named(phases):
+        for number in range(int((end - begun) * 2) + 1):
+            lines.write("sample", begun + number / 2, cores=32, busy_s=busy_s, own_s=own_s)
+            own_s += 1.0
+            busy_s += 1.0 + others(phase) * 32 / 2
 
 
 def named(phases):

@@ -115,8 +115,8 @@ def _check_against_baselines(name: str, record: Record, records: Iterable[Record
     alone = [one for one in records if one.record_id in named]
     if named and {one.record_id for one in alone} != named:
         result.not_compared.update(f"metrics {metric}" for metric in stated)
-    elif named:
-        values = again(record, alone)
+    elif named or record.schema_version >= WHOLE_SCHEMA:
+        values = again(record, alone) if named else {}
         for metric in stated:
             result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], values.get(metric, ABSENT))
 
