@@ -76,7 +76,7 @@ def _parts(count: int) -> list[tuple[int, int]]:
 def _drift(centred: "np.ndarray[Any, Any]") -> tuple[float, float]:
     """Return the rise of a straight line through (n,) values, and |t| of its slope ÷ the limit of |t|."""
     count = len(centred)
-    along = (np.arange(count) - (count - 1) / 2) / count
+    along = np.arange(count) / (count - 1) - 0.5
     squares = float((along**2).sum())
     rise = float((centred * along).sum()) / squares
     rest = centred - rise * along

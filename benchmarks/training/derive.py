@@ -9,6 +9,7 @@ from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slo
 from benchmarks.record import Kind
 from benchmarks.record.former import is_reference
 from benchmarks.timing import intervals, stationarity, statistics
+from benchmarks.training import stopping
 from benchmarks.training.mxnet_lines import mxnet_lines
 from benchmarks.training.steadiness import steadiness
 from conf.cell import Cell
@@ -101,7 +102,7 @@ def timed(lines: RankLines) -> Derived:
         "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms) | facts,
         "step/ms_median": _ends(*intervals.median_interval(by_window)) | facts,
     }
-    checks = {"clock_disagreement": disagreement, "half_width": half_width(by_window), "iterations": len(ms)}
+    checks = {"clock_disagreement": disagreement, "half_width": stopping.half_width(by_window), "iterations": len(ms)}
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
     return Derived(metrics, series, checks=checks, within_run=within_run)
 
@@ -135,12 +136,6 @@ def _facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
     }
 
 
-def half_width(by_window: Sequence[Sequence[float]]) -> float:
-    """Return the half-width of the interval of a mean as a share of the mean; a rank stops early by it."""
-    ms = [one for window in by_window for one in window]
-    return intervals.mean_half_width(by_window) * len(ms) / math.fsum(ms)
-
-
 def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
     """Return the time of each iteration of some windows: that of its slowest rank."""
     return [ms for window in windows for ms in slowest(block["ms"] for block in window)]
@@ -166,16 +161,20 @@ def strategy_cost(lines: RankLines) -> Derived:
     )
     if not with_exchange:
         return Derived()
-    cost_ms = _median_of(with_exchange) - _median_of(without_exchange)
-    differences = [
-        statistics.median(longer) - statistics.median(shorter)
-        for longer, shorter in zip(with_exchange, without_exchange, strict=True)
-    ]
-    # A B B A: a whole round is a block, in which drift cancels; of few rounds each half is one.
-    if len(differences) >= 2 * FEWEST_ROUNDS:
-        differences = [(first + second) / 2 for first, second in zip(differences[::2], differences[1::2], strict=True)]
-    interval = _ends(*intervals.difference_interval(cost_ms, differences)) | {"groups": len(differences)}
+    cost_ms, blocks = abba(with_exchange, without_exchange)
+    interval = _ends(*intervals.difference_interval(cost_ms, blocks)) | {"groups": len(blocks)}
     return Derived({"strategy/cost_ms": cost_ms}, within_run={"strategy/cost_ms": interval})
+
+
+def abba(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
+    """Return median(first) − median(second) of windows in the order A B B A, and the difference in each block.
+
+    A whole round is a block, in which drift cancels; of few rounds each half is one.
+    """
+    differences = [statistics.median(one) - statistics.median(other) for one, other in zip(first, second, strict=True)]
+    if len(differences) >= 2 * FEWEST_ROUNDS:
+        differences = [(one + other) / 2 for one, other in zip(differences[::2], differences[1::2], strict=True)]
+    return _median_of(first) - _median_of(second), differences
 
 
 def _median_of(windows: Sequence[Sequence[float]]) -> float:

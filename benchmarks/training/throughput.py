@@ -6,18 +6,13 @@ from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
-from benchmarks.training import as_asked, correctness, derive, exchange
+from benchmarks.training import as_asked, correctness, derive, exchange, stopping
 from conf.cell import Cell
 from trainers import batches, models
 from trainers.step import Training
 
-# Seconds of one window: long enough that its start does not count, short enough to stop early.
-WINDOW_SECONDS = 2.0
-FEWEST_PER_WINDOW, MOST_PER_WINDOW = 5, 200
 # Windows into which the shortest warm-up is cut: its barriers and garbage collections then take little of it.
 WARM_UP_WINDOWS = 4
-# An interval is only believed once this many windows agree: within one, drift does not show.
-FEWEST_WINDOWS = 3
 # Iterations that hold the device to see how long it computes without launch gaps, and ms of the hold: twice what
 # enqueuing a step takes, and some more.
 HELD_ITERATIONS = 3
@@ -90,7 +85,7 @@ class TrainingBenchmark:
         slowest: list[float] = []
         while not derive.warmed_up(slowest, self.cell) and seconds < self.options["warmup_max_seconds"]:
             fitting = round(window_ms / statistics.median(slowest[-fewest:])) if slowest else fewest
-            block, ms = self.block("warm-up", min(MOST_PER_WINDOW, max(fewest, fitting)))
+            block, ms = self.block("warm-up", min(stopping.MOST_PER_WINDOW, max(fewest, fitting)))
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
@@ -116,8 +111,7 @@ class TrainingBenchmark:
         """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
         self.reporter.phase("timed")
         options = self.options
-        fitting = round(WINDOW_SECONDS * 1e3 / self.step_ms)
-        iterations = min(MOST_PER_WINDOW, max(FEWEST_PER_WINDOW, fitting))
+        iterations = stopping.window_iterations(self.step_ms)
         by_window: list[list[float]] = []  # ms of each iteration on its slowest rank
         done = 0
         totals = [0.0] * self.ranks.world_size  # ms of each rank
@@ -130,10 +124,7 @@ class TrainingBenchmark:
             done += len(ms)
             totals = [total + values[0] for total, values in zip(totals, gathered, strict=True)]
             launch_ms.append(max(values[1] for values in gathered))
-            enough = done >= options["min_iterations"]
-            narrow = len(by_window) >= FEWEST_WINDOWS and derive.half_width(by_window) <= options["interval_target"]
-            spent = max(totals) >= options["max_seconds"] * 1e3 or done >= options["max_iterations"]
-            if (enough and narrow) or spent:
+            if stopping.enough(by_window, max(totals), options):
                 break
         self.step_ms = statistics.median([one for window in by_window for one in window])
         self.launch_ms = statistics.median(launch_ms)

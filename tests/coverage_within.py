@@ -1,0 +1,283 @@
+"""How often the interval within a run holds the truth, and which faults in time are told: tables of `python -m tests.coverage`.
+
+Steps are simulated with a known mean and go through the product's own warm-up, stopping rule, intervals and checks. "Before" is
+the method until schema 3: batch means while more than twenty groups were left, and a bootstrap that took its values for
+independent ones.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.validity import timing
+from benchmarks.timing import intervals, stationarity
+from benchmarks.training import derive, stopping
+from conf.schema import ValidityLimits
+
+STUDIES = 300
+STEP_MS = 55.0  # ResNet-50, batch 256, on one H200: 36 steps a window
+OPTIONS = {"min_iterations": 10, "max_iterations": 1000, "max_seconds": 20.0, "interval_target": 0.0025}  # of GPUs
+LEAST_MS, MOST_WARM_UP_S, WARM_UP_ITERATIONS = 2000.0, 90.0, 10
+STEPS = 400  # the longest timed series: 20 s and a window
+ROUNDS, COST_STEPS, COST = 4, 9, 0.01  # A B B A: rounds, steps of a window, what is planted
+LIMITS = ValidityLimits()
+DATA = Path(__file__).parent / "data" / "raw_lines"
+
+
+# Series: deviations from the mean, as shares, (steps,)
+
+
+def white(draw, size, deviation):
+    return draw.normal(0, deviation, size)
+
+
+def autoregressive(draw, size, correlation, deviation):
+    values = draw.normal(0, deviation * math.sqrt(1 - correlation**2), size)
+    values[0] = draw.normal(0, deviation)
+    for number in range(1, size):
+        values[number] += correlation * values[number - 1]
+    return values
+
+
+def levels(draw, size, deviation):
+    window = stopping.window_iterations(STEP_MS)
+    return np.repeat(draw.normal(0, deviation, size // window + 1), window)[:size] + white(draw, size, 0.001)
+
+
+def wander(draw, size):
+    """Noise of 0.2 % on a level that wanders by as much over 11 s."""
+    return white(draw, size, 0.002) + autoregressive(draw, size, math.exp(-1 / 200), 0.002)
+
+
+def regimes(draw, size, length):
+    """Two levels 2 % apart, which last `length` steps on average."""
+    switched = np.cumsum(draw.random(size) < 1 / length) + draw.integers(2)
+    return np.where(switched % 2, 0.01, -0.01) + white(draw, size, 0.002)
+
+
+def spikes(draw, size, share, height):
+    return white(draw, size, 0.002) + height * ((draw.random(size) < share) - share)
+
+
+def lognormal(draw, size):
+    return 0.005 * (draw.lognormal(0, 1, size) - math.exp(0.5))
+
+
+SERIES = {
+    "iid": lambda draw, size: white(draw, size, 0.01),
+    **{
+        f"AR {share:g}": lambda draw, size, share=share: autoregressive(draw, size, share, 0.01)
+        for share in (0.1, 0.19, 0.3, 0.5, 0.8, 0.95)
+    },
+    "power-capped (AR 0.7, 4 %)": lambda draw, size: autoregressive(draw, size, 0.7, 0.04),
+    "level per window 0.05 %": lambda draw, size: levels(draw, size, 0.0005),
+    "level per window 0.2 %": lambda draw, size: levels(draw, size, 0.002),
+    "slow wander": wander,
+    "regimes of 50 steps": lambda draw, size: regimes(draw, size, 50),
+    "regimes of 300 steps": lambda draw, size: regimes(draw, size, 300),
+    "Student t 2.2": lambda draw, size: 0.002 * draw.standard_t(2.2, size),
+    "lognormal": lognormal,
+    "0.2 % of +500 %": lambda draw, size: spikes(draw, size, 0.002, 5.0),
+    "1 % of +50 %": lambda draw, size: spikes(draw, size, 0.01, 0.5),
+}
+# No checks may fire on these: nothing changes in them.
+CLEAN = [*list(SERIES)[:6], "power-capped (AR 0.7, 4 %)", "level per window 0.05 %", "Student t 2.2", "lognormal"]
+# Two equal levels have no median that one could miss; the others' differ from the mean.
+MEDIANS = dict.fromkeys(SERIES, 0.0) | {
+    "lognormal": 0.005 * (1 - math.exp(0.5)),
+    "0.2 % of +500 %": -0.01,
+    "1 % of +50 %": -0.005 + 0.002 * 0.01266,
+    "regimes of 50 steps": None,
+    "regimes of 300 steps": None,
+}
+
+
+# Before
+
+
+def joined(ms):
+    """Batch means as they were until schema 3."""
+    values = np.asarray(ms)
+    while len(values) >= 20 and intervals.correlation(values) > 0.2:
+        values = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1)
+    return values
+
+
+def half_width_before(by_window):
+    values = joined(np.concatenate(by_window))
+    return 1.96 * values.std() / math.sqrt(len(values)) / np.concatenate(by_window).mean()
+
+
+def bootstrap(statistic, draw, *samples):
+    """A percentile interval; 400 resamples tell as much as the 2,000 of before."""
+    found = statistic(*(draw.choice(values, (400, len(values))) for values in samples))
+    return np.percentile(found, [2.5, 97.5])
+
+
+# One study
+
+
+def timed(ms, before=False):
+    """Windows of a series of ms until the stopping rule ends it."""
+    by_window, size = [], stopping.window_iterations(STEP_MS)
+    while True:
+        start = len(by_window) * size
+        by_window.append([float(one) for one in ms[start : start + size]])
+        total = float(ms[: start + size].sum())
+        if before:
+            wide = len(by_window) < stopping.FEWEST_WINDOWS or half_width_before(by_window) > OPTIONS["interval_target"]
+            over = not wide or total >= 1e3 * OPTIONS["max_seconds"]
+        else:
+            over = stopping.enough(by_window, total, OPTIONS)
+        if over or start + 2 * size > len(ms):
+            return by_window
+
+
+def told(ms):
+    """The codes that the checks of time give a run of these steps."""
+    checks = {"stationarity": stationarity.facts(ms), "pauses": stationarity.pauses(ms), "iterations": len(ms)}
+    record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
+    judges = {"not_stationary": timing.not_stationary, "pauses": timing.pauses}
+    return {code for code, judge in judges.items() if judge(record, LIMITS) is not None}
+
+
+@dataclasses.dataclass
+class Held:
+    """Of many studies: whether an interval holds the truth, its half-width, how far the estimate was off, windows."""
+
+    holds: list = dataclasses.field(default_factory=list)
+    shown: list = dataclasses.field(default_factory=list)
+    off: list = dataclasses.field(default_factory=list)
+    windows: list = dataclasses.field(default_factory=list)
+
+    def add(self, truth, estimate, low, high, windows=0):
+        self.holds.append(low <= truth <= high)
+        self.shown.append((high - low) / 2)
+        self.off.append(abs(estimate - truth))
+        self.windows.append(windows)
+
+    @property
+    def share(self):
+        return float(np.mean(self.holds)) if self.holds else math.nan
+
+    @property
+    def text(self):
+        return f"{100 * self.share:5.1f}" if self.holds else "    –"
+
+    @property
+    def widths(self):
+        return f"{100 * np.median(self.shown):5.3f} / {100 * np.quantile(self.off, 0.95):5.3f}"
+
+
+def study(name, seed, held, before=True):
+    """Simulate one study; add its outcomes to `held`, {(what, when): Held}. Return (codes, whether the mean was missed)."""
+    draw = np.random.default_rng([seed, list(SERIES).index(name)])
+    ms = STEP_MS * (1 + SERIES[name](draw, STEPS))
+    windows = timed(ms)
+    low, high = intervals.mean_interval(windows)
+    held["mean", "after"].add(1, _mean(windows) / STEP_MS, low / STEP_MS, high / STEP_MS, len(windows))
+    if (middle := MEDIANS[name]) is not None:
+        held["median", "after"].add(
+            STEP_MS * (1 + middle), np.median(_ms(windows)), *intervals.median_interval(windows)
+        )
+    abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
+    places = np.arange(len(abba)) % 4
+    first, second = abba[(places == 0) | (places == 3)] + COST * STEP_MS, abba[(places == 1) | (places == 2)]
+    cost, blocks = derive.abba(first.tolist(), second.tolist())
+    held["difference", "after"].add(COST * STEP_MS, cost, *intervals.difference_interval(cost, blocks))
+    if before:
+        _study_before(ms, first, second, middle, held, draw)
+    return told(_ms(windows)), not held["mean", "after"].holds[-1]
+
+
+def _study_before(ms, first, second, middle, held, draw):
+    """Add what the method until schema 3 makes of the same steps."""
+    windows = timed(ms, before=True)
+    mean, off = _mean(windows) / STEP_MS, half_width_before(windows)
+    held["mean", "before"].add(1, mean, mean * (1 - off), mean * (1 + off), len(windows))
+    if middle is not None:
+        ends = bootstrap(lambda one: np.median(one, axis=1), draw, _ms(windows))
+        held["median", "before"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), *ends)
+    ends = bootstrap(lambda a, b: np.median(a, axis=1) - np.median(b, axis=1), draw, first.ravel(), second.ravel())
+    held["difference", "before"].add(COST * STEP_MS, np.median(first) - np.median(second), *ends)
+
+
+def _ms(windows):
+    return [one for window in windows for one in window]
+
+
+def _mean(windows):
+    return math.fsum(_ms(windows)) / len(_ms(windows))
+
+
+def outcome(name, studies=STUDIES, before=True):
+    """Return ({(what, when): Held}, share of runs with each code, share of the missed means that are told) of one series."""
+    held = {(what, when): Held() for what in ("mean", "median", "difference") for when in ("before", "after")}
+    found = [study(name, seed, held, before) for seed in range(studies)]
+    codes = {code: float(np.mean([code in one for one, _ in found])) for code in ("not_stationary", "pauses")}
+    misses = [bool(one) for one, missed in found if missed]
+    return held, codes, float(np.mean(misses)) if misses else math.nan
+
+
+# Tables
+
+
+def tables(studies: int = STUDIES) -> Iterator[str]:
+    """Yield the table of series, and that of windows on real ones."""
+    yield (
+        f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real stopping rule. Half-widths\n"
+        "are in percent of the mean; shown: the median, needed: what holds 95 % of the runs. A miss is told if a check names it.\n"
+    )
+    yield (
+        f"{'':27} {'mean held, % of runs':^21} {'half-width shown / needed':^31} {'windows':^11} {'median held':^13} "
+        f"{'A B B A held':^13} {'told':^17} {'misses':^6}\n"
+        f"{'series':27} {'before':>10} {'after':>10} {'before':>15} {'after':>15} {'before':>5} {'after':>5} "
+        f"{'before':>6} {'after':>6} {'before':>6} {'after':>6} {'change':>8} {'pauses':>8} {'told':>6}"
+    )
+    for name in SERIES:
+        held, codes, misses = outcome(name, studies)
+        before, after = held["mean", "before"], held["mean", "after"]
+        yield (
+            f"{name:27} {before.text:>10} {after.text:>10} {before.widths:>15} {after.widths:>15} "
+            f"{np.mean(before.windows):5.1f} {np.mean(after.windows):5.1f} "
+            + " ".join(
+                f"{held[what, when].text:>6}" for what in ("median", "difference") for when in ("before", "after")
+            )
+            + f" {codes['not_stationary']:8.1%} {codes['pauses']:8.1%} {misses:6.0%}".replace("nan%", "   –")
+        )
+    yield (
+        "\nWhere less than 90 % are held, what moves the mean did not happen in the run: a regime, a rare pause or a slow\n"
+        "wander that takes longer than the windows leaves no trace in them. No interval of one run can hold it; that of the\n"
+        "next run, from the noise between runs, can.\n"
+    )
+    yield from _real(studies)
+
+
+def _real(studies):
+    """Yield how many windows the stopping rule takes on real steps of H200s, drawn again in blocks (Politis and Romano 1994)."""
+    yield f"Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: {studies} runs of each"
+    yield f"{'cell':62} {'before':>6} {'after':>6}   share that ran to the end"
+    for folder in sorted(DATA.glob("*/resnet50-*")):
+        ranks = [[json.loads(line) for line in path.open()] for path in sorted(folder.glob("ranks/*.jsonl"))]
+        timed_of = [[one["ms"] for one in lines if one.get("purpose") == "timed"] for lines in ranks]
+        windows = [np.max(window, axis=0) for window in zip(*(one for one in timed_of if one), strict=True)]
+        if not windows:
+            continue
+        ms = np.concatenate(windows)
+        runs = [_drawn_again(ms, seed) for seed in range(studies)]
+        after = [len(timed(one)) for one in runs]
+        before = [len(timed(one, before=True)) for one in runs]
+        most = STEPS // stopping.window_iterations(STEP_MS)
+        ended = np.mean([one >= most - 1 for one in after])
+        yield f"{folder.parent.name}/{folder.name:53} {np.mean(before):6.2f} {np.mean(after):6.2f}   {ended:.0%}"
+
+
+def _drawn_again(ms, seed):
+    draw = np.random.default_rng(seed)
+    starts = draw.integers(0, len(ms), STEPS // 9 + 1)
+    return np.concatenate([np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts])[:STEPS]

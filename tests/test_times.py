@@ -1,0 +1,140 @@
+"""Changes, pauses, a slow rank and wrong sums in the times of a cell are seen, planted into the raw lines of real H200 cells, at
+the smallest size that each check claims; the clean lines have none of these codes.
+"""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import coverage_faults
+import coverage_within
+import numpy as np
+import pytest
+
+from analysis.validity.checks import judge
+from benchmarks.derived import complete
+from benchmarks.record import CellFolder, read, read_lines
+from benchmarks.timing import stationarity
+from conf.schema import ValidityLimits
+
+DATA = Path(__file__).parent / "data" / "raw_lines"
+TRAINED = sorted(
+    path for path in DATA.glob("*/resnet50-*") if "throughput/seconds" in read(path / "record.json").metrics
+)
+PAIR = DATA / "h200_x4" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+CODES = {"not_stationary", "pauses", "slow_rank", "samples_do_not_fill_window", "rate_inconsistent"}
+
+
+def lines_of(folder):
+    """The cell of a folder, and the lines of its ranks."""
+    record = read(folder / "record.json")
+    return record, {
+        rank: list(read_lines(CellFolder(folder).rank_lines(rank))) for rank in range(record.cell.world_size)
+    }
+
+
+def codes(record, lines):
+    """The codes of time that a record of these lines has."""
+    values = complete(lines, record.cell)
+    made = dataclasses.replace(record, metrics=values["metrics"], checks=values["checks"], effective={})
+    return CODES & set(judge(made, ValidityLimits()).codes)
+
+
+def blocks(lines, purpose, ranks=(0, 1)):
+    return [line for rank in ranks for line in lines[rank] if line.get("purpose") == purpose]
+
+
+def plant(lines, purpose, longer, ranks=(0, 1)):
+    """Make steps longer, `longer(place among the steps of a rank)`, and their windows with them."""
+    lines = copy.deepcopy(lines)
+    for rank in ranks:
+        place = 0
+        for block in blocks(lines, purpose, [rank]):
+            ms = [one * (1 + longer(place + number)) for number, one in enumerate(block["ms"])]
+            block["device_ms"] += sum(ms) - sum(block["ms"])
+            place += len(ms)
+            block["ms"] = ms
+    return lines
+
+
+@pytest.mark.parametrize("folder", TRAINED, ids=lambda path: f"{path.parent.name}-{path.name[-10:]}")
+def test_clean_cells_of_h200s_have_no_code_of_time(folder):
+    assert codes(*lines_of(folder)) == set()
+
+
+def test_every_strategy_has_a_clean_cell():
+    assert len(TRAINED) >= 8
+
+
+PLANTED = {
+    "a step of 5 % from the middle on": ("not_stationary", "timed", lambda place: 0.05 * (place >= 36)),
+    "a trend of 2 %": ("not_stationary", "timed", lambda place: 0.02 * place / 71),
+    "a pause of 0.25 s in every 25th step": ("pauses", "timed", lambda place: 250 / 55 * (place % 25 == 24)),
+    "one step in 72 of +500 %": ("pauses", "timed", lambda place: 5.0 * (place == 50)),
+    "one step in 72 of +50 %": ("pauses", "timed", lambda place: 0.5 * (place == 5)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_in_the_timed_steps_has_its_code(name):
+    code, purpose, longer = PLANTED[name]
+    record, lines = lines_of(PAIR)
+    assert codes(record, plant(lines, purpose, longer)) == {code}
+
+
+def test_a_rank_that_computes_five_percent_slower_is_named():
+    record, lines = lines_of(PAIR)
+    slow = plant(lines, "without exchange", lambda place: 0.05, ranks=[1])
+    assert codes(record, slow) == {"slow_rank"}
+    values = complete(slow, record.cell)
+    assert values["checks"]["slowest_rank"]["rank"] == 1
+    alone, slowed = values["tables"]["ranks/own_ms"]
+    assert slowed / alone == pytest.approx(1.05, abs=0.005)
+    assert values["metrics"]["ranks/spread"] < 1e-4, "steps with the exchange wait for the slowest rank"
+
+
+@pytest.mark.parametrize("purpose", ["timed", "exchange", "with exchange"])
+def test_samples_that_leave_out_a_thousandth_of_their_window_are_seen(purpose):
+    record, lines = lines_of(PAIR)
+    for share, found in ((0.9975, {"samples_do_not_fill_window"}), (0.9995, set())):
+        cut = copy.deepcopy(lines)
+        for block in blocks(cut, purpose, [1]):
+            block["ms"] = [share * one for one in block["ms"]]
+        assert codes(record, cut) == found
+    dropped = copy.deepcopy(lines)
+    del blocks(dropped, purpose, [0])[0]["ms"][3]
+    del blocks(dropped, purpose, [1])[0]["ms"][3]
+    assert "samples_do_not_fill_window" in codes(record, dropped)
+
+
+def test_few_steps_have_no_facts_of_a_change_and_constants_none_that_matter():
+    assert stationarity.facts([1.0] * 11) == {}
+    steady = stationarity.facts([1.0] * 12)
+    assert steady["change"] == steady["drift"] == steady["change_beyond"] == steady["drift_beyond"] == 0
+    jumped = stationarity.facts([1.0] * 20 + [1.05] * 20)
+    assert (jumped["change_at"], jumped["change_beyond"]) == (20, stationarity.MOST_BEYOND)
+    assert stationarity.facts(np.linspace(1, 2, 30).tolist())["drift"] == pytest.approx(2 / 3)
+
+
+SMALL = ("iid", "AR 0.5", "power-capped (AR 0.7, 4 %)", "level per window 0.2 %")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_intervals_hold_the_truth_and_clean_series_have_no_code(name):
+    """The table of `python -m tests.coverage within`, with fewer studies: 90 % less two standard errors."""
+    held, codes, _ = coverage_within.outcome(name, studies=60, before=False)
+    for what in ("mean", "median", "difference"):
+        assert held[what, "after"].share >= 0.84, what
+    assert max(codes.values()) <= 1 / 60
+    assert np.median(held["mean", "after"].shown) < 2 * np.quantile(held["mean", "after"].off, 0.95)
+
+
+@pytest.mark.parametrize("fault", ["none", "step +5% from iteration 60", "spell of 30 steps, +5%", "warm-up: 2% decaying over 10 s"])
+def test_a_cell_is_told_what_time_did_to_it_from_its_first_step_on(fault):
+    found = coverage_faults.seen(fault, studies=10)
+    if fault == "none":
+        assert found["any"] == 0 and found["warm_up_s"] < 3
+    elif "warm-up" in fault:
+        assert abs(found["off"]) < 0.002 < 0.01 < found["before"]
+    else:
+        assert found["codes"] == {"not_stationary": 1.0}
