@@ -231,7 +231,7 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
     """Yield the table of series, and that of windows on real ones."""
     yield (
         f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real stopping rule. Half-widths\n"
-        "are in percent of the mean; shown: the median, needed: what holds 95 % of the runs. A miss is told if a check names it.\n"
+        "are in percent of the mean; shown: the median, needed: what holds 95 % of the runs. A miss is told if a check fires.\n"
     )
     yield (
         f"{'':27} {'mean held, % of runs':^21} {'half-width shown / needed':^31} {'windows':^11} {'median held':^13} "

@@ -129,7 +129,9 @@ def test_intervals_hold_the_truth_and_clean_series_have_no_code(name):
     assert np.median(held["mean", "after"].shown) < 2 * np.quantile(held["mean", "after"].off, 0.95)
 
 
-@pytest.mark.parametrize("fault", ["none", "step +5% from iteration 60", "spell of 30 steps, +5%", "warm-up: 2% decaying over 10 s"])
+@pytest.mark.parametrize(
+    "fault", ["none", "step +5% from iteration 60", "spell of 30 steps, +5%", "warm-up: 2% decaying over 10 s"]
+)
 def test_a_cell_is_told_what_time_did_to_it_from_its_first_step_on(fault):
     found = coverage_faults.seen(fault, studies=10)
     if fault == "none":

@@ -64,7 +64,7 @@ def difference_interval(estimate: float, differences: Sequence[float]) -> tuple[
     return estimate - half_width, estimate + half_width
 
 
-def correlation(values: Sequence[float]) -> float:
+def correlation(values: "Sequence[float] | np.ndarray[Any, Any]") -> float:
     """Return the correlation of neighbours; 0 for constants and below three values."""
     centred = np.asarray(values, dtype=float) - _mean(values)
     squares = float((centred**2).sum())
@@ -82,7 +82,9 @@ def _around(middle: float, half_width: float) -> tuple[float, float]:
 def _self_normalised(deviations: "np.ndarray[Any, Any]") -> float:
     """Return the half-width of the mean of (n,) values whose deviations from it are given."""
     count = len(deviations)
-    critical = CRITICAL_OF_FEW.get(count, CRITICAL * (1 + MORE_FOR_FEW / count**2))
+    correlated = max(correlation(deviations), 0.0)
+    effective = count * (1 - correlated) / (1 + correlated)  # as many independent values tell as much
+    critical = max(CRITICAL_OF_FEW.get(count, CRITICAL), CRITICAL * (1 + MORE_FOR_FEW / max(effective, 2.0) ** 2))
     sums = np.cumsum(deviations)
     return critical * math.sqrt(float((sums**2).sum())) / count**1.5
 
