@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import linregress
 from simulated import changed
-from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wired_study
+from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_study
 
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
@@ -92,6 +92,15 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
         section = wire_lines(study, few)
     assert any(line.startswith("GPUs 0,3: this subset loses more than its wires explain") for line in section.lines)
     assert ">0,3<" in section.pictures[0].svg and "Hollow" in section.pictures[0].caption
+
+
+def test_cells_that_bend_together_accuse_nobody():
+    """From 8 ms on the wires nothing more hides: the line is wrong, no subset is."""
+    beyond = {gpus: 0.6 * max(0.0, wire_ms(gpus) - 8) for gpus in SUBSETS}
+    lines, _ = lines_of(wired_study(1, lost=beyond))
+    assert lines[COST].bends and lines[EFFICIENCY].bends
+    assert not any(point.verdict for line in lines.values() for point in line.points)
+    assert not lines_of(wired_study(1))[0][COST].bends
 
 
 def test_clean_studies_accuse_nobody():

@@ -28,6 +28,12 @@ class WiredTruth:
     alone_ms: float | None = None  # what the strategy costs a step of one GPU; None: not measured
 
 
+def wire_ms(gpus, gb_per_s=None):
+    """The time that an exchange needs on its wires, by their nominal speed where no other is given."""
+    megabytes = 2 * (len(gpus) - 1) / len(gpus) * GRADIENT_BYTES / 1e6
+    return megabytes / (gb_per_s or set_bandwidth(DGX1, gpus).gb_per_s)
+
+
 def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repeats=1):
     """A study of these subsets with peer copies between all GPUs; `lost` is {subset: further ms that it loses}."""
     truth, chance = truth or WiredTruth(), np.random.default_rng(seed)
@@ -45,17 +51,15 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
         cost = {} if truth.alone_ms is None else {"strategy/cost_ms": truth.alone_ms}
         made += [changed(record, metrics=record.metrics | cost) for record in alone]
         for gpus in subsets:
-            size = len(gpus)
-            megabytes = 2 * (size - 1) / size * GRADIENT_BYTES / 1e6
             carried = set_bandwidth(DGX1, gpus, matrix.tolist()).gb_per_s
-            cost = truth.fixed_ms + truth.share * megabytes / carried + (lost or {}).get(gpus, 0.0)
+            cost = truth.fixed_ms + truth.share * wire_ms(gpus, carried) + (lost or {}).get(gpus, 0.0)
             record = simulator.record(gpus, repeat=repeat, **around)
             rate = record.metrics["throughput/images_per_second"] * simulator.truth.step_ms("nccl_allreduce", gpus)
             busbw = truth.efficiency_of_nccl * carried * (1 + 0.002 * chance.standard_normal())
             metrics = {
                 "throughput/images_per_second": rate / (54.0 + cost),
                 "comm/busbw_gb_per_s": busbw,
-                "comm/exchange_ms": megabytes / busbw,
+                "comm/exchange_ms": wire_ms(gpus, busbw),
                 "strategy/cost_ms": cost + 54.0 * truth.noise * chance.standard_normal(),
             }
             made.append(changed(record, metrics=metrics, effective={"transport": "P2P/direct pointer"}))

@@ -202,6 +202,7 @@ class WireLine:
     deviation_ms: float  # of the residuals
     points: tuple[WirePoint, ...]  # fastest wires first
     speeds: int  # different GB/s among the cells
+    bends: bool = False  # the cells follow a parabola rather than the line
     alone_ms: float | None = None  # a step of the slowest member alone, where efficiency is the quantity
 
 

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from analysis.findings.estimates import LEVEL, quantile
 from analysis.findings.model import Estimate
 
+Values = np.ndarray[Any, np.dtype[np.float64]]
 _LEAST = 1e-6  # of the largest value: residuals below it are rounding
 
 
@@ -64,24 +68,50 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
 
 
 def outliers(points: Sequence[tuple[float, float]], level: float, fewest: int) -> list[int]:
-    """Return the places of points outside the interval that the line through all others gives them, farthest first.
+    """Return the places of points outside the interval that all others give them, farthest first.
 
-    They are taken out one by one, each judged by the line through what is left (Rosner's generalised test for several
-    outliers, Technometrics 25, 1983), at most a quarter of the points and never below `fewest`.
+    They are taken out one by one, each judged by what is left (Rosner's generalised test for several outliers, Technometrics
+    25, 1983), at most a quarter of the points and never below `fewest`. A point counts only if neither a line nor a parabola
+    through the others explains it: cells that bend away from a line together are no outliers.
     """
     left, found = list(range(len(points))), []
     while len(left) > max(fewest, len(points) - len(points) // 4):
-        misses = []
-        for place in left:
-            line = fit([points[other] for other in left if other != place])
-            if line is None:
-                continue
-            x, y = points[place]
-            expected = line.expected(x, level)
-            assert expected.high is not None
-            misses.append((abs(y - expected.value) / (expected.high - expected.value), place))
-        if not misses or max(misses)[0] <= 1:
+        values = np.array([points[place] for place in left])
+        misses = np.minimum(_misses(values, 1, level), _misses(values, 2, level))
+        if misses.max() <= 1:
             break
-        found.append(max(misses)[1])
-        left.remove(found[-1])
+        found.append(left.pop(int(misses.argmax())))
     return found
+
+
+def _misses(points: Values, degree: int, level: float) -> Values:
+    """Return how far each point lies from the polynomial through all others, as a multiple of half its interval."""
+    x, y = points.T
+    freedom = len(x) - degree - 2  # of the polynomial through the others
+    if freedom < 1:
+        return np.zeros(len(x))
+    basis = _basis(x, degree)
+    left = y - basis @ (basis.T @ y)
+    kept = np.maximum(1 - (basis**2).sum(axis=1), _LEAST)  # 1 − leverage
+    squares = np.maximum((left**2).sum() - left**2 / kept, 0.0) / freedom
+    deviation = np.maximum(np.sqrt(squares), _LEAST * np.abs(y).max() + 1e-300)
+    misses: Values = np.abs(left) / (np.sqrt(kept) * deviation * quantile(freedom, level))
+    return misses
+
+
+def bends(points: Sequence[tuple[float, float]], level: float = 0.99) -> bool:
+    """Tell whether the points follow a parabola rather than a line: its further term differs from 0."""
+    x, y = np.array(points, dtype=float).T
+    freedom = len(x) - 3
+    if freedom < 1:
+        return False
+    basis = _basis(x, 2)
+    parts = basis.T @ y
+    deviation = math.sqrt(max(float(((y - basis @ parts) ** 2).sum()), 0.0) / freedom)
+    return bool(abs(parts[2]) > quantile(freedom, level) * max(deviation, _LEAST * float(np.abs(y).max())))
+
+
+def _basis(x: Values, degree: int) -> Values:
+    """Return orthonormal polynomials at x, the constant first, (len(x), degree + 1)."""
+    basis, _ = np.linalg.qr(np.vander((x - x.mean()) / (np.ptp(x) or 1.0), degree + 1, increasing=True))
+    return basis

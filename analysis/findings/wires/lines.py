@@ -20,7 +20,7 @@ from analysis.findings.model import Estimate, Point, Scaling, WireLine, WirePoin
 from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs, named
 from analysis.findings.study import Study
-from analysis.findings.wires.fit import Fit, fit, outliers
+from analysis.findings.wires.fit import Fit, bends, fit, outliers
 from analysis.findings.wires.measured import MachineLinks, transport_of
 
 FEWEST = 4  # cells of a line
@@ -178,6 +178,7 @@ def _line(study: Study, quantity: str, source: str, cells: Sequence[_Cell], leve
         line.deviation,
         tuple(sorted(points, key=lambda point: (point.wire_ms, point.gpus, point.label))),
         _speeds([x for x, _ in pairs]),
+        bends([pair for place, pair in enumerate(pairs) if place not in outside]),
         median(alone) if alone and quantity == EFFICIENCY else None,
     )
 

@@ -122,6 +122,8 @@ def _sentences(line: WireLine, name: str) -> list[str]:
     said = [sentence(text)]
     if line.speeds < FEWEST - 1:
         said.append("Its wires have two speeds only, so nothing between them shows whether it is a line.")
+    if line.bends:
+        said.append("Its cells bend away from the line, so it says little of wires between them: read the figure.")
     return said + first_lines(sentence(_told(point)) for point in told)
 
 
