@@ -21,6 +21,7 @@ from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding import sentences
 from analysis.report.folder import PAGE, write_folder
+from analysis.report.measured_values import RATE, about_intervals
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.style import style
 from analysis.report.tables import to_csv, to_latex
@@ -70,7 +71,11 @@ def _setting(study: Study) -> str:
     ]
     when = " to ".join(dict.fromkeys(days))
     used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
-    said = [join_words(places, 3), join_words(models, 4), join_words(strategies_, 4), used, f"{when} (UTC)"]
+    metric = study.rates[0].metric if study.rates else RATE
+    said = [
+        *(join_words(places, 3), join_words(models, 4), join_words(strategies_, 4), used, f"{when} (UTC)"),
+        about_intervals(study, metric) if study.rates else "",
+    ]
     return single_line(" · ".join(part for part in said if part), 600)
 
 

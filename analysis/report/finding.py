@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Estimate, Findings, Point, Waterfall
+from analysis.findings.next_run.interval import WORDS
 from analysis.findings.provenance import hardware
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import first_metric
 from analysis.report.main_point import MainPoint, compared_with, main_point
-from analysis.report.measured_values import RATE, bounded, first_records, median_and_range
+from analysis.report.measured_values import RATE, bounded, first_records, median_and_interval
 from analysis.report.names import run_name, unit_of
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import Section
@@ -56,7 +57,8 @@ def _first_number(study: Study, benchmark: str) -> Iterator[str]:
     if name is not None:
         entry = metrics.metric(name)
         unit = f" {entry.unit}" if entry.unit not in ("", "%") else ""
-        yield f"{single_line(run_name(record))}: {single_line(entry.title, 80)} {median_and_range(groups[0], name)}{unit}."
+        value = median_and_interval(study, groups[0], name)
+        yield f"{single_line(run_name(record))}: {single_line(entry.title, 80)} {value}{unit}."
 
 
 def _nothing(study: Study) -> str:
@@ -111,7 +113,7 @@ def _what(curve: Curve, first: Record) -> str:
 def _first(rate: Estimate) -> str:
     """Return a rate with its interval, and what the interval is."""
     within = interval(rate, "rate")
-    return central(rate, "rate") + (f" (95 % interval {within})" if within else "")
+    return central(rate, "rate") + (f" ({within} {WORDS}, 95 %)" if within else "")
 
 
 def _where(study: Study, point: Point, first: Record) -> str:
@@ -182,7 +184,7 @@ def _lost(one: Waterfall) -> str:
 def _cost(study: Study, point: Point) -> str:
     """Return what the cells themselves measured of what their strategy costs."""
     records = study.records_of(point)
-    cost, step = bounded(records, "strategy/cost_ms"), middle(records, "step/ms_median")
+    cost, step = bounded(study, records, "strategy/cost_ms"), middle(records, "step/ms_median")
     if cost is None or not step:
         return ""
     return f"; the strategy costs {estimate(cost)} ms of a step of {number(step)} ms"

@@ -1,27 +1,33 @@
-"""Read values of records: medians over runs with their range, rows of tables, finite numbers."""
+"""Read values of records: medians over runs with the interval of the next run, rows of tables, finite numbers."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
-from analysis.findings.runs import middle, named
+from analysis.findings.next_run.interval import NOT_KNOWN, WORDS, interval, rests_on
+from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.numbers import estimate, finite, of_metric
 from benchmarks.record import Record
-from benchmarks.record.metrics import interval
 
 RATE = "throughput/images_per_second"
 Group = tuple[Record, ...]  # runs of equal cells
 
 
-def bounded(group: Sequence[Record], metric: str) -> Estimate | None:
-    """Return the median over runs, with the interval of the run if it is only one."""
-    value = middle(group, metric)
-    if value is None:
-        return None
-    ends = interval(metric, group[0].within_run) if len(group) == 1 else None
-    return Estimate(value, *ends) if ends else Estimate(value)
+def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | None:
+    """Return the median over runs of equal cells, with the interval of the next run where it is known."""
+    found = (record.metrics.get(metric) for record in group)
+    values = [value for value in found if value is not None and math.isfinite(value)]
+    floor = study.single(group[0]).floor(metric) if group[0].usable else None
+    return interval(values, metric, floor) if values else None
+
+
+def about_intervals(study: Study, metric: str = RATE) -> str:
+    """Return what the intervals beside a study's numbers are: `95 % intervals for the next run, from 12 runs`."""
+    floors = (runs.floor(metric) for runs in study.runs if runs.values(metric))
+    known = rests_on(floors)
+    return f"95 % intervals {WORDS}, {known} of equal cells" if known else f"no interval: {NOT_KNOWN}"
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:
@@ -49,10 +55,7 @@ def numbers(values: object) -> list[float]:
     return [one for value in values if (one := finite(value)) is not None] if isinstance(values, list) else []
 
 
-def median_and_range(group: Group, metric: str) -> str:
-    """Return the median of a metric over runs with the lowest and the highest: `377 (375 to 378)`; empty where no run has it."""
-    values = [value for record in group if (value := record.metrics.get(metric)) is not None and math.isfinite(value)]
-    if not values:
-        return ""
-    spread = (min(values), max(values)) if len(values) > 1 else (None, None)
-    return estimate(Estimate(middle(group, metric) or 0.0, *spread), of_metric(metric))
+def median_and_interval(study: Study, group: Group, metric: str) -> str:
+    """Return `377 (375 to 378)`, the median over runs with the interval of the next run; empty where no run has the metric."""
+    found = bounded(study, group, metric)
+    return "" if found is None else estimate(found, of_metric(metric))

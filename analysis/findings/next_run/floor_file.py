@@ -18,15 +18,18 @@ FILE = "noise_floor.json"
 VERSION = 1
 
 
-def read_floors(path: Path) -> dict[str, dict[tuple[FloorGroup, str], Scatter]]:
-    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged row counts for nothing."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+def floors_of(path: Path) -> dict[str, Scatters]:
+    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged row counts for nothing.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is none that this version knows.
+    """
+    if not path.exists():
         return {}
-    studies = content.get("studies") if isinstance(content, dict) and content.get("version") == VERSION else None
-    if not isinstance(studies, dict):
-        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    version, studies = (content.get(name) if isinstance(content, dict) else None for name in ("version", "studies"))
+    if version != VERSION or not isinstance(studies, dict):
+        raise ValueError(f"{path} is no noise floor that this version can read (version={version!r})")
     return {study: dict(_rows(rows)) for study, rows in studies.items() if isinstance(rows, list)}
 
 
@@ -45,10 +48,14 @@ def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[FloorGroup, str], Scatter
 
 
 def of_other_studies(folder: Path) -> Scatters:
-    """Return what the other studies beside a study's folder showed."""
-    pooled: dict[tuple[FloorGroup, str], Scatter] = defaultdict(Scatter)
-    for study, rows in read_floors(folder.absolute().parent / FILE).items():
-        for key, scatter in rows.items() if study != folder.absolute().name else ():
+    """Return what the other studies beside a study's folder showed; nothing where the file cannot be read."""
+    folder, pooled = folder.absolute(), defaultdict[tuple[FloorGroup, str], Scatter](Scatter)
+    try:
+        studies = floors_of(folder.parent / FILE)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    for study, rows in studies.items():
+        for key, scatter in rows.items() if study != folder.name else ():
             pooled[key] += scatter
     return pooled
 

@@ -11,7 +11,7 @@ efficiency, is drawn in analysis.findings.estimates. The launching process impor
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.floors import Floor
@@ -20,11 +20,18 @@ from benchmarks.record.metrics import metric as entry_of
 LEVEL = 0.95
 WIDEST = 100.0  # the most that a logarithm may be off: no overflow where little is known of the scatter
 WORDS = "for the next run"  # what every ± and every interval of a number is
+NOT_KNOWN = "too few runs of equal cells are known (repeats, or a sweep of five cells and more)"
 
 
 def of_median(runs: int) -> float:
     """Return the variance of the median of normal values as a share of that of one value: 1, 1/2, then π/2n."""
     return 1 / runs if runs < 3 else math.pi / 2 / runs
+
+
+def rests_on(floors: Iterable[Floor | None]) -> str:
+    """Return `from 12 runs`, or `from 6 to 12 runs` where floors differ; empty where there is none."""
+    runs = sorted({floor.runs for floor in floors if floor is not None})
+    return f"from {' to '.join(dict.fromkeys(f'{one:,}' for one in (runs[0], runs[-1])))} runs" if runs else ""
 
 
 def half_width(floor: Floor, runs: int) -> float:

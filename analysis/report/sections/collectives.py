@@ -9,7 +9,7 @@ from analysis.findings.model import Findings
 from analysis.findings.provenance import mapping
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
-from analysis.report.measured_values import Group, mappings, median_and_range, records_of
+from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import finite
 from analysis.report.section import Section
@@ -25,15 +25,17 @@ SIZES = 4  # steps of the axis of messages
 
 def section(study: Study, findings: Findings) -> Section:
     """Return bandwidth and latency of each collective."""
-    sentences = _sentences(*largest_cells(study, "collectives"))
+    sentences = _sentences(study, *largest_cells(study, "collectives"))
     return links_alone(51, sentences, [_table(study)], _figure(study))
 
 
-def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield the bandwidth of the largest message, the highest first, and the time of the smallest message."""
     rows = []
     for group in groups:
-        busbw, small = (median_and_range(group, f"collectives/{name}") for name in ("busbw_gb_per_s", "latency_us"))
+        busbw, small = (
+            median_and_interval(study, group, f"collectives/{name}") for name in ("busbw_gb_per_s", "latency_us")
+        )
         if busbw:
             also = f" and {small} µs for the smallest" if small else ""
             rows.append((-(middle(group, "collectives/busbw_gb_per_s") or 0.0), group, f"{busbw} GB/s{also}"))

@@ -1,5 +1,6 @@
 """Sections on what the numbers are based on: validity, environment, commands, and every cell."""
 
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -10,15 +11,17 @@ from analysis.findings.baselines import Baselines
 from analysis.findings.communication.exposed import DISAGREEMENT, TRACE_EXPOSED
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
+from analysis.findings.next_run.interval import WORDS, half_width
 from analysis.findings.provenance import hardware, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
-from analysis.report.measured_values import RATE, bounded
+from analysis.report.measured_values import RATE, about_intervals, bounded
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, join_words, single_line
 from benchmarks.record import Record
+from benchmarks.record.metrics import metric
 
 DIFFERENT = 4  # values of one variable that are named
 
@@ -147,18 +150,19 @@ def cells(study: Study, findings: Findings) -> Section:
     rows: list[tuple[Value, ...]] = []
     baselines = Baselines(study)
     for record in study.records:
-        rate: Estimate | None = bounded([record], RATE)
+        rate: Estimate | None = bounded(study, [record], RATE)
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
-            baselines.efficiency(record), bounded([record], "comm/exchange_ms"),
-            middle([record], "comm/busbw_gb_per_s"), bounded([record], "strategy/cost_ms"), middle([record], "comm/exposed_ms"),
+            baselines.efficiency(record), bounded(study, [record], "comm/exchange_ms"),
+            middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], "strategy/cost_ms"),
+            middle([record], "comm/exposed_ms"),
             middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,
         ))  # fmt: skip
     table = Table(
-        "cells", "Every cell, in the order in which they started. Times and record ids are in cells.csv.",
+        "cells", f"Every cell, in the order in which they started; {about_intervals(study)}. Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
@@ -175,8 +179,38 @@ def cells(study: Study, findings: Findings) -> Section:
     return Section("cells", "Every cell", tables=(table,), place=120)
 
 
+def noise(study: Study, findings: Findings) -> Section | None:
+    """Return the noise floors that the intervals of the study rest on."""
+    names = dict.fromkeys([rate.metric for rate in study.rates] + ["strategy/cost_ms", "comm/exchange_ms"])
+    rows: list[tuple[Value, ...]] = []
+    for name in names:
+        of_group = {runs.group: runs for runs in study.runs if runs.values(name)}
+        for group, runs in sorted(of_group.items()):
+            floor, entry = runs.floor(name), metric(name)
+            half = half_width(floor, 1) if floor else None
+            share = None if half is None or entry.signed else math.expm1(half)
+            rows.append((
+                named(runs.records[0], "model" if runs.trains else "benchmark"), group.batch_size or None, group.precision,
+                group.optimize, group.world_size, single_line(entry.title), share,
+                half if entry.signed else None, entry.unit if entry.signed and floor else "",
+                floor.runs if floor else None, floor.freedom if floor else None,
+            ))  # fmt: skip
+    table = Table(
+        "noise_floor", f"The 95 % interval {WORDS}, around a single run, by the scatter between runs of equal cells on this "
+        "machine; runs and degrees of freedom that it rests on.",
+        (
+            Column("model", "model"), Column("batch_size", "batch", "count"), Column("precision", "precision"),
+            Column("optimize", "optimize"), Column("world_size", "n", "count"), Column("metric", "metric"),
+            Column("half_share", "±", "part"), Column("half", "± in its unit", "number"), Column("unit", "unit"),
+            Column("runs", "runs", "count"), Column("freedom", "degrees of freedom", "count"),
+        ),
+        tuple(rows),
+    )  # fmt: skip
+    return Section("noise", "The noise floor", tables=(table,), place=85) if rows else None
+
+
 def _text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
-SECTIONS = (validity, environment, commands, cells)
+SECTIONS = (noise, validity, environment, commands, cells)

@@ -6,7 +6,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
 from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
-from analysis.report.measured_values import Group, mappings, median_and_range, numbers, records_of
+from analysis.report.measured_values import Group, mappings, median_and_interval, numbers, records_of
 from analysis.report.names import unit_of
 from analysis.report.numbers import finite
 from analysis.report.section import Section
@@ -25,10 +25,10 @@ OPERATIONS = {
 
 def section(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
-    return links_alone(50, _sentences(*largest_cells(study, "host_link")), [_table(study)])
+    return links_alone(50, _sentences(study, *largest_cells(study, "host_link")), [_table(study)])
 
 
-def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield the rates of one device at a time, then of all at once."""
     parts = []
     for group in groups[:1]:
@@ -36,7 +36,7 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
             rates = [
                 f"{rate} {direction}"
                 for name, direction in (("to_device", "to it"), ("to_host", "from it"), ("both", "each way at once"))
-                if (rate := median_and_range(group, f"host_link/{prefix}_{name}_gb_per_s"))
+                if (rate := median_and_interval(study, group, f"host_link/{prefix}_{name}_gb_per_s"))
             ]
             parts += [f"{words} {', '.join(rates)}"] if rates else []
     if parts:

@@ -7,7 +7,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
-from analysis.report.measured_values import Group, bounded, median_and_range, records_of
+from analysis.report.measured_values import Group, bounded, median_and_interval, records_of
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
@@ -18,15 +18,15 @@ from benchmarks.record import Record
 
 def section(study: Study, findings: Findings) -> Section:
     """Return the times of the solver, and its speed-up over one device."""
-    return links_alone(53, _sentences(*largest_cells(study, "jacobi")), [_table(study)])
+    return links_alone(53, _sentences(study, *largest_cells(study, "jacobi")), [_table(study)])
 
 
-def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
+def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield the fastest exchange first; on one device how near the stencil comes to a copy's rate."""
     rows = []
     for group in groups:
         names = ("seconds", "speedup", "efficiency", "copy_share")
-        seconds, speedup, efficiency, copy = (median_and_range(group, f"jacobi/{name}") for name in names)
+        seconds, speedup, efficiency, copy = (median_and_interval(study, group, f"jacobi/{name}") for name in names)
         also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
         also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
         if seconds:
@@ -46,14 +46,14 @@ def _table(study: Study) -> Table:
             metric_column("stencil_gb_per_s", "jacobi/stencil_gb_per_s", heading="stencil GB/s"),
             metric_column("copy_share", "jacobi/copy_share", heading="of a copy"),
         ),
-        tuple(_row(record) for record in records_of(study, "jacobi")),
+        tuple(_row(study, record) for record in records_of(study, "jacobi")),
     )  # fmt: skip
 
 
-def _row(record: Record) -> tuple[Any, ...]:
+def _row(study: Study, record: Record) -> tuple[Any, ...]:
     metric = record.metrics.get
     return (
         single_line(run_name(record)), gpu_ids(record.cell.gpus), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
-        metric("jacobi/speedup"), bounded([record], "jacobi/efficiency"), metric("jacobi/stencil_gb_per_s"),
+        metric("jacobi/speedup"), bounded(study, [record], "jacobi/efficiency"), metric("jacobi/stencil_gb_per_s"),
         metric("jacobi/copy_share"),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
 from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
-from analysis.report.measured_values import Group, mappings, median_and_range, records_of
+from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.names import unit_of
 from analysis.report.numbers import finite
 from analysis.report.section import Section
@@ -23,19 +23,21 @@ PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_
 def section(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other."""
     groups, devices = largest_cells(study, "p2p")
-    sentences = [*_pairs(groups[0], devices), *_at_once(groups[0])] if groups else []
+    sentences = [*_pairs(study, groups[0], devices), *_at_once(study, groups[0])] if groups else []
     return links_alone(52, sentences, [_table(study)])
 
 
-def _pairs(group: Group, devices: str) -> Iterator[str]:
+def _pairs(study: Study, group: Group, devices: str) -> Iterator[str]:
     """Yield the rates with peer access and without."""
     words = mapping(mapping(group[0].tables.get("p2p")).get("words"))
     parts = []
     for state in ("enabled", "disabled"):
         directions = {"one way": "unidirectional", "both ways": "bidirectional"}
-        rates = {way: median_and_range(group, f"p2p/{name}_{state}_gb_per_s") for way, name in directions.items()}
+        rates = {
+            way: median_and_interval(study, group, f"p2p/{name}_{state}_gb_per_s") for way, name in directions.items()
+        }
         values = [f"{rate} GB/s {way}" for way, rate in rates.items() if rate]
-        latencies = (median_and_range(group, f"p2p/latency_{clock}_{state}_us") for clock in ("gpu", "cpu"))
+        latencies = (median_and_interval(study, group, f"p2p/latency_{clock}_{state}_us") for clock in ("gpu", "cpu"))
         small = next(filter(None, latencies), "")
         if values:
             values += [f"{small} µs for a small copy"] if small else []
@@ -44,13 +46,13 @@ def _pairs(group: Group, devices: str) -> Iterator[str]:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
 
 
-def _at_once(group: Group) -> Iterator[str]:
+def _at_once(study: Study, group: Group) -> Iterator[str]:
     """Yield the sums of copies at the same time, and the smallest share that one keeps of its rate alone."""
     kept = [
         f"{what} {total} GB/s in all, and the copy that loses most keeps {share} of its rate alone"
         for pattern, what in PATTERNS.items()
-        if (total := median_and_range(group, f"p2p/{pattern}_gb_per_s"))
-        and (share := median_and_range(group, f"p2p/{pattern}_share"))
+        if (total := median_and_interval(study, group, f"p2p/{pattern}_gb_per_s"))
+        and (share := median_and_interval(study, group, f"p2p/{pattern}_share"))
     ]
     if kept:
         yield f"Copies at the same time: {'; '.join(kept)}."

@@ -9,6 +9,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Estimate, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
+from analysis.report.measured_values import about_intervals
 from analysis.report.names import BETWEEN, short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
@@ -51,7 +52,9 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         for curve in curves for p in curve.points
     )  # fmt: skip
     table = Table(
-        "points", "Every subset, with 95 % intervals; efficiency and speed-up are against the slowest member alone.",
+        "points",
+        f"Every subset; efficiency and speed-up are against the slowest member alone. Numbers in parentheses: "
+        f"{about_intervals(study)}.",
         (
             Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
             Column("world_size", "n", "count"),
@@ -97,12 +100,12 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
         marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
         yield _rates(
             study, drawn, f"scaling-{place}",
-            f"Images per second, {about}. Dashed: N × the slowest member alone; bars: 95 % intervals.{marked}{more}",
+            f"Images per second, {about}. Dashed: N × the slowest member alone; bars: {about_intervals(study)}.{marked}{more}",
         )  # fmt: skip
         if any(_efficiencies(curve) for curve in drawn):
             yield _shares(
                 study, drawn, f"efficiency-{place}",
-                f"Efficiency, {about}: rate ÷ (N × the slowest member alone).{marked}",
+                f"Efficiency, {about}: rate ÷ (N × the slowest member alone); bars: {about_intervals(study)}.{marked}",
             )  # fmt: skip
 
 

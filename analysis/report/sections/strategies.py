@@ -10,7 +10,7 @@ from analysis.findings.model import Estimate, Findings, Point
 from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
-from analysis.report.measured_values import RATE, bounded
+from analysis.report.measured_values import RATE, about_intervals, bounded
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import estimate
 from analysis.report.section import Section
@@ -36,14 +36,16 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     ]
     names = short_names(dict.fromkeys(labels))
     rows = [
-        _strategy_row(group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None)
+        _strategy_row(
+            study, group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None
+        )
         for group, label in zip(groups, labels, strict=True)
     ]
     unit = unit_of(study)
     table = Table(
         "strategies",
         f"Sets of equal cells on several {unit}, medians over runs. "
-        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange.",
+        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange. In parentheses: {about_intervals(study)}.",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
@@ -90,12 +92,14 @@ def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[
         labels = short_names(dict.fromkeys(row[0] for _, row in largest))
         subsets = len({runs.gpus for runs, _ in largest}) > 1
         drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for _, row in largest]
-        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}")
+        yield strategy_figure(
+            drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}", about_intervals(study)
+        )
 
 
-def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
+def _strategy_row(study: Study, group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
     first = group[0]
-    gpus, exchange = first.cell.gpus, bounded(group, "comm/exchange_ms")
+    gpus, exchange = first.cell.gpus, bounded(study, group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
     per_gpu = None
     if size and exchange is not None and exchange.value > 0:
@@ -103,14 +107,14 @@ def _strategy_row(group: Sequence[Record], label: str, point: Point | None) -> t
     references = sorted({str(one) for record in group if (one := record.checks.get("reference"))})
     return (
         label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
-        point.rate if point else bounded(group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
-        ", ".join(references), bounded(group, "strategy/cost_ms"), middle(group, "comm/exposed_ms"),
+        point.rate if point else bounded(study, group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
+        ", ".join(references), bounded(study, group, "strategy/cost_ms"), middle(group, "comm/exposed_ms"),
         middle(group, TRACE_EXPOSED), middle(group, DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip
 
 
-def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str) -> Picture:
+def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str, bars: str) -> Picture:
     """Return images per second of (label, strategy, rate) rows as a figure, best first."""
     palette = colours(strategy for _, strategy, _ in rows)
     shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
@@ -122,7 +126,7 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
-    caption = f"Images per second, {single_line(what)}, with 95 % intervals. The axis does not begin at 0."
+    caption = f"Images per second, {single_line(what)}, with {bars}. The axis does not begin at 0."
     return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
 
 

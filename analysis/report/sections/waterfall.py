@@ -9,7 +9,7 @@ from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
-from analysis.report.measured_values import RATE
+from analysis.report.measured_values import RATE, about_intervals
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
@@ -43,7 +43,7 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
                 )
             )
     table = Table(
-        "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap.",
+        "waterfall", f"From the ideal rate to the measured one; parts and residual add up to the gap. In parentheses: {about_intervals(study)}.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
