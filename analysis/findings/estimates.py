@@ -4,12 +4,14 @@ A rate is judged on a logarithmic scale, where the scatter is a share of the rat
 one cell and the noise floor of its group (analysis.findings.next_run.floors); without a floor it has no draws. A quantity made
 of several samples (an efficiency, a part of a waterfall) is computed on draws of each sample, twice: as one more run of
 every cell would give it, and as the runs at hand may have given it. What lies between the two is the interval of the next
-run. Samples of one floor share its uncertainty. Runs are not resampled: three runs have ten different resamples.
+run, as wide as Student's t has it with the degrees of freedom of all floors together (Satterthwaite 1946). Runs are not
+resampled: three runs have ten different resamples.
 """
 
 import functools
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +46,7 @@ class Sample:
         if self.floor is None:
             return None
         normal = _generator(self.name).standard_normal((2, DRAWS))
-        errors = np.array([[1.0], [math.sqrt(of_median(self.runs))]]) * self.floor.deviation * _scales(self.floor)
+        errors = np.array([[1.0], [math.sqrt(of_median(self.runs))]]) * self.floor.deviation
         drawn: Draws = self.value + np.clip(normal * errors, -WIDEST, WIDEST)
         return drawn
 
@@ -60,19 +62,23 @@ def _generator(name: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
-@functools.lru_cache(maxsize=256)
-def _scales(floor: Floor) -> Draws:
-    """Return draws of the true deviation as a multiple of the floor's, (DRAWS,)."""
-    scales: Draws = np.sqrt(floor.freedom / _generator(floor.name).chisquare(floor.freedom, DRAWS))
-    return scales
+def freedom(samples: Iterable[Sample]) -> float:
+    """Return the degrees of freedom of a sum of samples, each floor with the variances of its samples; infinite without."""
+    variances: dict[Floor, float] = defaultdict(float)
+    for one in samples:
+        if one.floor is not None:
+            variances[one.floor] += one.floor.deviation**2 * (1 + of_median(one.runs))
+    uncertainty = sum(variance**2 / floor.freedom for floor, variance in variances.items())
+    return sum(variances.values()) ** 2 / uncertainty if uncertainty else math.inf
 
 
-def next_run(value: float, draws: Draws | None) -> Estimate:
-    """Return a value with the interval of the next run that its draws give, (2, DRAWS)."""
+def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
+    """Return a value with the interval of the next run that its draws give, (2, DRAWS); `freedom` is that of its samples."""
     if draws is None:
         return Estimate(value)
+    wider = quantile(freedom) / quantile(math.inf)
     low, high = _ends(draws[NEXT] - draws[MEASURED])
-    return Estimate(value, value + low, value + high)
+    return Estimate(value, value + wider * low, value + wider * high)
 
 
 def estimate(value: float, draws: Draws | None) -> Estimate:

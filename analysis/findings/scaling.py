@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from analysis.findings import labels, provenance
 from analysis.findings.baselines import Baselines, efficiency, follows_from_gpus, is_irrelevant_alone
-from analysis.findings.estimates import exponential, next_run, scaled, slowest
+from analysis.findings.estimates import exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
 from analysis.findings.runs import Runs
@@ -72,10 +72,10 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
         return made
     value, draws = slowest(alone.values())
     drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
-    speedup = exponential(next_run(rate.value - value, drawn))
+    speedup = exponential(next_run(rate.value - value, drawn, freedom([rate, *alone.values()])))
     return replace(
         made,
-        baseline=exponential(next_run(value, draws)),
+        baseline=exponential(next_run(value, draws, freedom(alone.values()))),
         slowest=min(alone, key=lambda gpu: alone[gpu].value),
         speedup=speedup,
         efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, size)),

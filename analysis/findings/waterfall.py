@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, next_run, scaled, slowest
+from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.runs import Runs, merged
@@ -119,10 +119,14 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         return None
     images = size * batch * 1e3  # a step's images, times the ms of a second
     value, draws = slowest(bare.values())
-    ideal = scaled(exponential(next_run(value, draws)), size)
+    others = [alone[gpu].log_rate for gpu in runs.gpus if gpu in alone]
+    others.append(without[runs.gpus].log_rate if runs.gpus in without else None)
+    others.append(_as_share(runs.difference(COST), images / math.exp(measured.value)))
+    degrees = freedom([measured, *bare.values(), *(one for one in others if one is not None)])
+    ideal = scaled(exponential(next_run(value, draws, freedom(bare.values()))), size)
     whole = _step(measured, images)
     of_slowest = Step(batch * 1e3 / math.exp(value), None if draws is None else batch * 1e3 / np.exp(draws))
-    parts = [_spread(runs, bare)]
+    parts = [_spread(runs, bare, degrees)]
     spent, overhead = of_slowest, _overhead(runs, bare, alone, batch)
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
@@ -134,9 +138,9 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         ),
     ):
         after = spent + step if step else spent
-        parts.append(WaterfallPart(name, _lost(images, spent, after) if step else None, why))
+        parts.append(WaterfallPart(name, _lost(images, spent, after, degrees) if step else None, why))
         spent = after
-    residual = _lost(images, spent, whole)
+    residual = _lost(images, spent, whole, degrees)
     return Waterfall(
         labels.label(study, runs),
         runs.gpus,
@@ -150,22 +154,30 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
     )
 
 
+def _as_share(difference: Sample | None, ms: float) -> Sample | None:
+    """Return a difference of step times as a share of a step."""
+    if difference is None or difference.floor is None:
+        return None
+    floor = dataclasses.replace(difference.floor, deviation=difference.floor.deviation / ms)
+    return dataclasses.replace(difference, value=difference.value / ms, floor=floor)
+
+
 def _step(rate: Sample, images: float) -> Step:
     """Return the step time that belongs to the logarithm of a rate."""
     return Step(images / math.exp(rate.value), None if rate.draws is None else images / np.exp(rate.draws))
 
 
-def _lost(images: float, before: Step, after: Step) -> Estimate:
-    """Return the images per second between two step times."""
+def _lost(images: float, before: Step, after: Step, degrees: float) -> Estimate:
+    """Return the images per second between two step times, whose samples have these degrees of freedom together."""
     draws = None
     if before.draws is not None and after.draws is not None:  # a step takes some time, however little is known of it
         draws = images / np.maximum(before.draws, before.ms / WIDEST) - images / np.maximum(
             after.draws, after.ms / WIDEST
         )
-    return next_run(images / before.ms - images / after.ms, draws)
+    return next_run(images / before.ms - images / after.ms, draws, degrees)
 
 
-def _spread(runs: Runs, bare: Mapping[int, Sample]) -> WaterfallPart:
+def _spread(runs: Runs, bare: Mapping[int, Sample], degrees: float) -> WaterfallPart:
     """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
     missing = [gpu for gpu in runs.gpus if gpu not in bare]
     if missing:
@@ -177,7 +189,7 @@ def _spread(runs: Runs, bare: Mapping[int, Sample]) -> WaterfallPart:
     if len(known) == len(rates):
         drawn = np.exp(known)
         draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
-    return WaterfallPart(SPREAD, next_run(sum(rates) - len(rates) * min(rates), draws), above_ideal=True)
+    return WaterfallPart(SPREAD, next_run(sum(rates) - len(rates) * min(rates), draws, degrees), above_ideal=True)
 
 
 def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs], batch: int) -> Step | None:

@@ -78,7 +78,7 @@ def _scale(study: Study, main: MainPoint | None) -> str:
         return _nothing(study)
     curve, point = main
     first = next(iter(study.records_of(point)), study.records[0])
-    said = f"{_what(curve, first)} trains {_first(point.rate)} images/s on {_where(study, point, first)}"
+    said = f"{_what(curve, first)} trains {_first(point.rate)} on {_where(study, point, first)}"
     unit, doubt = unit_of(study).removesuffix("s"), _doubt(study, point)
     if point.world_size == 1:
         return f"{said}; no larger subset was measured, so its scaling is not known{doubt}."
@@ -111,9 +111,9 @@ def _what(curve: Curve, first: Record) -> str:
 
 
 def _first(rate: Estimate) -> str:
-    """Return a rate with its interval, and what the interval is."""
+    """Return a rate with its unit and its interval, and what the interval is."""
     within = interval(rate, "rate")
-    return central(rate, "rate") + (f" ({within} {WORDS}, 95 %)" if within else "")
+    return f"{central(rate, 'rate')} images/s" + (f" (95 % {WORDS}: {within})" if within else "")
 
 
 def _where(study: Study, point: Point, first: Record) -> str:

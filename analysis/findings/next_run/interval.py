@@ -2,8 +2,8 @@
 
     value ± t(degrees of freedom) · s · √(1 + 1/n)
 
-`s` is the noise floor (analysis.findings.next_run.floors), `n` the number of runs that the value is the median of; of three and
-more runs the median is less certain than the mean, so 1/n becomes π/2n. A rate or a time is judged on its logarithm, a
+`s` is the noise floor (floors), `n` the number of runs that the value is the median of; of three and more runs the median is
+less certain than the mean, so 1/n becomes the larger VARIANCES. A rate or a time is judged on its logarithm, a
 difference that may be 0 or less as it is. Without a floor there is no interval. What is made of several cells, such as an
 efficiency, is drawn in analysis.findings.estimates. The launching process imports this module: it needs no scipy.
 """
@@ -18,14 +18,16 @@ from analysis.findings.next_run.floors import Floor
 from benchmarks.record.metrics import metric as entry_of
 
 LEVEL = 0.95
+# Of the median of 1, 2, … 10 normal values, as a share of that of one value; of n more it is nearly π/2n (David, Nagaraja 2003).
+VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868, 0.2147, 0.2104, 0.1682, 0.1661, 0.1383)
 WIDEST = 100.0  # the most that a logarithm may be off: no overflow where little is known of the scatter
 WORDS = "for the next run"  # what every ± and every interval of a number is
 NOT_KNOWN = "too few runs of equal cells are known (repeats, or a sweep of five cells and more)"
 
 
 def of_median(runs: int) -> float:
-    """Return the variance of the median of normal values as a share of that of one value: 1, 1/2, then π/2n."""
-    return 1 / runs if runs < 3 else math.pi / 2 / runs
+    """Return the variance of the median of normal values as a share of that of one value."""
+    return VARIANCES[runs - 1] if runs <= len(VARIANCES) else math.pi / 2 / runs
 
 
 def rests_on(floors: Iterable[Floor | None]) -> str:

@@ -162,7 +162,8 @@ def cells(study: Study, findings: Findings) -> Section:
             record.record_id,
         ))  # fmt: skip
     table = Table(
-        "cells", f"Every cell, in the order in which they started; {about_intervals(study)}. Times and record ids are in cells.csv.",
+        "cells", f"Every cell, in the order in which they started; {about_intervals(study)}. "
+        "Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
@@ -187,13 +188,14 @@ def noise(study: Study, findings: Findings) -> Section | None:
         of_group = {runs.group: runs for runs in study.runs if runs.values(name)}
         for group, runs in sorted(of_group.items()):
             floor, entry = runs.floor(name), metric(name)
-            half = half_width(floor, 1) if floor else None
-            share = None if half is None or entry.signed else math.expm1(half)
+            if floor is None:
+                continue
+            half = half_width(floor, 1)
             rows.append((
                 named(runs.records[0], "model" if runs.trains else "benchmark"), group.batch_size or None, group.precision,
-                group.optimize, group.world_size, single_line(entry.title), share,
-                half if entry.signed else None, entry.unit if entry.signed and floor else "",
-                floor.runs if floor else None, floor.freedom if floor else None,
+                group.optimize, group.world_size, single_line(entry.title),
+                None if entry.signed else math.expm1(half), half if entry.signed else None,
+                entry.unit if entry.signed else "", floor.runs, floor.freedom,
             ))  # fmt: skip
     table = Table(
         "noise_floor", f"The 95 % interval {WORDS}, around a single run, by the scatter between runs of equal cells on this "

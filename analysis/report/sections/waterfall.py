@@ -43,7 +43,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
                 )
             )
     table = Table(
-        "waterfall", f"From the ideal rate to the measured one; parts and residual add up to the gap. In parentheses: {about_intervals(study)}.",
+        "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap. "
+        f"In parentheses: {about_intervals(study)}.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
