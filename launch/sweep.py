@@ -22,6 +22,7 @@ from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import CellRunner
 from launch.study.identity import Sweep
+from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
 from launch.tracking.projector import Projector
@@ -113,6 +114,8 @@ class SweepRun:
                     screen.settle(number, "done before", done[number])
                 elif not self.stopping() and self._writable:
                     self._try_cell(number, known, screen)
+        if self._writable:
+            update_noise_floor(self.study.folder, known, self._note)
         page = self._report()
         report = page.parent if page else None
         self.projector.close(self.measured, done.values(), known, interrupted=self.stopping(), report=report)

@@ -26,15 +26,15 @@ def floor(draw, freedom, name):
     return Floor(DEVIATION * math.sqrt(draw.chisquare(freedom) / freedom), freedom, 2 * freedom, name)
 
 
-def cell(draw, runs, of, name):
-    """Return the sample of equal runs whose true value is 0, and the value of the next run."""
-    *values, following = draw.normal(0, DEVIATION, runs + 1)
+def cell(draw, runs, of, name, noise=1.0):
+    """Return the sample of equal runs whose true value is 0, and the value of the next run, `noise` times as noisy as the floor."""
+    *values, following = draw.normal(0, noise * DEVIATION, runs + 1)
     return Sample(float(np.median(values)), of, runs, name), float(following)
 
 
-def rate(draw, runs, freedom, study):
+def rate(draw, runs, freedom, study, noise=1.0):
     """Return whether the interval of one cell's rate holds the next run."""
-    sample, following = cell(draw, runs, floor(draw, freedom, f"floor {study}"), f"cell {study}")
+    sample, following = cell(draw, runs, floor(draw, freedom, f"floor {study}"), f"cell {study}", noise)
     shown = sample.next_run()
     return shown.low <= following <= shown.high
 
@@ -52,7 +52,7 @@ def efficiency(draw, runs, freedom, study, gpus):
 
 def held(what, runs, freedom, studies=STUDIES, **more):
     """Return the share of studies in which an interval holds the next run."""
-    draw = np.random.default_rng([runs, freedom, *more.values()])
+    draw = np.random.default_rng([runs, freedom])
     return float(np.mean([what(draw, runs, freedom, study, **more) for study in range(studies)]))
 
 

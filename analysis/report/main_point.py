@@ -24,7 +24,7 @@ def main_point(study: Study, findings: Findings) -> MainPoint | None:
         point = pair[1]
         alike = point.gpus == fastest[1].gpus and point.key == _without_settings(fastest[1].key)
         if alike and _merit(point) == _merit(fastest[1]):
-            return fastest if _gains(findings, fastest[1], point) else pair
+            return fastest if _gains(findings, fastest[1]) else pair
     return fastest
 
 
@@ -43,8 +43,8 @@ def _without_settings(key: Key) -> Key:
     return {name: value for name, value in key.items() if not name.startswith("nccl.")}
 
 
-def _gains(findings: Findings, fastest: Point, plain: Point) -> bool:
-    """Tell whether settings gain: by the verdict; without one, by whether the plain point's interval reaches as far."""
+def _gains(findings: Findings, fastest: Point) -> bool:
+    """Tell whether settings gain, by the verdict; without one they do not: runs of equal cells differ too."""
 
     def lacks_setting(comparison: Comparison, other: Key) -> bool:
         names = comparison.differing
@@ -53,8 +53,7 @@ def _gains(findings: Findings, fastest: Point, plain: Point) -> bool:
     if judged := compared_with(findings, fastest, lacks_setting):
         comparison, is_second = judged
         return comparison.verdict == ("faster" if is_second else "slower")
-    high = plain.rate.high
-    return fastest.rate.value > (plain.rate.value if high is None else high)
+    return False
 
 
 def compared_with(
