@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from analysis.findings.labels import BETWEEN
+from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks import record as records
 from benchmarks.record import Record
 from conf import nccl
@@ -108,7 +109,7 @@ class SweepRun:
             overrides=self.sweep.overrides,
             order=[c.cell.folder for c in self.cells],
         )
-        with Screen(self.cells, known, self.console) as screen:
+        with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in done:
                     screen.settle(number, "done before", done[number])

@@ -27,7 +27,7 @@ def floor(draw, freedom, name):
 
 
 def cell(draw, runs, of, name, noise=1.0):
-    """Return the sample of equal runs whose true value is 0, and the value of the next run, `noise` times as noisy as the floor."""
+    """Return the sample of equal runs whose true value is 0, and the next run; both `noise` times as noisy as the floor."""
     *values, following = draw.normal(0, noise * DEVIATION, runs + 1)
     return Sample(float(np.median(values)), of, runs, name), float(following)
 

@@ -74,9 +74,9 @@ def clock(monkeypatch):
 
 def test_a_wide_terminal_has_every_number():
     _, lines = settled("settings", 120)
-    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s       ±  per GPU  busbw GB/s  validity")
-    assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 0.02 % 4,563 26.6 valid"
-    assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 0.01 % 4,676 226 valid: setting_no_effect"
+    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s        ±  per GPU  busbw GB/s  validity")
+    assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 one run 4,563 26.6 valid"
+    assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 one run 4,676 226 valid: setting_no_effect"
     assert lines[-1] == "8 of 8 cells in 0 s"
 
 
@@ -98,9 +98,9 @@ def test_gpus_state_rate_and_verdict_are_whole_at_every_width(study, width):
 
 def test_efficiency_is_against_the_baseline_of_the_same_condition():
     _, lines = settled("scaling", 120)
-    shares = [line.split("%")[1].split()[-1] for line in lines if line.count("%") == 2]
+    shares = [line.split("%")[0].split()[-1] for line in lines if line.count("%") == 1]
     assert shares == ["99.5", "99.9", "97.6", "97.4", "99.5", "99.5"]
-    assert all(line.count("%") == 1 for line in lines[1:5])  # one GPU has an interval and no efficiency
+    assert not any("%" in line for line in lines[1:5])  # one GPU has no efficiency
 
 
 def test_columns_that_are_the_same_for_all_are_said_once_and_break_between_words():
@@ -234,23 +234,24 @@ def overhead():
         "step/first_ms": 2000.0, "overhead/share": 0.00123, "overhead/bare_step_ms": 54.0,
     }  # fmt: skip
     cell = changed_cell(first.cell, benchmark={"name": "overhead"})
-    within_run = {"overhead/share": {"low": -0.0005, "high": 0.003}}
-    return dataclasses.replace(first, cell=cell, metrics=metrics, within_run=within_run)
+    return dataclasses.replace(first, cell=cell, metrics=metrics)
 
 
 def test_another_benchmark_shows_its_first_number():
     record = overhead()
-    assert first_number(record) == "overhead 0.12\xa0% (−0.05 to 0.30)"
+    next_run = {"overhead/share_ci_low": -0.0005, "overhead/share_ci_high": 0.003}
+    assert first_number(record, next_run) == "overhead 0.12\xa0% (−0.05 to 0.30 for the next run)"
+    assert first_number(record, {}) == "overhead 0.12\xa0%, one run"
     copy = dataclasses.replace(
         record, cell=changed_cell(record.cell, benchmark={"name": "p2p"}), metrics={"p2p/write_gb_per_s": 377.25}
     )
-    assert first_number(copy) == "write 377 GB/s"
-    assert first_number(dataclasses.replace(record, metrics={})) == ""
+    assert first_number(copy, {}) == "write 377 GB/s, one run"
+    assert first_number(dataclasses.replace(record, metrics={}), {}) == ""
     screen = Screen(planned([record]), [], console(80))
     with screen:
         screen.settle(0, "finished", record)
     lines = drawn(screen)
-    assert "images/s" not in lines[0] and "result" in lines[0] and "overhead 0.12 % (−0.05 to 0.30)" in lines[1]
+    assert "images/s" not in lines[0] and "result" in lines[0] and "overhead 0.12 %, one run" in lines[1]
 
 
 def test_plain_lines_where_there_is_no_terminal():
@@ -268,9 +269,9 @@ def test_plain_lines_where_there_is_no_terminal():
     lines = screen.console.file.getvalue().splitlines()
     assert lines[1:] == [
         "[1/3] resnet50 · nccl_allreduce · gpus 0  started",
-        "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  ±0.02 %  valid",
+        "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  one run  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
-        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  ±0.02 %  4,686 images/s per GPU  "
+        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
         "99.9 % efficiency  0.454 ms exchange  225 GB/s busbw  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",

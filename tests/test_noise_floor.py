@@ -1,7 +1,6 @@
 """The noise floor: what it is made of, where it is kept, and that the intervals which rest on it hold the next run."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -9,15 +8,12 @@ import numpy as np
 import pytest
 from coverage_floor import LEAST, MOST, efficiency, held, rate
 from scipy.stats import t as student
-from simulated import Simulator, Truth, changed
 
 from analysis.findings.estimates import Sample, freedom
-from analysis.findings.next_run.floor_file import FILE, floors_of, of_other_studies
-from analysis.findings.next_run.floors import Floor, FloorGroup
-from analysis.findings.next_run.interval import half_width, interval, of_median, quantile, rests_on
+from analysis.findings.next_run.floors import Floor
+from analysis.findings.next_run.interval import half_width, interval, of_median, quantile
 from analysis.findings.study import Study, open_study
 from benchmarks.record.metrics import interval as within_run
-from launch.study.noise_floor import update_noise_floor
 
 RATE, COST = "throughput/images_per_second", "strategy/cost_ms"
 H200_X2 = Path(__file__).parent / "data" / "h200_x2"

@@ -1,14 +1,16 @@
 """The numbers of one cell as tables of cells print them: on the terminal and in MLflow's note of a sweep."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
 from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
 
-MARGIN = "±"  # half the 95 % interval of a rate
+MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
+ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 EXPOSED = "comm/exposed_ms"
@@ -24,7 +26,8 @@ COLUMNS = (_RATE, MARGIN, *_OTHERS, RESULT, TRANSPORT)
 def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, str]:
     """Return {column: number} of a finished cell, without the unit if the column's heading has it; what is unknown is absent.
 
-    `of_several` are the values that need other records (analysis.findings.communication.several_records), as they are now.
+    `of_several` are the values that need other records, as they are now, and the intervals that are known
+    (analysis.findings.communication.several_records, `shown`).
     """
     values = record.metrics | dict(of_several)
     several = len(record.cell.gpus) > 1
@@ -32,7 +35,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
     if TRACE_EXPOSED in values:
         found[_METRICS[EXPOSED]] = f"{number(values.get(EXPOSED))} (trace {number(values[TRACE_EXPOSED])})"
-    found |= {MARGIN: margin(record), RESULT: first_number(record), TRANSPORT: transport(record)}
+    found |= {MARGIN: margin(values), RESULT: first_number(record, values), TRANSPORT: transport(record)}
     return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
 
 
@@ -40,25 +43,31 @@ def with_unit(column: str, text: str) -> str:
     """Return a number of a column with its unit and what it is: `0.454 ms exchange`; of other columns the text alone."""
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
-        return f"{MARGIN}{text}" if column == MARGIN else text
+        return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
     unit = "" if entry.unit == "%" else entry.unit
     words = column.removesuffix(unit).strip()
     return " ".join(part for part in (text, unit, words) if part)
 
 
-def margin(record: Record) -> str:
-    """Return half the 95 % interval of images per second, as a share of it; empty without an interval."""
-    rate, ends = record.metrics.get(RATE), metrics.interval(RATE, record.within_run)
-    if not rate or ends is None:
+def margin(values: Mapping[str, float]) -> str:
+    """Return half the interval of the next run of images per second, as a share of it, or `one run`; empty without a rate."""
+    rate, ends = values.get(RATE), ends_of(RATE, values)
+    if not rate:
         return ""
-    half = (ends[1] - ends[0]) / 2 / rate
-    return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share") if math.isfinite(half) else ""
+    half = (ends[1] - ends[0]) / 2 / rate if ends else math.nan
+    return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share") if math.isfinite(half) else ONE_RUN
 
 
-def first_number(record: Record) -> str:
+def about_margins(values: Iterable[Mapping[str, float]]) -> str:
+    """Return what ± and the intervals of cells are: `± for the next run, from 12 runs of equal cells`; empty without any."""
+    known = rests_on(value for of_cell in values for name, value in of_cell.items() if name.endswith("ci_runs"))
+    return f"± {WORDS} (95 %), {known} of equal cells" if known else ""
+
+
+def first_number(record: Record, values: Mapping[str, float]) -> str:
     """Return the number that says most of a cell whose metrics have no column: `overhead 0.12 % (−0.05 to 0.30)`."""
     name = first_metric(record)
-    return "" if name is None else _named(name, record)
+    return "" if name is None else _named(name, record, values)
 
 
 def first_metric(record: Record) -> str | None:
@@ -76,14 +85,14 @@ def first_metric(record: Record) -> str | None:
     return next((name for name in (compared, *marked, *own) if name in record.metrics), None)
 
 
-def _named(name: str, record: Record) -> str:
+def _named(name: str, record: Record, values: Mapping[str, float]) -> str:
     entry, kind = metrics.metric(name), of_metric(name)
     unit = f" {entry.unit}" if entry.unit != "%" and entry.unit else ""
     text = f"{entry.title} {number(record.metrics[name], kind)}{unit}"
-    if ends := metrics.interval(name, record.within_run):
+    if ends := ends_of(name, values):
         low, high = (number(end, kind).removesuffix(f"{THIN}{kind.unit}") for end in ends)
-        text += f" ({low} to {high})"
-    return text
+        return f"{text} ({low} to {high} {WORDS})"
+    return f"{text}, {ONE_RUN}"
 
 
 def transport(record: Record) -> str:

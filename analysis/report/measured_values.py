@@ -26,7 +26,7 @@ def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | No
 def about_intervals(study: Study, metric: str = RATE) -> str:
     """Return what the intervals beside a study's numbers are: `95 % intervals for the next run, from 12 runs`."""
     floors = (runs.floor(metric) for runs in study.runs if runs.values(metric))
-    known = rests_on(floors)
+    known = rests_on(floor.runs for floor in floors if floor is not None)
     return f"95 % intervals {WORDS}, {known} of equal cells" if known else f"no interval: {NOT_KNOWN}"
 
 

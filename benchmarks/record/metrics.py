@@ -43,6 +43,9 @@ def _higher_is_better(name: str, title: str, unit: str, **more: object) -> Metri
 # In the order in which they are shown.
 _TABLE = (
     _higher_is_better("throughput/images_per_second", "images per second", "images/s", column="images/s"),
+    Metric("throughput/ci_low", "images per second, low end of the 95 % interval for the next run", "images/s"),
+    Metric("throughput/ci_high", "images per second, high end of the 95 % interval for the next run", "images/s"),
+    Metric("throughput/ci_runs", "runs of equal cells that this interval rests on", "runs", decimals=0),
     _higher_is_better("throughput/images_per_second_per_gpu", "images per second and GPU", "images/s", column="per GPU"),
     Metric("throughput/images", "images that were counted", "images", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import BETWEEN
+from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
-from analysis.report.cell_numbers import COLUMNS, TRANSPORT, cell_numbers, with_unit
+from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count
 from benchmarks.record import Record
@@ -45,13 +46,21 @@ FEWEST_ROWS = 3
 class Screen:
     """The rows of a sweep. A context manager: it gives the terminal back whatever happens."""
 
-    def __init__(self, cells: Sequence[PlannedCell], known: Sequence[Record], console: Console | None = None) -> None:
-        """`known` are the records that the study had before; baselines may be among them."""
+    def __init__(
+        self,
+        cells: Sequence[PlannedCell],
+        known: Sequence[Record],
+        console: Console | None = None,
+        others: Scatters | None = None,
+    ) -> None:
+        """`known` are the records that the study had before; `others` is what other studies showed of the scatter."""
+        self._others = others
         self.console = console or Console(highlight=False)
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
         self._known = list(known)
+        self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
         self._same, self._asked = asked(cells)
         self._estimates: list[float] = []  # seconds
@@ -82,7 +91,8 @@ class Screen:
         if self._live:
             self._live.__exit__(kind, error, trace)
         else:
-            self.console.print(self._summary())
+            for line in filter(None, (about_margins(self._values), self._summary())):
+                self.console.print(line)
 
     def progress(self, number: int, watch: Watch) -> None:
         """Show the phase of a running cell's slowest rank."""
@@ -121,11 +131,12 @@ class Screen:
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
-        several = SeveralRecords(Study.of(self._known))
+        several = SeveralRecords(Study.of(self._known, others=self._others))
         for number in rows:
             record = self.records[number]
             if record is not None and record.state == "finished":
-                found = cell_numbers(record, several.values(record))
+                self._values[number] = several.shown(record)
+                found = cell_numbers(record, self._values[number])
                 found.pop(COST, None)  # a terminal has little room, and exposed communication says more
                 self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}
 
@@ -146,7 +157,9 @@ class Screen:
             table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))
         # Each a line of its own, cut and not wrapped: the table keeps its place.
         below = [
-            Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in (self._summary(), self._now()) if line
+            Text(line, "dim", no_wrap=True, overflow="ellipsis")
+            for line in (about_margins(self._values), self._summary(), self._now())
+            if line
         ]
         return Group(table, *below) if rows else Group(*below)
 
@@ -166,7 +179,7 @@ class Screen:
         """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
         if self._last:
             return [number for number, state in enumerate(self.states) if state != WAITING]
-        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND)
+        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - bool(about_margins(self._values)))
         if len(self.cells) <= room:
             return range(len(self.cells))
         current = next((n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1)

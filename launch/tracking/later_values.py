@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis.findings.communication.several_records import values_of
+from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Kind, Record, read_lines
 from launch.tracking.note import summary_markdown
 from launch.tracking.tracker import Tracker
 
 
 def update_values(tracker: Tracker, study: Path, records: Sequence[Record]) -> None:
-    """Write efficiencies and exposed communication of a study's records to the runs that have others, and their tables.
+    """Write what a study's records say together, and their intervals, to the runs that have it otherwise, and their tables.
 
     Raises:
         TrackingUnavailable: as every method of Tracker.
     """
-    values = values_of(records)
+    values = values_of(records, of_other_studies(study))
     for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
         tracker.write_values(sweep_id, runs, summary_markdown(rows, values))

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from analysis.findings.labels import BETWEEN
-from analysis.report.cell_numbers import COLUMNS, MARGIN, RESULT, TRANSPORT, cell_numbers
+from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, RESULT, TRANSPORT, about_margins, cell_numbers
 from analysis.report.numbers import ABSENT, THIN
 from benchmarks.record import Record
 from launch.tracking.projection import escaped, run_name
 
 LINK_CLASS, VALIDITY = "link class", "validity"
+HEADINGS = {MARGIN: "± for the next run"}  # of columns whose name is too short for a page
 WORDS = (RESULT, TRANSPORT, LINK_CLASS, VALIDITY)  # columns that are not numbers
-HEADINGS = {MARGIN: "95 % interval"}  # of columns whose name is too short for a page
 CELL_LENGTH = 200  # characters of a table cell
 
 
@@ -35,7 +35,8 @@ def summary_markdown(
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
     lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""
-    return above + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    below = about_margins(values.get(record.record_id, {}) for record in records)
+    return above + "".join(f"| {' | '.join(line)} |\n" for line in lines) + (f"\n{below}\n" if below else "")
 
 
 def _common(names: Sequence[Sequence[str]]) -> int:
@@ -57,8 +58,8 @@ def _row(record: Record, columns: Sequence[str], values: Mapping[str, float]) ->
     """Return the texts of the columns after the cell's name."""
     finished = record.state == "finished"
     found = cell_numbers(record, values) if finished else {}
-    if margin := found.get(MARGIN):
-        found[MARGIN] = f"{MARGIN}{THIN}{margin}"
+    if (margin := found.get(MARGIN, ONE_RUN)) != ONE_RUN:
+        found[MARGIN] = f"±{THIN}{margin}"
     found |= {name: _cell(found[name]) for name in (RESULT, TRANSPORT) if name in found}
     found |= {LINK_CLASS: _cell(_words(record.effective.get("link_class"))), VALIDITY: _validity(record)}
     return [found.get(name, ABSENT) for name in columns]

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.findings.communication.several_records import values_of
+from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Record
 from conf.schema import Tracking
 from launch.study.identity import Sweep
@@ -61,7 +62,7 @@ class Projector:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
-            note = summary_markdown([*before, *measured], values_of(known))
+            note = summary_markdown([*before, *measured], values_of(known, of_other_studies(self._study.folder)))
             tracker.finish_sweep(self._sweep, measured, state, note, report)
             update_values(tracker, self._study.folder, known)
 

@@ -7,11 +7,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, BASELINES, EFFICIENCY, Baselines
-from analysis.findings.communication.exposed import DISAGREEMENT, EXPOSED, HIDDEN, Exposures, disagreement
+from analysis.findings.communication.exposed import EXPOSED, HIDDEN, Exposures, disagreement
+from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, Scatters
+from analysis.findings.next_run.interval import names_of
+from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.study import Study
-from benchmarks.record import Record
+from benchmarks.record import Record, metrics
 
-OF_SEVERAL_RECORDS = (EFFICIENCY, AT_EQUAL_CLOCKS, EXPOSED, HIDDEN, DISAGREEMENT)
 COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
 
 
@@ -20,7 +22,7 @@ class SeveralRecords:
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Find the one-GPU cells of the study; `judged` as Exposures has it."""
-        self.baselines = Baselines(study)
+        self._study, self.baselines = study, Baselines(study)
         self.exposures = Exposures(study, self.baselines, judged=judged)
 
     def values(self, record: Record) -> dict[str, float]:
@@ -31,6 +33,16 @@ class SeveralRecords:
             values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
         known = {name: value for name, value in values.items() if value is not None}
         return known | disagreement({**record.metrics, **known})
+
+    def shown(self, record: Record) -> dict[str, float]:
+        """Return the same with the intervals of the next run, by `names_of`, of the numbers that say most of the cell."""
+        runs, found = self._study.single(record), self.values(record)
+        others = (name for name in record.metrics if (entry := metrics.known(name)) is None or entry.first)
+        for name in dict.fromkeys([IMAGES_PER_SECOND, runs.rate.metric, *others]) if record.usable else ():
+            shown, floor = runs.next_run(name), runs.floor(name)
+            if shown is not None and shown.low is not None and shown.high is not None and floor is not None:
+                found |= zip(names_of(name), (shown.low, shown.high, float(floor.runs)), strict=True)
+        return found
 
     def facts(self, record: Record) -> dict[str, object]:
         """Return what the values rest on, as a record's checks have it: the ids of other records."""
@@ -43,11 +55,11 @@ class SeveralRecords:
         return facts
 
 
-def values_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Return {record_id: {metric: value}} for the records of a study that have such a value."""
-    study = Study.of(records)
+def values_of(records: Iterable[Record], others: Scatters | None = None) -> dict[str, dict[str, float]]:
+    """Return {record_id: {metric: value}} of `shown` for the records of a study; `others` is as Study.of has it."""
+    study = Study.of(records, others=others)
     several = SeveralRecords(study)
-    found = {record.record_id: several.values(record) for record in (*study.records, *study.replaced)}
+    found = {record.record_id: several.shown(record) for record in (*study.records, *study.replaced)}
     return {record_id: values for record_id, values in found.items() if values}
 
 

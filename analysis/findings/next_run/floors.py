@@ -25,6 +25,7 @@ OF_SEVERAL_RECORDS = (
     "scaling/efficiency_at_equal_clocks",
     "comm/exposed_ms",
     "comm/hidden_share",
+    "trace/exposed_disagreement_ms",
 )
 
 
@@ -97,7 +98,7 @@ class NoiseFloors:
             self._pooled[metric] = self._pool(metric)
         for chosen in (group, group.of_any_size):
             found = self._pooled[metric].get(chosen, Scatter())
-            if found.freedom >= FEWEST:
+            if found.freedom >= FEWEST and found.squares > 0:  # runs equal to the last digit say nothing
                 return Floor(math.sqrt(found.squares / found.freedom), found.freedom, found.runs, f"{metric} {chosen}")
         return None
 

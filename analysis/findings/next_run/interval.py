@@ -11,10 +11,11 @@ efficiency, is drawn in analysis.findings.estimates. The launching process impor
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.floors import Floor
+from analysis.findings.rates import IMAGES_PER_SECOND
 from benchmarks.record.metrics import metric as entry_of
 
 LEVEL = 0.95
@@ -30,10 +31,22 @@ def of_median(runs: int) -> float:
     return VARIANCES[runs - 1] if runs <= len(VARIANCES) else math.pi / 2 / runs
 
 
-def rests_on(floors: Iterable[Floor | None]) -> str:
-    """Return `from 12 runs`, or `from 6 to 12 runs` where floors differ; empty where there is none."""
-    runs = sorted({floor.runs for floor in floors if floor is not None})
-    return f"from {' to '.join(dict.fromkeys(f'{one:,}' for one in (runs[0], runs[-1])))} runs" if runs else ""
+def names_of(metric: str) -> tuple[str, str, str]:
+    """Return the names under which MLflow has the ends of a metric's interval, and the number of runs that it rests on."""
+    prefix = "throughput/ci_" if metric == IMAGES_PER_SECOND else f"{metric}_ci_"
+    return f"{prefix}low", f"{prefix}high", f"{prefix}runs"
+
+
+def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the ends of a metric's interval as `values` have them; None where they have not both."""
+    low, high = (values.get(name) for name in names_of(metric)[:2])
+    return None if low is None or high is None else (low, high)
+
+
+def rests_on(numbers: Iterable[float]) -> str:
+    """Return `from 12 runs`, or `from 6 to 12 runs` where the numbers of runs differ; empty where there is none."""
+    runs = sorted(numbers)
+    return f"from {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (runs[0], runs[-1])))} runs" if runs else ""
 
 
 def half_width(floor: Floor, runs: int) -> float:
