@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ("within", "faults", "between", "floor")
+PARTS = ("within", "faults", "between", "floor", "wires")
 
 
 def main(arguments=None):

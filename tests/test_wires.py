@@ -156,6 +156,15 @@ def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():
     """Without peer copies the cells' own exchange counts: 85 % of the wires, so its share is smaller."""
     (line, _) = lines_of(wired_study(2, peers=False))[0].values()
     assert line.source == "exchange" and line.share.value == pytest.approx(0.4 * 0.85, rel=0.05)
+    of_host = [
+        changed(record, metrics=record.metrics | {"reference/host_link_ms": 1.0})
+        if record.cell.world_size > 1
+        else record
+        for record in wired_study(2).records
+    ]
+    assert lines_of(Study.of(of_host))[0][COST].source == "exchange", (
+        "an exchange through the host does not wait for peer copies"
+    )
     study = wired_study(2, peers=False)
     partly = [
         changed(record, metrics=record.metrics | {"comm/ideal_ms": 0.5 * record.metrics["comm/exchange_ms"]})

@@ -33,7 +33,7 @@ SOURCES = {
     "reference": "the reference that each cell measured",
     "exchange": "the exchange alone in each cell",
 }
-_STAGE, _RING = "limit/", "limit/ring_ms"  # what a cell measured of the wires that its strategy uses
+_STAGE, _RING = "reference/", "reference/ring_ms"  # what a cell measured of the wires that its strategy uses
 
 
 @dataclass(frozen=True)
