@@ -102,7 +102,7 @@ def sleeping_beat(reporter, iterations=1):
 
 def frozen(network):
     model = REAL_BUILD(network)
-    for parameter in list(model.parameters())[::2]:
+    for parameter in list(model.parameters())[1::2]:
         parameter.requires_grad_(False)
     return model
 
@@ -110,11 +110,6 @@ def frozen(network):
 def counted_twice(parameters):
     found = REAL_SIZES(parameters)
     return found | {"gradient_bytes": 2 * found["gradient_bytes"]}
-
-
-def not_awaited(alone):
-    for bucket in next(alone._turns):
-        dist.all_reduce(bucket.flat, async_op=True)
 
 
 REAL_BATCHES, REAL_BEAT, REAL_BUILD, REAL_SIZES = step.synthetic, Reporter.beat, models.build, models.sizes
@@ -137,7 +132,7 @@ CELLS = {
             (step, "synthetic", one_batch),
             (models, "build", frozen),
             (models, "sizes", counted_twice),
-            (nccl_allreduce._DdpAlone, "__call__", not_awaited),
+            (nccl_allreduce._DdpAlone, "__call__", lambda alone: None),
         ],
     ),
 }

@@ -11,7 +11,7 @@ from rich.console import Console
 from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
-from launch.display.columns import DISPENSABLE, explained
+from launch.display.columns import DISPENSABLE, explained, verdict
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
@@ -140,6 +140,21 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     assert explained(judged) == [
         "noisy: the interval is wide: ±9% (and 1 more cell)",
         "throttled: the clocks were lowered",
+    ]
+
+
+def test_a_verdict_says_how_many_checks_could_not_run_and_why():
+    skipped = {"throttled": "the GPUs were not sampled", "foreign_load": "the GPUs were not sampled"}
+    beside = {"wrong_gpu": "CPU workers have no GPU"}
+    valid = Validity("valid", {}, skipped, not_applicable=beside)
+    noisy = Validity("suspect", {"noisy": "the interval is wide"}, skipped)
+    judged = [dataclasses.replace(records("settings")[0], validity=one) for one in (valid, noisy)]
+    judged.append(dataclasses.replace(judged[0], validity=Validity("valid", not_applicable=beside)))
+    assert [verdict(one) for one in judged] == ["valid, 2 unchecked", "suspect: noisy, 2 unchecked", "valid"]
+    assert explained(judged) == [
+        "unchecked throttled: the GPUs were not sampled (and 1 more cell)",
+        "unchecked foreign_load: the GPUs were not sampled (and 1 more cell)",
+        "noisy: the interval is wide",
     ]
 
 

@@ -52,3 +52,23 @@ def test_todays_records_are_read_as_they_are(tmp_path):
 ])  # fmt: skip
 def test_what_was_computed_otherwise_is_told_by_the_schema(schema, value, otherwise):
     assert bool(computed_otherwise(schema, value)) is otherwise
+
+
+@pytest.mark.parametrize(("changes", "apart"), [
+    ({}, {"replicas_differ"}),
+    ({"gpus": [0]}, {"replicas_differ"}),
+    ({"device": "cpu"}, {"replicas_differ", "throttled", "wrong_gpu"}),
+])  # fmt: skip
+def test_a_check_that_had_nothing_to_look_at_is_told_apart_from_one_that_could_not_run(tmp_path, changes, apart):
+    content = json.loads(FORMER[-1].read_text())
+    reasons = {
+        "replicas_differ": "one rank has nothing to agree with",
+        "throttled": "the GPUs were not sampled in the timed window",
+        "wrong_gpu": "CPU workers have no GPU UUID" if "device" in changes else "no identity",
+    }
+    content |= {"state": "finished", "cell": content["cell"] | changes}
+    content["validity"] = {"verdict": "valid", "codes": {}, "unchecked": reasons}
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    found = read(tmp_path / "record.json").validity
+    assert set(found.not_applicable) == apart and set(found.unchecked) == set(reasons) - apart
+    assert found.said == ("valid" if apart == set(reasons) else f"valid, {len(reasons) - len(apart)} unchecked")

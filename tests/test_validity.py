@@ -256,6 +256,25 @@ def test_a_planted_fault_has_its_code_and_no_other(code, number):
     assert code not in found.unchecked
 
 
+CLEAN = [
+    lambda r: r.metrics.update({"comm/ideal_ratio": 1.05}),
+    lambda r: r.checks["arithmetic"].update(layers={"bfloat16": 30, "float32": 24}),  # a model's own choice
+    lambda r: r.checks["arithmetic"].update(layers={}),  # compiled: no layer is seen alone
+    lambda r: r.checks["gradient_worst"].update(error=2.4e-7),
+    lambda r: asked(r, device="cpu") or r.checks.update(between_steps_share=0.019, between_steps_ms=5.0),
+    lambda r: asked(r, device="cpu") or r.checks.update(between_steps_share=0.05, between_steps_ms=0.09),
+    lambda r: asked(r, optimize="compile") or r.checks.update(graphs=1, graph_breaks=3, timed_graphs=0),
+    lambda r: asked(r, strategy=r.cell.strategy | {"comm_hook": "fp16"}) or scaled(r, "comm/busbw_gb_per_s", 0.5)
+    or scaled(r, "comm/bytes_moved", 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(CLEAN)))
+def test_what_is_just_below_a_limit_is_no_fault(number):
+    found = judge(changed(CLEAN[number], dataclasses.replace(PAIR, effective={})), LIMITS)
+    assert (found.verdict, found.codes) == ("valid", {})
+
+
 def test_the_sentence_names_what_was_found():
     said = judge(changed(PLANTED["wrong_gpu"][0]), LIMITS).codes["wrong_gpu"]
     assert "rank 1 ran on GPU-other" in said and PAIR.environment["planned_uuids"][1] in said

@@ -34,7 +34,7 @@ def timed(
     ranks: Ranks,
     reporter: Reporter,
 ) -> None:
-    """Time the exchange alone, and pipelined where the strategy can. Inside `gradients_only`; collective."""
+    """Time the exchange alone. Inside `gradients_only`; collective."""
     reporter.phase("exchange")
     for _ in range(WARM_UP):
         exchange()
@@ -46,6 +46,10 @@ def timed(
         bytes_moved=strategy.bytes_moved(gradient_bytes, ranks.world_size),
     )
     reporter.block("exchange", block, 0)
+
+
+def in_a_stream(exchange: ExchangeAlone, iterations: int, clock: Clock, reporter: Reporter) -> None:
+    """Time exchanges that do not wait for the ones before, where the strategy can; an answer is still under way at the end."""
     if pipelined := exchange.pipelined():
         reporter.block("pipelined", clock.block(pipelined, iterations, reporter.beat), 0)
 
@@ -115,6 +119,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
         timed(strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter)
         result.checks |= once_more(strategy, exchange, parameters, [True] * len(parameters), ranks)
+        in_a_stream(exchange, int(options["iterations"]), clock, reporter)
         result.checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
         if strategy.exact or not strategy.synchronous:  # a lossy compression does not return the mean
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)

@@ -152,6 +152,7 @@ class TrainingBenchmark:
             used = [parameter.grad is not None for parameter in self.training.parameters]
             exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
             self.result.checks |= exchange.once_more(strategy, alone, self.training.parameters, used, self.ranks)
+            exchange.in_a_stream(alone, iterations, self.clock, self.reporter)
             exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
