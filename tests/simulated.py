@@ -16,6 +16,7 @@ from benchmarks.record import Record, Validity
 REAL = Path(__file__).parent / "data" / "h200_x4" / "strategies"
 STRATEGY = "nccl_allreduce"
 GRADIENT_BYTES = 102_228_128
+CLOCK_MHZ = 1980.0
 
 
 @functools.cache
@@ -35,16 +36,15 @@ class Truth:
     unexplained_ms: float = 0.0  # what no control sees
     noise: float = 0.002  # standard deviation between runs, as a share
     batch_size: int = 256
+    clock_share: float = 1.0  # SM clock of ranks side by side, of that of a GPU alone
 
     def step_ms(self, strategy, gpus):
         """Without any noise."""
-        together = self.contention_ms if len(gpus) > 1 else 0.0
-        exchange = self.exposed_ms + self.unexplained_ms if len(gpus) > 1 else 0.0
-        return (
-            max(self.alone_ms[gpu] for gpu in gpus)
-            + together
-            + (self.overhead_ms + exchange if strategy != "none" else 0.0)
-        )
+        computing = max(self.alone_ms[gpu] for gpu in gpus) + (self.overhead_ms if strategy != "none" else 0.0)
+        if len(gpus) == 1:
+            return computing
+        exchange = self.exposed_ms + self.unexplained_ms if strategy != "none" else 0.0
+        return computing / self.clock_share + self.contention_ms + exchange
 
     def rate(self, strategy, gpus):
         """Images per second of all GPUs."""
@@ -71,10 +71,12 @@ class Simulator:
         cell = changed_cell(of.cell, **asked)
         rate = truth.rate(strategy, gpus) * factor * cell.batch_size / truth.batch_size
         rate *= math.exp(self.generator.normal(0, truth.noise)) if truth.noise else 1.0
-        metrics = {"throughput/images_per_second": rate}
+        metrics = {"throughput/images_per_second": rate, "gpu/sm_mhz": CLOCK_MHZ}
         within_run = {"throughput/images_per_second": {"low": rate * (1 - 2e-4), "high": rate * (1 + 2e-4)}}
+        if len(gpus) > 1:
+            metrics["gpu/sm_mhz"] *= truth.clock_share
         if len(gpus) > 1 and strategy != "none":
-            cost = truth.overhead_ms + truth.exposed_ms
+            cost = truth.overhead_ms / truth.clock_share + truth.exposed_ms
             cost += self.generator.normal(0, truth.noise * truth.step_ms(strategy, gpus)) if truth.noise else 0.0
             metrics |= {
                 "strategy/cost_ms": cost,

@@ -17,8 +17,9 @@ from analysis.findings.communication.several_records import values_of
 from analysis.findings.control_cells import control_cells
 from analysis.findings.examine import findings_of
 from analysis.findings.model import Findings
+from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.study import Study
-from analysis.findings.waterfall import COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
+from analysis.findings.waterfall import CLOCKS, COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
 from analysis.topology.source import load_topology
 from benchmarks import record as records
 
@@ -192,6 +193,7 @@ def true_parts(truth, gpus):
     spent = slowest
     for name, ms in (
         (OVERHEAD, truth.overhead_ms),
+        (CLOCKS, (slowest + truth.overhead_ms) * (1 / truth.clock_share - 1)),
         (CONTENTION, truth.contention_ms),
         (COMMUNICATION, truth.exposed_ms),
     ):
@@ -222,12 +224,13 @@ def closes(found):
     return math.isclose(found.ideal.value - lost - found.residual, found.measured.value, rel_tol=1e-9)
 
 
-def test_without_noise_the_parts_are_exact_and_what_no_control_sees_is_the_residual():
-    truth = Truth(noise=0.0, unexplained_ms=0.4)
+@pytest.mark.parametrize("clock_share", [1.0, 0.943, 1.02])
+def test_without_noise_the_parts_are_exact_and_what_no_control_sees_is_the_residual(clock_share):
+    truth = Truth(noise=0.0, unexplained_ms=0.4, clock_share=clock_share)
     (found,), _ = waterfalls(Simulator(truth).explained(FOUR, repeats=1))
     true = true_parts(truth, FOUR)
     assert {part.name: part.lost.value for part in found.parts if part.lost} == pytest.approx(
-        {name: true[name] for name in (SPREAD, OVERHEAD, CONTENTION, COMMUNICATION)}
+        {name: true[name] for name in (SPREAD, OVERHEAD, CLOCKS, CONTENTION, COMMUNICATION)}
     )
     assert found.residual == pytest.approx(true["residual"])
     assert found.residual > 100, "planted"
@@ -248,6 +251,10 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed():
     assert "what the strategy costs on one GPU" in found[COMMUNICATION].why
     found = without(lambda strategy, gpus: strategy == "none" and gpus == (2,))
     assert found[SPREAD].lost is None and "gpus 2" in found[SPREAD].why
+    unsampled = [changed(one, metrics={**one.metrics, CLOCK: math.nan}) for one in made]
+    (found,), _ = waterfalls(unsampled)
+    parts = {part.name: part for part in found.parts}
+    assert parts[CLOCKS].lost is None and "not sampled" in parts[CLOCKS].why and closes(found)
     bare = [one for one in made if one.cell.strategy["name"] != "none"]
     assert waterfalls(bare)[0] == ()
     assert "waterfall=true" in waterfalls(bare)[1][0]

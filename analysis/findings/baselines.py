@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs, merged, middle
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
 EFFICIENCY = "scaling/efficiency"  # a metric
-CLOCK = "gpu/sm_mhz"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
 BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
 

@@ -5,7 +5,10 @@ and not zero by construction (METHOD.md, Waterfall):
 
     spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
+    clocks      (slowest alone + overhead) × (its SM clock ÷       samples of the GPUs
+                clock of the cell − 1)
     contention  step of N ranks without exchange − slowest alone   strategy=none on the subset
+                at the clocks of these ranks
     exposed     steps with and without exchange in turn (ABBA),    the cell itself: strategy/cost_ms
                 minus the same on one GPU, else minus the overhead
     waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
@@ -15,6 +18,7 @@ Subtracted one after the other they become images per second.
 
 import dataclasses
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,14 +30,16 @@ from analysis.findings.control_cells import WITHOUT
 from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Waterfall, WaterfallPart
+from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 
 COST = "strategy/cost_ms"
 WAIT = "trace/wait_ms_per_step"
-SPREAD, OVERHEAD, CONTENTION, COMMUNICATION, WAITING = (
+SPREAD, OVERHEAD, CLOCKS, CONTENTION, COMMUNICATION, WAITING = (
     "spread between GPUs",
     "strategy overhead on one GPU",
+    "other clocks than alone",
     "contention",
     "exposed communication",
     "waiting for a peer",
@@ -128,12 +134,16 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
     of_slowest = Step(batch * 1e3 / math.exp(value), None if draws is None else batch * 1e3 / np.exp(draws))
     parts = [_spread(runs, bare, degrees)]
     spent, overhead = of_slowest, _overhead(runs, bare, alone, batch)
+    of_its_clock = without[(min(bare, key=lambda gpu: bare[gpu].value),)]
+    computing = of_slowest + overhead if overhead else of_slowest
+    own_work = _cost_alone(runs, alone) or overhead
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
-        _contention(runs, without, of_slowest, images),
+        _clocks(runs, of_its_clock, computing),
+        _contention(runs, without, of_its_clock, of_slowest, images),
         *_communication(
             runs,
-            _cost_alone(runs, alone) or overhead,
+            own_work and (_at_clock_of(runs, own_work, of_its_clock) or own_work),
             _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None,
         ),
     ):
@@ -216,14 +226,43 @@ def _mean(steps: Sequence[Step]) -> Step | None:
     return Step(sum(step.ms for step in steps) / len(steps), draws)
 
 
+def _at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
+    """Return what a step of the slowest member, or a part of it, takes at the SM clock that ranks have together.
+
+    None where one of both clocks was not sampled.
+    """
+    clocks = [_log_clock(one) for one in (alone, together)]
+    if clocks[0] is None or clocks[1] is None:
+        return None
+    drawn = [one.draws for one in (step, *clocks)]
+    draws = None if any(one is None for one in drawn) else drawn[0] * np.exp(drawn[1] - drawn[2])
+    return Step(step.ms * math.exp(clocks[0].value - clocks[1].value), draws)
+
+
+def _log_clock(runs: Runs) -> Sample | None:
+    found = runs.logarithms(CLOCK)
+    name = f"{CLOCK} {runs.records[0].record_id}"
+    return Sample(statistics.median(found), runs.floor(CLOCK), len(found), name) if found else None
+
+
+def _clocks(runs: Runs, alone: Runs, computing: Step) -> tuple[str, Step | None, str]:
+    """Return what computing takes longer because the GPUs have lower SM clocks together than the slowest has alone."""
+    slowed = _at_clock_of(runs, computing, alone)
+    if slowed is None:
+        on_gpus = runs.cell.device == "cuda"
+        return CLOCKS, None, "the clocks were not sampled" if on_gpus else "CPU workers have no SM clock"
+    return CLOCKS, slowed - computing, ""
+
+
 def _contention(
-    runs: Runs, without: Mapping[tuple[int, ...], Runs], of_slowest: Step, images: float
+    runs: Runs, without: Mapping[tuple[int, ...], Runs], alone: Runs, of_slowest: Step, images: float
 ) -> tuple[str, Step | None, str]:
-    """Return what ranks take from each other without any exchange: power, host memory, the CPU."""
+    """Return what ranks take from each other without any exchange, beside clocks: host memory, the CPU."""
     together = without.get(runs.gpus)
     if together is None or together.log_rate is None:
         return CONTENTION, None, "strategy=none was not measured on this subset"
-    return CONTENTION, _step(together.log_rate, images) - of_slowest, ""
+    slowed = _at_clock_of(together, of_slowest, alone) if _log_clock(runs) else None
+    return CONTENTION, _step(together.log_rate, images) - (slowed or of_slowest), ""
 
 
 def _for_the_slowest(of_slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:

@@ -6,7 +6,8 @@ Each function returns None for a record that passes. Records of before phases we
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from analysis.findings.baselines import AT_EQUAL_CLOCKS, CLOCK, EFFICIENCY
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
+from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.provenance import SAFETY, SET_BY_RINGSIDE, inherited, mapping, variables
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
 from analysis.validity.evidence import list_some

@@ -27,6 +27,7 @@ OF_SEVERAL_RECORDS = (
     "comm/hidden_share",
     "trace/exposed_disagreement_ms",
 )
+CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
 
 
 class FloorGroup(NamedTuple):
@@ -134,7 +135,8 @@ class NoiseFloors:
 def has_floor(metric: str) -> bool:
     """Tell whether runs of equal cells say how far a metric scatters: not that of a count, nor of several records."""
     entry = metrics.known(metric)
-    return metric not in OF_SEVERAL_RECORDS and (entry is None or entry.less_is_better is not None)
+    judged = entry is None or entry.less_is_better is not None or metric == CLOCK
+    return metric not in OF_SEVERAL_RECORDS and judged
 
 
 def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
