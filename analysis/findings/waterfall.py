@@ -19,19 +19,17 @@ Subtracted one after the other they become images per second.
 import dataclasses
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from analysis.findings import labels
-from analysis.findings.control_cells import WITHOUT
+from analysis.findings.control_cells import WITHOUT, ControlRuns
 from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.runs import Runs, merged
+from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
 COST = "strategy/cost_ms"
@@ -44,37 +42,6 @@ SPREAD, OVERHEAD, CLOCKS, CONTENTION, COMMUNICATION, WAITING = (
     "exposed communication",
     "waiting for a peer",
 )
-
-
-class ControlRuns:
-    """The runs of a study's control cells, found by what they share with the cell that they explain."""
-
-    def __init__(self, study: Study) -> None:
-        """Sort strategy=none and the one-GPU cells by their condition."""
-        self._study = study
-        self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", "server_gpus"]
-        self._strategy = [name for name in study.varied if name.startswith("strategy.")]
-        without: dict[tuple[Any, ...], dict[tuple[int, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
-        alone: dict[tuple[Any, ...], dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
-        for runs in study.timed:
-            if runs.strategy == WITHOUT:
-                without[self._key(runs, self._strategy)][runs.gpus].append(runs)
-            elif runs.world_size == 1:
-                alone[self._key(runs)][runs.gpus[0]].append(runs)
-        self._without = {key: {gpus: merged(one) for gpus, one in found.items()} for key, found in without.items()}
-        self._alone = {key: {gpu: merged(one) for gpu, one in found.items()} for key, found in alone.items()}
-
-    def _key(self, runs: Runs, left_out: Iterable[str] = ()) -> tuple[Any, ...]:
-        # A control cell has the same images per rank, whether these were asked for or follow from the images per step.
-        return runs.batch_size, *self._study.condition(runs, (*self._free, *left_out))
-
-    def without(self, runs: Runs) -> Mapping[tuple[int, ...], Runs]:
-        """Return the runs with strategy=none, by subset."""
-        return self._without.get(self._key(runs, self._strategy), {})
-
-    def alone(self, runs: Runs) -> Mapping[int, Runs]:
-        """Return the runs of the same strategy on one GPU, by GPU."""
-        return self._alone.get(self._key(runs), {})
 
 
 def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
