@@ -74,7 +74,7 @@ def clock(monkeypatch):
 
 def test_a_wide_terminal_has_every_number():
     _, lines = settled("settings", 120)
-    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s        ±  per GPU  busbw GB/s  validity")
+    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s        ±  per GPU  exchange GB/s  validity")
     assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 one run 4,563 26.6 valid"
     assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 one run 4,676 226 valid: setting_no_effect"
     assert lines[-1] == "8 of 8 cells in 0 s"
@@ -287,7 +287,7 @@ def test_plain_lines_where_there_is_no_terminal():
         "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  one run  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
-        "99.9 % efficiency  0.454 ms exchange  225 GB/s busbw  P2P/CUMEM over NV18  valid",
+        "99.9 % efficiency  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",

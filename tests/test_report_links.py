@@ -116,8 +116,8 @@ def test_the_exchange_alone_tells_every_strategy_from_the_fastest_on(tmp_path):
     ]
     told, _ = examine(study(tmp_path / "exchange", made))
     assert [line.replace("\u00a0", " ") for line in told.finding] == [
-        "The exchange of resnet50 on 3 GPUs: fast is the fastest with 1.00 ms (80.0 GB/s busbw); "
-        "then slow 4.00 ms (20.0 GB/s busbw)."
+        "The exchange of resnet50 on 3 GPUs: fast is the fastest with 1.00 ms (80.0 GB/s over all buckets); "
+        "then slow 4.00 ms (20.0 GB/s over all buckets)."
     ]
     assert not any("waterfall=true" in line for line in [*told.finding, *told.unsaid])
     assert not any("waterfall=true" in line for section in told.sections for line in section.lines)

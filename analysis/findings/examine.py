@@ -1,5 +1,6 @@
 """Everything that a study says, in one call: what the report prints."""
 
+from analysis.findings.communication.cells import communication, not_claimed
 from analysis.findings.comparisons import comparisons, noises
 from analysis.findings.link_value import link_values, subset_links
 from analysis.findings.model import Findings
@@ -22,7 +23,8 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     noise, values = noises(study), link_values(study, machines)
     links = subset_links(study, machines, scaling)
     lines, no_line = wire_lines(study, machines, scaling)
-    unsaid = [*unexplained, *_nothing(study)]
+    exposed = communication(study)
+    unsaid = [*unexplained, *not_claimed(exposed), *_nothing(study)]
     if study.rated and all(one.floor is None for one in noise):
         unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")
     if not values and any(one.link_class for one in links):
@@ -34,6 +36,7 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
         noises=noise,
         wires=links,
         worth=values,
+        communication=exposed,
         wire_lines=lines,
         no_wire_line=no_line,
         excluded=tuple((record.name, why) for record, why in study.left_out),

@@ -136,6 +136,23 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Communication:
+    """What one set of equal cells says of its exposed communication, medians over runs; None: not claimed."""
+
+    label: str
+    gpus: tuple[int, ...]
+    key: Key
+    record_ids: tuple[str, ...]
+    cost_ms: float  # of the strategy in a step
+    cost_alone_ms: float | None  # … on one GPU
+    alone_from: str  # how that was measured
+    exposed_ms: float | None
+    hidden_share: float | None
+    hidden_half: float | None  # half the 95 % interval of the hidden share of one run
+    why: str  # why a number is not claimed
+
+
+@dataclass(frozen=True)
 class SubsetLinks:
     """The exchange of a subset next to the links that it had."""
 
@@ -216,6 +233,7 @@ class Findings:
     noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
     wires: tuple[SubsetLinks, ...] = ()
     worth: tuple[LinkValue, ...] = ()
+    communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
     no_wire_line: str = ""  # where there is none: what is missing and how to plan it
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part

@@ -37,6 +37,11 @@ class Uncertain:
     half_ms: float
 
 
+CostAlone = (
+    tuple[Uncertain, str, tuple[str, ...]] | str
+)  # its ms, ALONE or DIFFERENCE, ids of records; or why it is not known
+
+
 @dataclass(frozen=True)
 class Exposure:
     """What is exposed of a cell's communication, or why that is not known."""
@@ -64,6 +69,7 @@ class Exposures:
         for runs in study.timed:
             if runs.world_size == 1 and runs.strategy == WITHOUT:
                 together[_without_strategy(runs)][runs.gpus[0]].append(runs)
+        self._costs: dict[tuple[int, ...], CostAlone] = {}
         self._without = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
 
     def of(self, record: Record) -> Exposure | None:
@@ -105,27 +111,33 @@ class Exposures:
             ), f"the noise (±{exposed.half_ms:.2g} ms) is as large as the exchange ({exchange:.3g} ms)"
         return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
 
-    def _cost_alone(self, one: Runs) -> tuple[Uncertain, str, tuple[str, ...]] | str:
+    def _cost_alone(self, one: Runs) -> CostAlone:
         """Return what the strategy costs on one GPU, how that was measured and by which records; or why it is not known."""
         members = self._alone.of(one)
+        same = tuple(map(id, members.values()))  # a study may have thousands of records with equal baselines
+        if same not in self._costs:
+            self._costs[same] = self._cost_of(members)
+        return self._costs[same]
+
+    def _cost_of(self, members: Mapping[int, Runs]) -> CostAlone:
         if not members:
-            return "what the strategy costs on one GPU is not known: no member was measured alone"
+            return "no member was measured alone, so what the strategy costs on one GPU is not known"
         measured = {gpu: runs for gpu, runs in members.items() if runs.values(COST)}
         if measured:
             costs = [_median(runs, COST) for runs in measured.values()]
             ids = [record.record_id for runs in measured.values() for record in runs.records]
             return _mean(costs), ALONE, tuple(ids)
         if not all(own_work_alone(record) for runs in members.values() for record in runs.records):
-            return "what the strategy costs on one GPU is not its own work alone: it moves gradients there too"
+            return "the strategy moves gradients on one GPU too, so its cost there is not its own work alone"
         bare = {gpu: self._without.get(_without_strategy(runs), {}) for gpu, runs in members.items()}
         pairs = [(members[gpu], found[gpu]) for gpu, found in bare.items() if gpu in found]
         if not pairs:
             return (
-                "what the strategy costs on one GPU is not known: strategy=none was not measured there (waterfall=true)"
+                "what the strategy costs on one GPU was not measured (A B B A there, or strategy=none: waterfall=true)"
             )
         costs = [_difference(_step(with_strategy), _step(without)) for with_strategy, without in pairs]
         if self._judged and any(math.isnan(one.half_ms) for one in costs):
-            return "what the strategy costs on one GPU is not known: too few runs to know the scatter of the difference"
+            return "too few runs on one GPU to know the scatter of what the strategy costs there"
         ids = [record.record_id for pair in pairs for runs in pair for record in runs.records]
         return _mean(costs), DIFFERENCE, tuple(ids)
 

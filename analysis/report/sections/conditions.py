@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from analysis.findings.baselines import Baselines
-from analysis.findings.communication.exposed import DISAGREEMENT, TRACE_EXPOSED
+from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
+from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.next_run.interval import WORDS, half_width
@@ -148,15 +149,15 @@ def commands(study: Study, findings: Findings) -> Section:
 def cells(study: Study, findings: Findings) -> Section:
     """Return every cell, failed ones too."""
     rows: list[tuple[Value, ...]] = []
-    baselines = Baselines(study)
+    several = SeveralRecords(study)
     for record in study.records:
         rate: Estimate | None = bounded(study, [record], RATE)
+        now = several.values(record)
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
-            baselines.efficiency(record), bounded(study, [record], "comm/exchange_ms"),
-            middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], "strategy/cost_ms"),
-            middle([record], "comm/exposed_ms"),
-            middle([record], TRACE_EXPOSED), middle([record], DISAGREEMENT),
+            now.get(EFFICIENCY), bounded(study, [record], "comm/exchange_ms"),
+            middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], COST), now.get(EXPOSED), now.get(HIDDEN),
+            middle([record], TRACE_EXPOSED), now.get(DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
             named(record, "benchmark"), datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
             record.record_id,
@@ -169,7 +170,8 @@ def cells(study: Study, findings: Findings) -> Section:
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             metric_column("busbw_gb_per_s", "comm/busbw_gb_per_s"),
-            metric_column("cost_ms", "strategy/cost_ms", bounded=True), metric_column("exposed_ms", "comm/exposed_ms"),
+            metric_column("cost_ms", COST, bounded=True), metric_column("exposed_ms", EXPOSED),
+            metric_column("hidden_share", HIDDEN),
             metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("transport", "transport"),
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),

@@ -28,7 +28,7 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
         for ms, group in cells:
             name = single_line(names[group[0].name] if len(cells) > 1 else named(group[0], "strategy"), 80)
             busbw = middle(group, "comm/busbw_gb_per_s")
-            parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s busbw)" if busbw else "")))
+            parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s over all buckets)" if busbw else "")))
         (name, time), *others = parts
         if others:
             time = f"is the fastest with {time}; then {join_words([' '.join(part) for part in others], NAMED)}"

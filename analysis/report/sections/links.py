@@ -29,7 +29,8 @@ def wires(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     table = Table(
         "wires",
-        "The exchange of each subset (busbw), its worst link, and what all its rings carry at measured and at nominal GB/s.",
+        "The exchange of each subset (busbw of all buckets together), its worst link, "
+        "and what all its rings carry at measured and at nominal GB/s.",
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
@@ -89,7 +90,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         least, most = (number(end(rates)) for end in (min, max))
         row_label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
     axes.set_xlim(left=0)
-    axes.set_xlabel("exchange, busbw GB/s")
+    axes.set_xlabel("exchange of all buckets, busbw GB/s")
     caption = "Bandwidth of the exchange by link class, a dot for each subset"
     if len(transports) == 1 and any(transports):
         caption += f", all of them {single_line(next(iter(transports)))}"

@@ -113,7 +113,9 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append((ids, cells, f"Exchange of every pair, busbw GB/s: {single_line(names[cell])}.", "GB/s"))
+            drawn.append(
+                (ids, cells, f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}.", "GB/s")
+            )
     for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
 

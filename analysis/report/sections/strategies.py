@@ -4,22 +4,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.findings.communication.exposed import DISAGREEMENT, TRACE_EXPOSED
+from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED, disagreement
 from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Estimate, Findings, Point
+from analysis.findings.model import Communication, Estimate, Findings, Point
 from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, about_intervals, bounded
 from analysis.report.names import short_names, unit_of
-from analysis.report.numbers import estimate
+from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
 from analysis.report.style import Picture, colours, marker, rendered, window
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, first_lines, single_line
 from benchmarks.record import Record
+from benchmarks.record.former import LAST_OLD_NAMES
 
 STRATEGY_FIGURES = 2
+TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
 WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 
 
@@ -35,17 +37,21 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
     ]
     names = short_names(dict.fromkeys(labels))
+    exposed = {one.record_ids[0]: one for one in findings.communication}
     rows = [
         _strategy_row(
-            study, group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None
+            study, group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None,
+            exposed.get(group[0].record_id),
         )
         for group, label in zip(groups, labels, strict=True)
     ]
     unit = unit_of(study)
     table = Table(
         "strategies",
-        f"Sets of equal cells on several {unit}, medians over runs. "
-        f"GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange. In parentheses: {about_intervals(study)}.",
+        f"Sets of equal cells on several {unit}, medians over runs. GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange "
+        "of all buckets of a step; nccl-tests' busbw is that of one large message. Cost is what the strategy adds to a step, "
+        f"exposed what it adds beyond its cost on one {unit[:-1]}, hidden the share of the exchange that is not exposed. "
+        f"In parentheses: {about_intervals(study)}.",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
@@ -53,13 +59,15 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
             metric_column("of_reference", "comm/ideal_ratio"), Column("reference", "reference"),
-            metric_column("cost_ms", "strategy/cost_ms", bounded=True), metric_column("exposed_ms", "comm/exposed_ms"),
+            metric_column("cost_ms", COST, bounded=True), metric_column("exposed_ms", EXPOSED),
+            metric_column("hidden_share", HIDDEN), Column("hidden_by_trace", "hidden by trace", of_metric(HIDDEN)),
             metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
             Column("mark", "mark"),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
     lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
+    lines += _former(study)
     return Section(
         "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, cells, rows)), (table,), place=60
     )
@@ -72,6 +80,17 @@ def _without_effect(study: Study) -> tuple[str, ...]:
     )
     return tuple(
         first_lines(f"No effect: {single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items())
+    )
+
+
+def _former(study: Study) -> tuple[str, ...]:
+    """Return a sentence where records are shown that were written with another meaning of a name."""
+    cells = sum(record.schema_version <= LAST_OLD_NAMES and COST in record.metrics for record in study.usable)
+    if not cells:
+        return ()
+    return (
+        f"{count(cells, 'cell')} of an older Ringside called the cost of the strategy “exposed communication”, and the reference "
+        "a limit: they are read with today's names, and their overlap, which was made of it, is left out.",
     )
 
 
@@ -97,8 +116,13 @@ def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[
         )
 
 
-def _strategy_row(study: Study, group: Sequence[Record], label: str, point: Point | None) -> tuple[Any, ...]:
+def _strategy_row(
+    study: Study, group: Sequence[Record], label: str, point: Point | None, told: Communication | None
+) -> tuple[Any, ...]:
     first = group[0]
+    exposed = {} if told is None or told.exposed_ms is None else {EXPOSED: told.exposed_ms}
+    traced, hidden, communicated = (middle(group, name) for name in (TRACE_EXPOSED, TRACE_HIDDEN, TRACE_ALL))
+    by_trace = {} if traced is None else {TRACE_EXPOSED: traced}
     gpus, exchange = first.cell.gpus, bounded(study, group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
     per_gpu = None
@@ -108,8 +132,9 @@ def _strategy_row(study: Study, group: Sequence[Record], label: str, point: Poin
     return (
         label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
         point.rate if point else bounded(study, group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
-        ", ".join(references), bounded(study, group, "strategy/cost_ms"), middle(group, "comm/exposed_ms"),
-        middle(group, TRACE_EXPOSED), middle(group, DISAGREEMENT),
+        ", ".join(references), bounded(study, group, COST), exposed.get(EXPOSED), told and told.hidden_share,
+        hidden / communicated if hidden is not None and communicated else None,
+        traced, disagreement(exposed | by_trace).get(DISAGREEMENT),
         "suspect" if any(record.validity.verdict != "valid" for record in group) else "",
     )  # fmt: skip
 
