@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import math
+import types
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from simulated import Simulator
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY
+from analysis.findings.communication.exposed import EXPOSED, HIDDEN
 from analysis.findings.communication.several_records import values_of, with_values
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
@@ -28,12 +30,21 @@ from launch.tracking.sync import sync
 EARLY, LATE = "a" * 32, "b" * 32
 
 
+def costing(record, ms, others=types.MappingProxyType({})):
+    """The record with what its strategy costs a step."""
+    ends = {"strategy/cost_ms": {"low": ms - 0.01, "high": ms + 0.01}}
+    return dataclasses.replace(
+        record, metrics=record.metrics | {"strategy/cost_ms": ms, **others}, within_run=record.within_run | ends
+    )
+
+
 @pytest.fixture
 def made():
     """A pair, and the one-GPU cells that are its baselines: measured later, in another sweep. GPU 1 ran twice."""
     simulator = Simulator(seed=3)
-    pair = dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY)
+    pair = costing(dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY), 0.7, {"comm/exchange_ms": 1.0})
     alone = [simulator.record((0,)), simulator.record((1,)), simulator.record((1,), repeat=1)]
+    alone = [costing(one, 0.5) for one in alone]
     return pair, [dataclasses.replace(one, sweep_id=LATE, cell_key=one.cell.key) for one in alone]
 
 
@@ -58,23 +69,23 @@ def efficiencies(records):
     return {one: values[EFFICIENCY] for one, values in values_of(records).items() if EFFICIENCY in values}
 
 
-def in_mlflow(tracker):
-    """({record id: efficiency}, {sweep id: table}) of the store."""
+def in_mlflow(tracker, metric=EFFICIENCY):
+    """({record id: a metric}, {sweep id: table}) of the store."""
     runs = tracker._client.search_runs([tracker._experiment])
-    shares = {run.data.tags["ringside.record_id"]: run.data.metrics.get(EFFICIENCY)
+    shares = {run.data.tags["ringside.record_id"]: run.data.metrics.get(metric)
               for run in runs if "mlflow.parentRunId" in run.data.tags}  # fmt: skip
     tables = {run.data.tags["ringside.sweep_id"]: run.data.tags["mlflow.note.content"]
               for run in runs if "mlflow.parentRunId" not in run.data.tags}  # fmt: skip
     return shares, tables
 
 
-def on_terminal(every):
-    """The efficiency of the first cell as the table shows it after all were measured."""
+def on_terminal(every, column="efficiency"):
+    """A column of the first cell as the table shows it after all were measured."""
     screen = Screen([PlannedCell(one.cell) for one in every], [], Console(file=io.StringIO()))
     with screen:
         for number, record in enumerate(every):
             screen.settle(number, record.state, record)
-    return screen._numbers[0]["efficiency"]
+    return screen._numbers[0][column]
 
 
 def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
@@ -107,6 +118,15 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     (table,) = [one for section in report.sections for one in section.tables if one.name == "cells"]
     place = [column.key for column in table.columns].index("efficiency")
     assert [row[place] for row in table.rows] == [share, None, None, None]
+    values = values_of([pair, *alone])[pair.record_id]
+    assert values["comm/exposed_ms"] == pytest.approx(0.2) and values["comm/hidden_share"] == pytest.approx(0.8)
+    for name, key, column, text in (
+        ("comm/exposed_ms", "exposed_ms", "exposed ms", "0.200"), ("comm/hidden_share", "hidden_share", "hidden", "80 %"),
+    ):  # fmt: skip
+        assert in_mlflow(tracker, name)[0][pair.record_id] == values[name]
+        place = [one.key for one in table.columns].index(key)
+        assert [row[place] for row in table.rows] == [values[name], None, None, None]
+        assert on_terminal([pair, *alone], column) == text and text.replace(" ", "\N{NO-BREAK SPACE}") in tables[EARLY]
     shown = f"{100 * share:.1f} %"
     assert on_terminal([pair, *alone]) == shown
     assert shown in tables[EARLY].replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{NO-BREAK SPACE}", " ")
@@ -163,6 +183,7 @@ def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
     for number, (stated, recorded, differences) in enumerate((
         (own, alone, []),
         (dataclasses.replace(own, metrics=own.metrics | {EFFICIENCY: 0.5}), alone, [(0.5, own.metrics[EFFICIENCY])]),
+        (dataclasses.replace(own, metrics=own.metrics | {HIDDEN: 0.9}), alone, [(0.9, own.metrics[HIDDEN])]),
     )):  # fmt: skip
         study = tmp_path / str(number)
         for one in (stated, *recorded):
@@ -172,7 +193,7 @@ def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
         assert [(one.recorded, one.recomputed) for one in found.differences] == differences
     for one in alone[:1]:
         CellFolder(study / one.record_id).record.unlink()
-    assert verify(study).not_compared[f"metrics {EFFICIENCY}"] == 1
+    assert {f"metrics {name}" for name in (EFFICIENCY, EXPOSED, HIDDEN)} <= verify(study).not_compared.keys()
 
 
 def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseline():

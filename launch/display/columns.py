@@ -15,7 +15,8 @@ from launch.plan.order import PlannedCell
 GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
 COST, EXPOSED = "cost ms", "exposed ms"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (TRANSPORT, COST, EXPOSED, "of reference", "exchange ms", "per GPU", "exchange GB/s", MARGIN, "efficiency")
+DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
+               "efficiency")  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
