@@ -74,7 +74,9 @@ def clock(monkeypatch):
 
 def test_a_wide_terminal_has_every_number():
     _, lines = settled("settings", 120)
-    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith("images/s        ±  per GPU  exchange GB/s  validity")
+    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith(
+        "images/s        ±  per GPU  exchange GB/s  validity"
+    )
     assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 one run 4,563 26.6 valid"
     assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 one run 4,676 226 valid: setting_no_effect"
     assert lines[-1] == "8 of 8 cells in 0 s"
@@ -124,7 +126,7 @@ def test_several_codes_are_shortened_before_a_number_is():
     _, narrow = settled("settings", 80, change)
     assert wide[1].endswith("invalid: setting_ignored, transport_unexpected, noisy, throttled")
     assert narrow[1].endswith("invalid, 4 codes") and "9,125" in narrow[1]
-    assert settled("feet", 80)[1][1].endswith("227  invalid: setting_ignored +1")
+    assert settled("feet", 84)[1][1].endswith("227  invalid: setting_ignored +1")
 
 
 def test_codes_of_cells_that_are_not_valid_are_explained_once():

@@ -40,7 +40,10 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     exposed = {one.record_ids[0]: one for one in findings.communication}
     rows = [
         _strategy_row(
-            study, group, names[label], curves[group[0].record_id][1] if group[0].record_id in curves else None,
+            study,
+            group,
+            names[label],
+            curves[group[0].record_id][1] if group[0].record_id in curves else None,
             exposed.get(group[0].record_id),
         )
         for group, label in zip(groups, labels, strict=True)
