@@ -1,10 +1,15 @@
-"""`python -m launch sync STUDY_DIR`: write records to MLflow. Exit status: 0 done, 1 it failed, 2 the input is wrong."""
+"""`python -m launch sync STUDY_DIR` writes records to MLflow; `compare STUDY_DIR` says where MLflow has them otherwise.
+
+Exit status: 0 done, 1 it failed or differs, 2 the input is wrong.
+"""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from conf.schema import Tracking
+from launch.tracking.compare import compare
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.sync import sync
 
@@ -16,17 +21,23 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("sync", help="write those records of a study to MLflow that it does not have yet")
-    command.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
-    command.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
-    command.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
+    other = commands.add_parser("compare", help="compare what MLflow has of a study with its records; one JSON object")
+    for one in (command, other):
+        one.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
+        one.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
+        one.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
     given = parser.parse_args(arguments)
     try:
+        if given.command == "compare":
+            compared = compare(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
+            print(json.dumps(compared.as_json()))
+            return 0 if compared.right else 1
         report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
     except (ValueError, WrongUri) as error:
-        print(f"python -m launch sync: {error}", file=sys.stderr)
+        print(f"python -m launch {given.command}: {error}", file=sys.stderr)
         return 2
     except TrackingUnavailable as error:
-        print(f"python -m launch sync: {error}", file=sys.stderr)
+        print(f"python -m launch {given.command}: {error}", file=sys.stderr)
         return 1
     for sentence in report.unreadable:
         print(f"python -m launch sync: {sentence}", file=sys.stderr)

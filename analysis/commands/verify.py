@@ -1,9 +1,11 @@
-"""`python -m analysis verify STUDY… [--pack] [--json]`: check every number of every record against its raw samples."""
+"""`python -m analysis verify STUDY… [--pack] [--mlflow [URI]] [--json]`: check every number against raw samples, and MLflow's."""
 
 import argparse
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ from rich.table import Table
 
 from analysis.commands.console import console
 from analysis.errors import UnreadableInput
+from analysis.verification.comparison import Difference
 from analysis.verification.verify import Verification, verify
 from benchmarks.record import CellFolder, record_paths
 
@@ -24,6 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("studies", metavar="STUDY", nargs="+", help="the folder of a study: OUTPUT_DIR/STUDY")
     parser.add_argument("--pack", action="store_true", help="then pack the raw samples of a study that is right (.gz)")
+    parser.add_argument(
+        "--mlflow", metavar="URI", nargs="?", const="", help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -31,12 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing or damaged.
 
     Raises:
-        UnreadableInput: a folder holds no record.
+        UnreadableInput: a folder holds no record, or there is no such store.
     """
     results = {study: verify(Path(study)) for study in arguments.studies}
     for study, result in results.items():
         if not result.records:
             raise UnreadableInput(f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY")
+    for study, result in results.items():
+        if arguments.mlflow is not None:
+            _compare_store(study, arguments.mlflow, result)
     saved = {study: _pack(Path(study)) for study, result in results.items() if arguments.pack and result.right}
     if arguments.json:
         several = [_as_json(study, result, saved.get(study)) for study, result in results.items()]
@@ -45,6 +54,27 @@ def run(arguments: argparse.Namespace) -> int:
         for study, result in results.items():
             _print(study if len(results) > 1 else "", result, saved.get(study), arguments.pack)
     return 0 if all(result.right for result in results.values()) else 1
+
+
+def _compare_store(study: str, uri: str, result: Verification) -> None:
+    """Add what MLflow's store has otherwise. Raises UnreadableInput where it cannot be compared.
+
+    Only `launch` knows how a record becomes a run, and it may not be imported here: it is asked as a process of its own.
+    """
+    command = [sys.executable, "-m", "launch", "compare", study, *([f"--uri={uri}"] if uri else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        told = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or ["no answer"]
+        raise UnreadableInput(lines[-1].removeprefix("python -m launch compare: ")) from None
+    result.values += told["values"]
+    result.differences += [
+        Difference(one["record"], "MLflow", one["field"], one["stored"], one["recorded"]) for one in told["differences"]
+    ]
+    result.differences += [Difference(one, "MLflow", "run", "there", "no record") for one in told["unknown"]]
+    if told["missing"]:
+        result.not_compared["MLflow has no run of the record (python -m launch sync writes it)"] += len(told["missing"])
 
 
 def _pack(study: Path) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES
-from analysis.findings.communication.several_records import COST_ALONE, OF_SEVERAL_RECORDS
+from analysis.findings.communication.several_records import COST_ALONE
+from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps

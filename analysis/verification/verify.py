@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.communication.several_records import OF_SEVERAL_RECORDS, again, rests_on
+from analysis.findings.communication.several_records import again, rests_on
+from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.verification.comparison import ABSENT, Difference, leaves, same
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
