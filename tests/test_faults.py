@@ -319,6 +319,29 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
     assert study.finished(cell) is None
 
 
+DAMAGE = {
+    "journal.jsonl": ['{"kind":"begin","time":1.0,"cell":"x","token":"t"}\n', '{"kind":"end","time":1.0}\n',
+                      '{"kind":"begin","time":1.0,"cell":"../x","token":[],"process":7}\n'],
+    "cell.json": ['{"labels":[{}]}', "[]", ""],
+    "attempt.json": ['{"record_id":7,"environment":[]}', "null", '{"started_at":"x"'],
+    "failures.json": ["[[["], "gpus.jsonl": ['{"kind":"sample","time":1,"gpus":7}\n'],
+    "ranks/0.jsonl": ['{"kind":"start","time":1}\n', '{"kind":"result","time":1,"metrics":7}\n'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, one) for name, several in DAMAGE.items() for one in several])
+def test_a_damaged_file_of_a_study_costs_nothing_else(tmp_path, name, content):
+    study, cell, attempt = begun(tmp_path)
+    file = (study.folder if name == "journal.jsonl" else attempt.folder.path) / name
+    file.write_text((content + file.read_text()) if name == "journal.jsonl" else content)
+    study.recover()
+    assert study.recover() == []
+    with study.lock(cell):
+        again = study.begin(cell, "b" * 32, DETAILS)
+    kept = study.folder if name == "journal.jsonl" else again.folder.path / "attempt-1"
+    assert content in (kept / name).read_text(), "set aside, not lost"
+
+
 def test_what_a_living_launcher_measures_is_left_alone(tmp_path):
     study, _, attempt = begun(tmp_path, gone=False)
     assert study.recover() == []

@@ -14,6 +14,7 @@ import psutil
 from benchmarks.record import Record
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MOST_PID = 1 << 22  # Linux gives none above
 CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the host's clock was stepped
 
 
@@ -49,6 +50,16 @@ class ProcessIdentity:
             return True
         except psutil.AccessDenied:
             return False
+
+
+def identity_of(content: object) -> ProcessIdentity | None:
+    """Return the identity that a JSON object of a journal holds; None where it holds none."""
+    kinds = {"host": str, "pid": int, "started": float | int, "boot_id": str}
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        return None
+    if not all(isinstance(content[name], kind) for name, kind in kinds.items()):  # type: ignore[arg-type]
+        return None
+    return ProcessIdentity(**content) if 0 < content["pid"] <= MOST_PID else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ from conf.options import Refused
 from conf.schema import ValidityLimits
 from launch.engines import processes
 from launch.study.assemble import assemble
-from launch.study.identity import ProcessIdentity
+from launch.study.identity import ProcessIdentity, identity_of
 
+# What a file of an attempt that holds something else than Ringside wrote may raise.
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # of a folder of ours: it cannot lead elsewhere
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
@@ -106,19 +110,14 @@ class StudyFolder:
     def recover(self) -> list[Record]:
         """Close the attempts that dead launchers left open, and return their records.
 
-        Their processes are ended; what they measured is kept as an interrupted record.
+        Their processes are ended; what they measured is kept as an interrupted record. A damaged line of the journal is passed
+        over, and a damaged attempt is set aside when its cell is measured again.
         """
-        begun: dict[str, dict[str, Any]] = {}
-        for line in read_lines(self.folder / "journal.jsonl"):
-            if line["kind"] == Kind.BEGIN:
-                begun[line["token"]] = line
-            elif line["kind"] == Kind.END:
-                begun.pop(line["token"], None)
         closed = []
-        for token, line in begun.items():
-            if not ProcessIdentity(**line["process"]).gone:
+        for token, (cell, process) in self._open_attempts().items():
+            if not process.gone:
                 continue  # another sweep is measuring it now
-            folder = CellFolder(self.folder / line["cell"])
+            folder = CellFolder(self.folder / cell)
             with _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
@@ -127,8 +126,21 @@ class StudyFolder:
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self._line(Kind.END, cell=line["cell"], token=token, state="closed before")
+                    self._line(Kind.END, cell=cell, token=token, state="closed before")
         return closed
+
+    def _open_attempts(self) -> dict[str, tuple[str, ProcessIdentity]]:
+        """Return {token: (folder of the cell, launcher)} of the attempts that the journal does not see end."""
+        begun: dict[str, tuple[str, ProcessIdentity]] = {}
+        for line in read_lines(self.folder / "journal.jsonl"):
+            token, cell = line.get("token"), line.get("cell")
+            if line["kind"] == Kind.BEGIN:
+                process = identity_of(line.get("process"))
+                if isinstance(token, str) and isinstance(cell, str) and PLAIN_NAME.fullmatch(cell) and process:
+                    begun[token] = cell, process
+            elif line["kind"] == Kind.END:
+                begun.pop(str(token), None)
+        return begun
 
     def _close_left(self, folder: CellFolder) -> Record | None:
         """Write an interrupted record for an attempt without one, and return it. The cell's lock is held."""
@@ -137,10 +149,10 @@ class StudyFolder:
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
         try:
             record = assemble(folder, "interrupted", failure, ended_at=_last_sign(folder))
-        except RecordError:
+            record = judged(record, ValidityLimits())
+        except (RecordError, *DAMAGED):
             return None
         processes.end(record.record_id, 0.0)
-        record = judged(record, ValidityLimits())
         self.end(Attempt(folder, record.record_id), record)
         return record
 
