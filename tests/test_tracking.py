@@ -241,12 +241,13 @@ def test_the_summary_is_one_row_for_each_record():
         "comm/exchange_ms": 2.5, "comm/ideal_ratio": 0.912,
         "strategy/cost_ms": 0.1234,
     }  # fmt: skip
-    within_run = {"throughput/images_per_second": {"low": 4640.0, "high": 4671.0}}
+    next_run = {f"{1:032x}": {"throughput/ci_low": 4640.0, "throughput/ci_high": 4671.0, "throughput/ci_runs": 12.0}}
     bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
-    lines = summary_markdown([make_record(1, metrics=metrics, within_run=within_run), bad]).splitlines()
+    *lines, empty, below = summary_markdown([make_record(1, metrics=metrics), bad], next_run).splitlines()
+    assert (empty, below) == ("", "± for the next run (95 %), from 12 runs of equal cells")
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 15 for line in lines)
     assert lines[2] == (
-        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | one run | 2,326 | 98.1\xa0% | 2.50 "
+        "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "
         "| 91.2\xa0% | 12.3 | 0.123 | – | – | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
@@ -273,12 +274,12 @@ def test_the_summary_says_once_what_all_names_begin_with():
 def test_the_summary_has_the_headline_of_another_benchmark():
     cell = changed_cell(make_record().cell, benchmark={"name": "overhead"})
     metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012}
-    ends = {"overhead/share": {"low": -0.0005, "high": 0.003}}
-    lines = summary_markdown(
-        [make_record(1, cell=cell, metrics=metrics, within_run=ends), make_record(2, name="x")]
-    ).splitlines()
+    ends = {f"{1:032x}": {"overhead/share_ci_low": -0.0005, "overhead/share_ci_high": 0.003}}
+    lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")], ends).splitlines()
     assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 16 for line in lines)
-    assert "| overhead 0.12\xa0%, one run | – |" in lines[2] and lines[3].startswith("| x | – | 5,000 |")
+    assert "| overhead 0.12\xa0% (−0.05 to 0.30 for the next run) | – |" in lines[2] and lines[3].startswith(
+        "| x | – | 5,000 |"
+    )
 
 
 @pytest.mark.parametrize(
