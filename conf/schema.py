@@ -78,7 +78,7 @@ class ValidityLimits:
     """Limits of the validity checks."""
 
     noise_limit: float = option(
-        0.05, "half-width of the 95 % interval, as a share, above which a rate is noisy", least=0
+        0.05, "half-width of the 95 % interval within a run, as a share, above which its rate is noisy", least=0
     )
     change_limit: float = option(
         0.01, "share by which the step time may change while it is timed; 3 times that on CPU workers", least=0

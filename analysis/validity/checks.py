@@ -112,7 +112,12 @@ CHECKS = (
         surroundings.setting_not_asked,
     ),
     Check("clocks_differ", "suspect", "the clocks of the GPUs differ: {}", surroundings.clocks_differ),
-    Check("noisy", "suspect", "the 95 % interval of images/sec is wide: {}", conditions.noisy),
+    Check(
+        "noisy",
+        "suspect",
+        "its own steps scatter: the 95 % interval of the mean within this run is {}",
+        conditions.noisy,
+    ),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", conditions.cpu_bound),
     Check("too_few_iterations", "suspect", "few iterations were measured: {}", conditions.too_few_iterations),
     Check(
