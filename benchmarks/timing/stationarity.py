@@ -16,8 +16,8 @@ FEWEST = 12  # values that are tested
 # Of clean series, both tests together accuse at most this share, up to a correlation of neighbours of 0.8.
 DRIFT_CHANCE = 0.0005
 # The self-normalised statistic of a change (Shao and Zhang 2010, Journal of the American Statistical Association 105) exceeds
-# 100 · (1 + 60 ÷ effective values) in 0.1 % of simulated clean series; the second factor is for few values, by simulation.
-CHANGE, CHANGE_OF_FEW = 100.0, 60.0
+# 100 · (1 + 100 ÷ effective values) in 0.1 % of simulated clean series; the second factor is for few values, by simulation.
+CHANGE, CHANGE_OF_FEW = 100.0, 100.0
 TRIM = 0.1  # share of the values at each end between which a change is looked for
 FEWEST_IN_PART = 48
 MOST_CORRELATED = 0.98
