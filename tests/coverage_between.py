@@ -89,23 +89,23 @@ def power(seed, repeats, noise, surroundings, planted, studies=STUDIES, seen=see
     return float(np.mean(found))
 
 
-def tables() -> Iterator[str]:
+def tables(studies: int = STUDIES) -> Iterator[str]:
     """Yield the tables, line by line."""
-    yield f"Studies of equal cells with a wrong verdict, {STUDIES} of each: in turns (Welch, unpaired)"
+    yield f"Studies of equal cells with a wrong verdict, {studies} of each: in turns (Welch, unpaired)"
     yield f"{'repeats':>8}{'noise':>8}" + "".join(f"{name:>18}" for name in SURROUNDINGS)
     for repeats, noise in itertools.product(REPEATS, NOISES):
         shares = (
-            [wrong(1, repeats, noise, name, seen=seen) for seen in (seen_in_turns, seen_unpaired)]
+            [wrong(1, repeats, noise, name, studies, seen) for seen in (seen_in_turns, seen_unpaired)]
             for name in SURROUNDINGS
         )
         yield f"{repeats:>8}{noise:>8.2%}" + "".join(f"{ours:>10.1%} ({welch:5.1%})" for ours, welch in shares)
     yield ""
-    yield f"Planted differences that are seen, of {STUDIES} studies with six tests: in turns (Welch, unpaired)"
+    yield f"Planted differences that are seen, of {studies} studies with six tests: in turns (Welch, unpaired)"
     columns = ("no drift", "drift")
     yield f"{'noise':>8}{'planted':>9}" + "".join(f"{f'{n} repeats, {name}':>24}" for n in (3, 5) for name in columns)
     for noise, planted in ((0.0013, 0.005), (0.0013, 0.01), (0.005, 0.01), (0.005, 0.02), (0.01, 0.03)):
         shares = (
-            [power(2, repeats, noise, name, planted, seen=seen) for seen in (seen_in_turns, seen_unpaired)]
+            [power(2, repeats, noise, name, planted, studies, seen) for seen in (seen_in_turns, seen_unpaired)]
             for repeats in (3, 5)
             for name in columns
         )
