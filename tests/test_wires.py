@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import changed_cell
 from scipy.stats import linregress
 from simulated import changed
 from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_study
@@ -70,6 +71,34 @@ def test_the_planted_line_is_found():
         54 / (54 + 0.8 + 0.25 * efficiency.points[0].wire_ms), abs=0.01
     )
     assert cost.points[0].gpus == tuple(range(8)) and cost.points[0].gb_per_s == pytest.approx(150, rel=0.03)
+
+
+def test_peer_copies_of_another_study_of_the_same_machine_count(tmp_path):
+    study = wired_study(3, folder=tmp_path / "training")
+    found = findings_of(study)
+    assert found.links_from == ("links",)
+    assert {line.source for line in found.wire_lines} == {"p2p"}
+    elsewhere = [changed(record, environment=record.environment | {"host": "another"}) for record in study.records]
+    found = findings_of(Study.of(elsewhere, folder=tmp_path / "training"))
+    assert (found.links_from, {line.source for line in found.wire_lines}) == ((), {"exchange"})
+
+
+def test_all_reduces_alone_count_where_subset_and_settings_are_the_same():
+    study = wired_study(3, subsets=PAIRS[:9], peers=False)
+    cells = [record for record in study.records if record.cell.world_size == 2]
+    alone = [
+        changed(
+            record,
+            cell_key=f"{record.cell_key} alone",
+            cell=changed_cell(record.cell, benchmark={"name": "collectives", "collective": "all_reduce"}),
+            metrics={"collectives/busbw_gb_per_s": 2 * record.metrics["comm/busbw_gb_per_s"]},
+        )
+        for record in cells
+    ]
+    lines, _ = lines_of(Study.of([*study.records, *alone]))
+    by_exchange, _ = lines_of(study)
+    assert (lines[COST].source, by_exchange[COST].source) == ("collectives", "exchange")
+    assert lines[COST].share.value == pytest.approx(2 * by_exchange[COST].share.value)
 
 
 def test_where_the_cost_on_one_gpu_is_known_the_line_is_one_of_exposed_communication():

@@ -11,6 +11,7 @@ from analysis.findings.study import Study
 from analysis.topology.smi_text import parse_topology_text
 from analysis.topology.subsets import classes
 from analysis.topology.wires import MachineWires, set_bandwidth
+from benchmarks.record import CellFolder, write
 
 DGX1 = parse_topology_text((Path(__file__).parent / "data" / "topo_dgx1_v100.txt").read_text())
 LINKS = DGX1.to_json()["links"]
@@ -34,8 +35,11 @@ def wire_ms(gpus, gb_per_s=None):
     return megabytes / (gb_per_s or set_bandwidth(DGX1, gpus).gb_per_s)
 
 
-def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repeats=1):
-    """A study of these subsets with peer copies between all GPUs; `lost` is {subset: further ms that it loses}."""
+def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repeats=1, folder=None):
+    """A study of these subsets with peer copies between all GPUs; `lost` is {subset: further ms that it loses}.
+
+    With a folder the peer copies are a record of another study, beside it.
+    """
     truth, chance = truth or WiredTruth(), np.random.default_rng(seed)
     simulator = Simulator(Truth(alone_ms=(54.0,) * 8, overhead_ms=0.0, contention_ms=0.0, noise=truth.noise), seed)
     around = {"environment": {"links": LINKS}}
@@ -45,7 +49,11 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
         metrics={},
         tables={"p2p": {"matrices": {"unidirectional_enabled": matrix.tolist()}}},
     )
-    made = [peer_copies] if peers else []
+    made = [peer_copies] if peers and folder is None else []
+    if folder is not None:
+        place = CellFolder(folder.parent / "links" / "p2p-gpus0-7")
+        place.path.mkdir(parents=True)
+        write(place, changed(peer_copies, study="links"))
     for repeat in range(repeats):
         alone = [simulator.record((gpu,), repeat=repeat, **around) for gpu in range(8)]
         cost = {} if truth.alone_ms is None else {"strategy/cost_ms": truth.alone_ms}
@@ -63,7 +71,7 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
                 "strategy/cost_ms": cost + 54.0 * truth.noise * chance.standard_normal(),
             }
             made.append(changed(record, metrics=metrics, effective={"transport": "P2P/direct pointer"}))
-    return Study.of(made)
+    return Study.of(made, folder=folder)
 
 
 def lines_of(study):

@@ -7,6 +7,7 @@ from analysis.findings.model import Findings
 from analysis.findings.scaling import curves
 from analysis.findings.study import Study
 from analysis.findings.waterfall import waterfalls
+from analysis.findings.wires.beside import measured_beside
 from analysis.findings.wires.lines import wire_lines
 from analysis.findings.wires.measured import machine_links
 from analysis.topology.model import Topology
@@ -19,10 +20,11 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     without it, the link classes that the records name count.
     """
     explained, unexplained = waterfalls(study)
-    scaling, machines = curves(study), machine_links(study, topology)
+    scaling, beside = curves(study), measured_beside(study)
+    machines = machine_links(study, topology, beside)
     noise, values = noises(study), link_values(study, machines)
     links = subset_links(study, machines, scaling)
-    lines, no_line = wire_lines(study, machines, scaling)
+    lines, no_line = wire_lines(study, machines, scaling, beside)
     exposed = communication(study)
     unsaid = [*unexplained, *not_claimed(exposed), *_nothing(study)]
     if study.rated and all(one.floor is None for one in noise):
@@ -39,6 +41,7 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
         communication=exposed,
         wire_lines=lines,
         no_wire_line=no_line,
+        links_from=tuple(sorted({record.study for record in beside})),
         excluded=tuple((record.name, why) for record, why in study.left_out),
         unsaid=tuple(unsaid),
     )

@@ -236,5 +236,6 @@ class Findings:
     communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
     no_wire_line: str = ""  # where there is none: what is missing and how to plan it
+    links_from: tuple[str, ...] = ()  # other studies, of the same machine, whose peer copies and collectives are used
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
     unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why

@@ -18,10 +18,11 @@ from analysis.findings.communication.exposed import COST, EXPOSED, Exposures
 from analysis.findings.estimates import LEVEL
 from analysis.findings.model import Estimate, Point, Scaling, WireLine, WirePoint
 from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.runs import Runs, named
+from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 from analysis.findings.wires.fit import Fit, bends, fit, outliers
 from analysis.findings.wires.measured import MachineLinks, transport_of
+from benchmarks.record import Record
 
 FEWEST = 4  # cells of a line
 SPREAD = 1.2  # the slowest wires of a line must take this many times as long as the fastest
@@ -48,10 +49,13 @@ class _Cell:
 
 
 def wire_lines(
-    study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling
+    study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling, beside: Sequence[Record] = ()
 ) -> tuple[tuple[WireLine, ...], str]:
-    """Return the lines of a study; without any, a sentence on what is missing and how to plan it."""
-    mechanisms = _mechanisms(study, machines, scaling)
+    """Return the lines of a study; without any, a sentence on what is missing and how to plan it.
+
+    `beside` holds what other studies measured of the machine's links (analysis.findings.wires.beside).
+    """
+    mechanisms = _mechanisms(study, machines, scaling, beside)
     exposures, chosen = Exposures(study), []
     for cells in mechanisms:
         for quantity in (COST, EFFICIENCY):
@@ -70,9 +74,11 @@ def wire_lines(
     return found, "" if found or not mechanisms else _missing(study, machines, mechanisms)
 
 
-def _mechanisms(study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling) -> list[list[_Cell]]:
+def _mechanisms(
+    study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling, beside: Sequence[Record]
+) -> list[list[_Cell]]:
     points = {point.record_ids[0]: point for curve in scaling.curves for point in curve.points}
-    alone = _collectives(study)
+    alone = _collectives(study, beside)
     together: dict[Any, list[_Cell]] = defaultdict(list)
     for runs in study.timed:
         if runs.world_size == 1 or runs.strategy == "none":
@@ -95,7 +101,7 @@ def _cell(runs: Runs, machine: MachineLinks, alone: Mapping[Any, Sequence[float]
     stages = {name for record in runs.records for name in record.metrics if name.startswith(_STAGE)}
     speeds: dict[str, float | None] = {}
     if stages <= {_RING} and transport_of(runs):  # the exchange crosses nothing but the wires between GPUs
-        measured = alone.get(_collectives_key(runs))
+        measured = alone.get(_collectives_key(runs.provenance["machine"], runs.records[0]))
         speeds["p2p"] = machine.measured_gb_per_s(runs.gpus, transport_of(runs))
         speeds["collectives"] = median(measured) if measured else None
     times = {source: megabytes / speed for source, speed in speeds.items() if speed and megabytes}
@@ -128,19 +134,19 @@ def _middle(runs: Runs, metric: str) -> float | None:
     return median(values) if values else None
 
 
-def _collectives_key(runs: Runs) -> tuple[Any, ...]:
-    return runs.provenance["machine"], frozenset(runs.gpus), frozenset(runs.cell.nccl.items())
+def _collectives_key(machine: str, record: Record) -> tuple[Any, ...]:
+    return machine, frozenset(record.cell.gpus), frozenset(record.cell.nccl.items())
 
 
-def _collectives(study: Study) -> dict[Any, list[float]]:
+def _collectives(study: Study, beside: Sequence[Record]) -> dict[Any, list[float]]:
     """Return the busbw of all-reduces that ran alone, by machine, GPUs and NCCL's settings."""
     found: dict[Any, list[float]] = defaultdict(list)
-    for runs in study.runs:
-        if (
-            named(runs.records[0], "benchmark") == "collectives"
-            and runs.cell.benchmark.get("collective") == "all_reduce"
-        ):
-            found[_collectives_key(runs)] += runs.values("collectives/busbw_gb_per_s")
+    own = [(runs.provenance["machine"], record) for runs in study.runs for record in runs.records]
+    machine = own[0][0] if own else ""  # `beside` is empty where there are several
+    for where, record in [*own, *((machine, record) for record in beside)]:
+        options, busbw = record.cell.benchmark, record.metrics.get("collectives/busbw_gb_per_s")
+        if busbw and options["name"] == "collectives" and options.get("collective") == "all_reduce":
+            found[_collectives_key(where, record)].append(busbw)
     return found
 
 

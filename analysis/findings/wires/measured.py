@@ -77,10 +77,11 @@ def transport_of(runs: Runs) -> str | None:
     return next((str(one) for one in found if one), None)
 
 
-def machine_links(study: Study, topology: Topology | None) -> dict[str, MachineLinks]:
+def machine_links(study: Study, topology: Topology | None, beside: Sequence[Record] = ()) -> dict[str, MachineLinks]:
     """Return the links of every machine of a study, by the machine's name.
 
     `topology` is that of a study on one machine; otherwise the links that the records name count.
+    `beside` holds what other studies measured on the machine of a study that has one (analysis.findings.wires.beside).
     """
     by_machine: dict[str, list[Runs]] = defaultdict(list)
     for runs in study.runs:
@@ -89,7 +90,7 @@ def machine_links(study: Study, topology: Topology | None) -> dict[str, MachineL
     for name, members in by_machine.items():
         records = [record for runs in members for record in runs.records]
         own = topology if len(by_machine) == 1 and topology is not None else _links(records)
-        links[name] = MachineLinks(own, _matrices(records))
+        links[name] = MachineLinks(own, _matrices([*beside, *records]))
     return links
 
 

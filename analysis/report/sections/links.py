@@ -11,7 +11,7 @@ from analysis.report.numbers import ABSENT, number
 from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, marker, rendered
 from analysis.report.tables import Column, Table
-from analysis.report.text import first_lines, sentence, single_line
+from analysis.report.text import count, first_lines, join_words, sentence, single_line
 from analysis.topology.link_classes import best_first
 
 
@@ -52,6 +52,11 @@ def wires(study: Study, findings: Findings) -> Section | None:
         tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in findings.worth),
     )  # fmt: skip
     lines = first_lines(sentence(w.stands_out) for w in findings.wires if w.stands_out)
+    if findings.links_from:
+        lines.append(
+            f"Links of this machine were also measured in {count(len(findings.links_from), 'other study', 'other studies')}: "
+            f"{single_line(join_words(list(findings.links_from)))}."
+        )
     if not rows:
         lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
     return Section(
