@@ -15,8 +15,13 @@ from simulated import Simulator, Truth
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication.several_records import with_values
+from analysis.findings.examine import findings_of
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.provenance import INHERITED
+from analysis.findings.study import open_study
+from analysis.report.numbers import THIN
+from analysis.report.sections.conditions import environment as environment_section
+from analysis.report.sections.scaling import scaling
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
@@ -307,3 +312,20 @@ def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monk
         assert gpus._processes([Process(stranger, 7)]) == {"foreign_pids": [stranger]}
     finally:
         own.communicate(b"\n")
+
+
+# What the report says.
+
+
+def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited():
+    """The compiled cells of four H200s: a power cap takes 3 % of the clock of a pair, and all that the pair loses."""
+    study = open_study(DATA / "h200_x4" / "scaling")
+    findings = findings_of(study)
+    (section,) = [section for section in (scaling(study, findings),) if section]
+    (sentence,) = [line for line in section.lines if "SM clock" in line]
+    assert "would be 100.8 % instead of 97.6 % (resnet50 · compile on gpus 0,1); " in sentence.replace(THIN, " ")
+    assert "eager" not in sentence
+    (column,) = [one for one in section.tables[0].columns if one.key == "efficiency_at_equal_clocks"]
+    assert column.shown
+    (line,) = environment_section(study, findings).lines
+    assert "NCCL_NVLS_ENABLE=0" in line and "NCCL_RAS_ENABLE" not in line

@@ -43,6 +43,7 @@ class Point:
     slowest: int | None = None  # which GPU that is
     speedup: Estimate | None = None  # over the slowest member alone
     efficiency: Estimate | None = None  # share of world_size times the slowest member
+    clock_ratio: float | None = None  # SM clock of the slowest member alone, of that of the subset
     suspect: bool = False
     record_ids: tuple[str, ...] = ()
     without_baseline: tuple[int, ...] = ()  # members that were not measured alone, so that one may be slower still
@@ -51,6 +52,11 @@ class Point:
     def world_size(self) -> int:
         """The number of GPUs."""
         return len(self.gpus)
+
+    @property
+    def at_equal_clocks(self) -> float | None:
+        """The efficiency as if the subset had the SM clock of the slowest member alone; None where a clock is not known."""
+        return None if self.efficiency is None or self.clock_ratio is None else self.efficiency.value * self.clock_ratio
 
 
 @dataclass(frozen=True)

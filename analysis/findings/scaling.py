@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from analysis.findings import labels, provenance
-from analysis.findings.baselines import Baselines, efficiency, follows_from_gpus, is_irrelevant_alone
+from analysis.findings.baselines import Baselines, clock_ratio, efficiency, follows_from_gpus, is_irrelevant_alone
 from analysis.findings.estimates import exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
@@ -79,6 +79,7 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
         slowest=min(alone, key=lambda gpu: alone[gpu].value),
         speedup=speedup,
         efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, size)),
+        clock_ratio=clock_ratio(runs, members.values()),
     )
 
 

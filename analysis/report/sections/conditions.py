@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
+from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.next_run.interval import WORDS, half_width
-from analysis.findings.provenance import hardware, mapping
+from analysis.findings.provenance import hardware, inherited, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, about_intervals, bounded
@@ -103,7 +104,20 @@ def environment(study: Study, findings: Findings) -> Section:
         "environment", "The machine, the versions and the environment variables of the ranks.",
         (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")), tuple(rows),
     )  # fmt: skip
-    return Section("environment", "Environment", tables=(table,), place=100)
+    return Section("environment", "Environment", _inherited(study), tables=(table,), place=100)
+
+
+def _inherited(study: Study) -> tuple[str, ...]:
+    """Return a sentence on the variables that came from around the launcher and may change results."""
+    found = Counter(f"{name}={value}" for record in study.records for name, value in inherited(record).items())
+    words = [one if cells == len(study.records) else f"{one} ({count(cells, 'cell')})" for one, cells in found.items()]
+    if not words:
+        return ()
+    return (
+        single_line(
+            f"Inherited, and able to change results: {join_words(words)}. Cells that differ in it are not equal.", 900
+        ),
+    )
 
 
 def _facts(record: Record) -> dict[str, Any]:
@@ -116,6 +130,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
         **{str(name): version for name, version in versions.items()},
         "Ringside": f"{git['commit']}{', modified' if git.get('modified') else ''}" if "commit" in git else None,
+        "code that measures": known.get("code"),
     }  # fmt: skip
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
@@ -155,7 +170,8 @@ def cells(study: Study, findings: Findings) -> Section:
         now = several.values(record)
         rows.append((
             run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
-            now.get(EFFICIENCY), bounded(study, [record], "comm/exchange_ms"),
+            now.get(EFFICIENCY), now.get(AT_EQUAL_CLOCKS), middle([record], CLOCK),
+            bounded(study, [record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], COST), now.get(EXPOSED), now.get(HIDDEN),
             middle([record], TRACE_EXPOSED), now.get(DISAGREEMENT),
             _text(record.effective.get("transport")), _text(record.effective.get("link_class")),
@@ -168,6 +184,8 @@ def cells(study: Study, findings: Findings) -> Section:
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
+            Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=False),
+            Column("sm_mhz", "clock, MHz", "count", shown=False),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             metric_column("busbw_gb_per_s", "comm/busbw_gb_per_s"),
             metric_column("cost_ms", COST, bounded=True), metric_column("exposed_ms", EXPOSED),

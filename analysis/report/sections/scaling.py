@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from analysis.findings.labels import gpu_ids
+from analysis.findings.labels import gpu_ids, gpu_list
 from analysis.findings.model import Curve, Estimate, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
@@ -30,6 +30,7 @@ from analysis.report.style import (
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, first_lines, sentence, single_line
 
+OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
 PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
 CURVES = 6  # of one figure
 WIDTH, HEIGHT = 4.6, 2.9  # inches
@@ -47,10 +48,16 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     rows = tuple(
         (
             names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
-            p.slowest, p.speedup, p.efficiency, gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
+            p.slowest, p.speedup, p.efficiency, p.at_equal_clocks, gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
         )
         for curve in curves for p in curve.points
     )  # fmt: skip
+    slowed = [
+        f"{number(p.at_equal_clocks, 'share')} instead of {number(p.efficiency.value, 'share')} "
+        f"({names[curve.label]} on {gpu_list(p.gpus)})"
+        for curve in curves for p in curve.points
+        if p.efficiency and p.clock_ratio and abs(p.clock_ratio - 1) > OTHER_CLOCKS
+    ]  # fmt: skip
     table = Table(
         "points",
         f"Every subset; efficiency and speed-up are against the slowest member alone. Numbers in parentheses: "
@@ -61,12 +68,15 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
             Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
-            Column("efficiency", "efficiency", "share", True), Column("without_baseline", "not measured alone"),
+            Column("efficiency", "efficiency", "share", True),
+            Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
+            Column("without_baseline", "not measured alone"),
             Column("mark", "mark"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = first_lines([sentence(text) for text in findings.scaling.refusals])
+    told = [f"with the SM clock that the slowest member has alone, the efficiency would be {'; '.join(slowed)}"]
+    lines = first_lines([sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)])
     if not curves:
         lines.insert(0, "No usable cell measured images per second.")
     pictures = tuple(scaling_figures(study, curves))
