@@ -24,8 +24,8 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     machines = machine_links(study, topology, beside)
     noise, values = noises(study), link_values(study, machines)
     links = subset_links(study, machines, scaling)
-    lines, no_line = wire_lines(study, machines, scaling, beside)
     exposed = communication(study)
+    lines, no_line = wire_lines(study, machines, scaling, exposed, beside)
     unsaid = [*unexplained, *not_claimed(exposed), *_nothing(study)]
     if study.rated and all(one.floor is None for one in noise):
         unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")

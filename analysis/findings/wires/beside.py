@@ -18,20 +18,19 @@ def measured_beside(study: Study) -> tuple[Record, ...]:
     A benchmark that this study ran itself is not looked for elsewhere, and nothing is where it trained on several machines.
     The name of a cell's folder begins with its benchmark, so no other record is read.
     """
-    trained = [record for record in study.usable if record.cell.trains and record.cell.world_size > 1]
-    wanted = [name for name in BENCHMARKS if all(named(record, "benchmark") != name for record in study.usable)]
-    machines = Machines()
-    here = {_surroundings(record, machines) for record in trained}
-    if study.folder is None or len(here) != 1:
+    trained = [runs for runs in study.timed if runs.world_size > 1]
+    if study.folder is None or not trained:
         return ()
+    wanted = [name for name in BENCHMARKS if all(named(runs.records[0], "benchmark") != name for runs in study.runs)]
     folder = study.folder.absolute()
     try:
         others = [other for other in sorted(folder.parent.iterdir()) if other != folder and other.is_dir()]
         cells = [CellFolder(cell) for other in others for name in wanted for cell in sorted(other.glob(f"{name}-*"))]
     except OSError:
         return ()
-    found = []
-    for cell in islice(cells, MOST):
+    machines, found = Machines(), []
+    here = {_surroundings(runs.records[0], machines) for runs in trained} if cells else set()
+    for cell in islice(cells, MOST if len(here) == 1 else 0):
         try:
             record = read(cell.record)
         except (RecordError, OSError):

@@ -14,9 +14,9 @@ from typing import Any
 
 from analysis.findings import labels
 from analysis.findings.baselines import EFFICIENCY, follows_from_gpus
-from analysis.findings.communication.exposed import COST, EXPOSED, Exposures
+from analysis.findings.communication.exposed import COST, EXPOSED
 from analysis.findings.estimates import LEVEL
-from analysis.findings.model import Estimate, Point, Scaling, WireLine, WirePoint
+from analysis.findings.model import Communication, Estimate, Point, Scaling, WireLine, WirePoint
 from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -49,23 +49,28 @@ class _Cell:
 
 
 def wire_lines(
-    study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling, beside: Sequence[Record] = ()
+    study: Study,
+    machines: Mapping[str, MachineLinks],
+    scaling: Scaling,
+    communication: Sequence[Communication],
+    beside: Sequence[Record] = (),
 ) -> tuple[tuple[WireLine, ...], str]:
     """Return the lines of a study; without any, a sentence on what is missing and how to plan it.
 
     `beside` holds what other studies measured of the machine's links (analysis.findings.wires.beside).
     """
     mechanisms = _mechanisms(study, machines, scaling, beside)
-    exposures, chosen = Exposures(study), []
+    exposed = {one.record_ids[0]: one.exposed_ms for one in communication if one.exposed_ms is not None}
+    chosen = []
     for cells in mechanisms:
         for quantity in (COST, EFFICIENCY):
             known = [cell for cell in cells if quantity in cell.lost_ms]
             source = _source(known)
             if source:
                 known = [cell for cell in known if source in cell.wire_ms]
-                exposed = [_exposed(exposures, cell) for cell in known] if quantity == COST else []
-                if exposed and all(exposed):
-                    quantity, known = EXPOSED, [cell for cell in exposed if cell is not None]
+                told = _with_exposed(known, exposed) if quantity == COST else []
+                if len(told) == len(known):
+                    quantity, known = EXPOSED, told
                 chosen.append((quantity, source, known))
     tested = sum(len(cells) for _, _, cells in chosen)
     level = 1 - (1 - LEVEL) / max(1, tested)  # all cells of all lines are one family
@@ -120,13 +125,10 @@ def _cell(runs: Runs, machine: MachineLinks, alone: Mapping[Any, Sequence[float]
     return _Cell(runs, megabytes, times, lost, step_alone)
 
 
-def _exposed(exposures: Exposures, cell: _Cell) -> _Cell | None:
-    """Return a cell with its exposed communication in the place of the strategy's cost; None where it is not known."""
-    first = next(record for record in cell.runs.records if COST in record.metrics)
-    found = exposures.of(first)  # the cost on one GPU is the same for all runs
-    if found is None or found.exposed_ms is None or found.alone_ms is None:
-        return None
-    return replace(cell, lost_ms={**cell.lost_ms, EXPOSED: cell.lost_ms[COST] - found.alone_ms})
+def _with_exposed(cells: Sequence[_Cell], exposed: Mapping[str, float]) -> list[_Cell]:
+    """Return the cells whose exposed communication is known, with it beside the strategy's cost."""
+    known = [(cell, exposed.get(cell.runs.records[0].record_id)) for cell in cells]
+    return [replace(cell, lost_ms={**cell.lost_ms, EXPOSED: ms}) for cell, ms in known if ms is not None]
 
 
 def _middle(runs: Runs, metric: str) -> float | None:
