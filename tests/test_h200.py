@@ -72,7 +72,8 @@ def test_pix_changes_nothing_and_loc_costs():
         assert ("setting_no_effect" in record.validity.codes) == (record.cell.nccl.get("NCCL_P2P_LEVEL") == "PIX")
     told, _ = examine(DATA / "h200_x2" / "bootcamp_resnet50")
     (section,) = [section for section in told.sections if section.anchor == "strategies"]
-    (line,) = section.lines
+    line, old = section.lines
+    assert "of an older Ringside" in old
     assert line.startswith("No effect: NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports")
     assert line.endswith(" (3 cells).")
 

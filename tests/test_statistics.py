@@ -19,7 +19,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.timing import intervals, statistics
 from benchmarks.timing.student import two_sided_quantile
-from benchmarks.training import derive
+from benchmarks.training import derive, throughput
 from benchmarks.training.throughput import TrainingBenchmark
 
 TRIALS = 200
@@ -199,3 +199,18 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     assert 0.8 * 2207 < rate < 1.001 * 2207, "3056 would be the mean of the rates"
     assert interval["low"] < rate < interval["high"]
     assert metrics["step/ms_median"] < 12 and metrics["step/ms_p95"] > 10
+
+
+def test_on_one_rank_the_own_work_of_ddp_is_timed(alone, tmp_path, monkeypatch):
+    """It makes buckets on one rank too, and sends nothing."""
+    monkeypatch.setattr(throughput, "MOST_EXPOSED", 3)
+    cell = make_cell((0,), min_iterations=3, max_iterations=3, max_seconds=60.0)
+    folder = CellFolder(tmp_path).make()
+    result = TrainingBenchmark(cell, alone, Reporter(folder, 0)).run()
+    assert result.checks["own_work_alone"] is True
+    lines = list(read_lines(folder.rank_lines(0)))
+    order = [line["purpose"].split()[0] for line in lines if line.get("purpose", "").endswith(" exchange")]
+    assert order == ["with", "without", "without", "with"]
+    found = derive.throughput({0: lines}, cell)
+    assert "strategy/cost_ms" in found.metrics and "strategy/cost_ms" in found.within_run
+    assert "comm/exchange_ms" not in found.metrics, "there is nobody to exchange with"
