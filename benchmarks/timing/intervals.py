@@ -22,7 +22,7 @@ OUTSIDE = 0.05  # of the 95 % interval
 # |mean − truth| · √n ÷ √V exceeds this with probability 0.05: √45.40 (Lobato 2001, table 1), and for few values, from
 # 400,000 simulated series.
 CRITICAL, CRITICAL_OF_FEW = 6.738, {2: 36.0, 3: 11.86, 4: 9.06}
-MORE_FOR_FEW = 4.7  # the critical value of n values is CRITICAL · (1 + 4.7 ÷ n²), within 1 % of the simulated ones
+MORE_FOR_FEW = 4.7  # for n independent values: CRITICAL · (1 + 4.7 ÷ n²), within 1 % of the simulated ones from five on
 FEWEST_OF_LONGEST = 0.5  # a window shorter than this share of the longest one has no level of its own
 
 
@@ -86,7 +86,7 @@ def _self_normalised(deviations: "np.ndarray[Any, Any]") -> float:
     effective = count * (1 - correlated) / (1 + correlated)  # as many independent values tell as much
     critical = max(CRITICAL_OF_FEW.get(count, CRITICAL), CRITICAL * (1 + MORE_FOR_FEW / max(effective, 2.0) ** 2))
     sums = np.cumsum(deviations)
-    return critical * math.sqrt(float((sums**2).sum())) / count**1.5
+    return critical * math.sqrt(float((sums**2).sum()) / count**3)
 
 
 def _of_levels(levels: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ def steadiness(lines: RankLines, cell: Cell, ms: Sequence[float]) -> Derived:
 def unaccounted_share(lines: RankLines) -> float:
     """Return the largest share of a window that its samples and its lead-in leave out, or count too much."""
     blocks = [block for own in lines.values() for block in of_kind(own, Kind.BLOCK)]
-    return max(abs(math.fsum([block["lead_in_ms"], *block["ms"]]) / block["device_ms"] - 1) for block in blocks)
+    return max(abs(math.fsum([block["lead_in_ms"], *block["ms"]]) / float(block["device_ms"]) - 1) for block in blocks)
 
 
 def own_ms(lines: RankLines, cell: Cell) -> list[list[list[float]]]:

@@ -34,4 +34,4 @@ def enough(by_window: Sequence[Sequence[float]], lasted_ms: float, options: Mapp
         return True
     if done < options["min_iterations"] or len(by_window) < FEWEST_WINDOWS:
         return False
-    return half_width(by_window) <= options["interval_target"]
+    return half_width(by_window) <= float(options["interval_target"])
