@@ -18,7 +18,7 @@ from conf.schema import ValidityLimits
 BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "slow_rank",
         "time_between_steps"}  # fmt: skip
 # What six steps without a launching process cannot show.
-SHORT = {"not_stationary", "slow_rank", "foreign_cpu"}
+SHORT = {"not_stationary", "foreign_cpu"}
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,9 @@ def not_applicable(why: str) -> CheckResult:
 
 
 def unless_training(record: Record, why: str = OLDER) -> CheckResult:
-    """Return that a check of training steps could not run; a benchmark without them has nothing to check."""
+    """Return that a check of training steps could not run; other benchmarks than `throughput` have nothing to check."""
     trains = record.cell.benchmark["name"] == "throughput"
-    return unchecked(why) if trains else not_applicable("this benchmark times no training steps")
+    return unchecked(why) if trains else not_applicable("only benchmark=throughput has it")
 
 
 def unless_cpu(record: Record, why: str) -> CheckResult:

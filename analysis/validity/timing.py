@@ -53,6 +53,8 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
     facts: Mapping[str, Any] | None = record.checks.get("slowest_rank")
     if facts is None:
         alone = len(record.cell.gpus) == 1
+        if not record.cell.benchmark.get("exposed_rounds", 1):
+            return not_applicable("benchmark.exposed_rounds=0: no steps without exchange were asked for")
         return not_applicable("there is only one rank") if alone else unless_training(record)
     share, noise = float(facts["share"]), float(facts["noise"])
     if not share > limits.slow_rank_limit:
