@@ -63,6 +63,9 @@ def test_sets_are_ranked_by_all_rings_that_fit():
     assert placement.best.bandwidth.gb_per_s == 100
     assert placement.worst.bandwidth.gb_per_s == 50
     assert set_bandwidth(DGX1, (0, 1, 4, 5, 6, 7)).gb_per_s == 50
+    placements = [place(DGX1, count) for count in range(2, 9)]
+    assert [one.best.bandwidth.gb_per_s for one in placements] == [50, 50, 100, 50, 100, 100, 150]
+    assert [one.worst.bandwidth.shown_gb_per_s for one in placements] == [None, None, None, None, 50, 100, 150]
 
 
 @pytest.mark.parametrize(
