@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.runs import Runs, merged, middle
+from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
@@ -71,7 +70,7 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
     """Return the SM clock of the slowest member alone ÷ that of a subset; None where one of them was not sampled."""
     timed = [one for one in alone if one.median_log_rate is not None]
     slowest = min(timed, key=lambda one: one.median_log_rate or 0.0, default=None)
-    clocks = None if slowest is None else (middle(slowest.records, CLOCK), middle(runs.records, CLOCK))
+    clocks = None if slowest is None else (slowest.clock_mhz, runs.clock_mhz)
     return clocks[0] / clocks[1] if clocks and clocks[0] and clocks[1] else None
 
 

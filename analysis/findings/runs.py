@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from analysis.findings.model import Estimate
-from analysis.findings.next_run.floors import Floor, FloorGroup, NoiseFloors, group_of
+from analysis.findings.next_run.floors import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
 from analysis.findings.next_run.interval import interval
 from analysis.findings.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
@@ -133,6 +133,11 @@ class Runs:
             return None
         runs = len(self.logarithms(IMAGES_PER_SECOND))
         return Sample(self.median_log_rate, self.floor(IMAGES_PER_SECOND), runs, self.records[0].record_id)
+
+    @functools.cached_property
+    def clock_mhz(self) -> float | None:
+        """The median over the runs of the GPUs' SM clock; None where it was not sampled."""
+        return middle(self.records, CLOCK)
 
     @functools.cached_property
     def rate(self) -> Rate:
