@@ -224,7 +224,7 @@ class WireLine:
     r_squared: float
     deviation_ms: float  # of the residuals
     points: tuple[WirePoint, ...]  # fastest wires first
-    speeds: int  # different GB/s among the cells
+    speeds: int  # different times on the wires among the cells
     bends: bool = False  # the cells follow a parabola rather than the line
     alone_ms: float | None = None  # a step of the slowest member alone, where efficiency is the quantity
 

@@ -98,6 +98,12 @@ def has_ring(wires: Wires) -> bool:
         return False
     if all(len(found) > (size - 1) / 2 for found in peers):  # Dirac, Proceedings of the LMS 2, 1952
         return True
+    reached = new = {0}
+    while new:
+        new = {b for a in new for b in peers[a]} - reached
+        reached = reached | new
+    if len(reached) < size:
+        return False
     path, inside = [0], {0}
 
     def extend() -> bool:

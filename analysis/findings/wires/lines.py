@@ -229,7 +229,7 @@ def line_of(line: WireLine) -> Fit | None:
 
 
 def _speeds(times: Iterable[float]) -> int:
-    """Return how many different speeds the cells have; times within ALIKE of the fastest of a group are one."""
+    """Return how many different times on the wires there are; those within ALIKE of the fastest of a group are one."""
     count, first = 0, 0.0
     for time in sorted(times):
         if not count or time > ALIKE * first:

@@ -7,7 +7,7 @@ from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication.exposed import EXPOSED
 from analysis.findings.model import Estimate, Findings, WireLine, WirePoint
 from analysis.findings.study import Study
-from analysis.findings.wires.lines import FEWEST, SOURCES, efficiency_of, line_of
+from analysis.findings.wires.lines import SOURCES, efficiency_of, line_of
 from analysis.report.figures import more_in
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import NumberFormat, estimate, interval, number
@@ -63,7 +63,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
             Column("cells", "cells"), Column("strategy", "strategy", shown=False), Column("lost", "lost"),
             Column("source", "GB/s from"), Column("fixed_ms", "fixed ms", MS, True), Column("share", "share", "share", True),
             Column("r_squared", "R²", "ratio"), Column("deviation_ms", "residuals ms", MS),
-            Column("count", "cells", "count"), Column("speeds", "different GB/s", "count"),
+            Column("count", "cells", "count"), Column("speeds", "different times", "count"),
         ),
         tuple(
             (
@@ -120,7 +120,7 @@ def _sentences(line: WireLine, name: str) -> list[str]:
         f"(R² {number(line.r_squared, 'ratio')}, {len(line.points) - len(told)} cells; GB/s from {SOURCES[line.source]})"
     )
     said = [sentence(text)]
-    if line.speeds < FEWEST - 1:
+    if line.speeds == 2:
         said.append("Its wires have two speeds only, so nothing between them shows whether it is a line.")
     if line.bends:
         said.append("Its cells bend away from the line, so it says little of wires between them: read the figure.")
