@@ -41,10 +41,10 @@ SET_BY_RINGSIDE: Mapping[str, str | None] = {
 }
 # Recorded, and without any part in a measurement: labels of images and jobs, what is built, where files lie. The number of
 # threads is compared by itself.
-NO_EFFECT = (
+NO_EFFECT = frozenset((
     "SLURM_JOB_ID", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH", "OMP_NUM_THREADS",
-)  # fmt: skip
+))  # fmt: skip
 OF_GPUS = (
     "NCCL_",
     "NVSHMEM_",
@@ -114,19 +114,18 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
 
 def inherited(record: Record) -> dict[str, str]:
     """Return the variables that may change results and that came from around the launcher: {name: value}."""
-    names, known = record.environment.get(INHERITED), variables(record)
-    without = (*NO_EFFECT, *record.cell.nccl)
+    names, asked = record.environment.get(INHERITED), record.cell.nccl
+    told = names if isinstance(names, list) else None  # an earlier Ringside did not note it
     unused = () if record.cell.device == "cuda" else OF_GPUS
     return {
-        name: value
-        for name, value in known.items()
-        if (not isinstance(names, list) or name in names)
-        and not (name in without or name.startswith(unused) or _set_by_ringside(name, value))
+        name: str(value)
+        for name, value in mapping(record.environment.get("variables")).items()
+        if (told is None or name in told)
+        and name not in NO_EFFECT
+        and SET_BY_RINGSIDE.get(name, "") not in (None, value)
+        and name not in asked
+        and not name.startswith(unused)
     }
-
-
-def _set_by_ringside(name: str, value: str) -> bool:
-    return name in SET_BY_RINGSIDE and SET_BY_RINGSIDE[name] in (None, value)
 
 
 def variables(record: Record) -> dict[str, str]:
@@ -148,7 +147,7 @@ def _cpu(record: Record) -> str:
 def _threads(record: Record) -> str:
     """Return how many threads a rank has for its operators; SHARE where nothing but Ringside set that number."""
     counts = [one["threads"] for one in record.ranks if type(one.get("threads")) is int]
-    asked = variables(record).get("OMP_NUM_THREADS")
+    asked = mapping(record.environment.get("variables")).get("OMP_NUM_THREADS")
     if not counts or asked is None:
         return ""
     names, cores = record.environment.get(INHERITED), mapping(record.environment.get("cpu")).get("cores")
