@@ -81,7 +81,7 @@ def test_a_share_is_cut_within_the_noise_only(simulator, cost_ms, exposed, hidde
 def test_a_share_of_which_the_noise_says_nothing_is_not_claimed(simulator):
     told = exposure(pair(simulator, 0.65, exchange_ms=0.05), alone(simulator, 0, 0.62))
     assert told.hidden_share is None and told.exposed_ms == pytest.approx(0.03)
-    assert "is as large as the exchange" in told.why
+    assert "is at least half of what the exchange takes" in told.why
 
 
 def test_without_the_cost_on_one_gpu_nothing_is_claimed(simulator):

@@ -2,8 +2,7 @@
 
 Schema 4 (within_run, strategy/cost_ms): until 3 the ends of intervals were metrics (`…_ci_low`, `…_ci_high`), and what A B B A
 measures was called `comm/exposed_ms`, although it holds what the strategy costs on one GPU too. A reference was called a limit,
-although an exchange can be faster. A check that has nothing to look
-at in such a cell was `unchecked` like one that could not run.
+although an exchange can be faster. A check that had nothing to look at was `unchecked` like one that could not run.
 """
 
 import fnmatch

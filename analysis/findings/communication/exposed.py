@@ -3,7 +3,7 @@
     comm/exposed_ms = strategy/cost_ms − what the strategy costs on one GPU        comm/hidden_share = 1 − exposed ÷ exchange
 
 What a strategy costs on one GPU is the mean over the members that were measured alone: `strategy/cost_ms` of their one-GPU
-cells (A B B A there), else the step alone with the strategy minus the step alone with strategy=none. Neither is used of a
+cells (A B B A there), else the step alone with the strategy minus the step alone with strategy=none. Neither is used for a
 strategy that moves gradients on one GPU too, because communication is then part of the cost there. Where the cost on one GPU
 is not known, nothing is claimed. METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
 """
@@ -26,6 +26,7 @@ from benchmarks.record import Record, former, metrics
 COST, EXPOSED, HIDDEN, EXCHANGE = "strategy/cost_ms", "comm/exposed_ms", "comm/hidden_share", "comm/exchange_ms"
 TRACE_EXPOSED, DISAGREEMENT = "trace/exposed_ms_per_step", "trace/exposed_disagreement_ms"
 OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone exchanges nothing
+MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says nothing of a share
 ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
 
@@ -37,9 +38,8 @@ class Uncertain:
     half_ms: float
 
 
-CostAlone = (
-    tuple[Uncertain, str, tuple[str, ...]] | str
-)  # its ms, ALONE or DIFFERENCE, ids of records; or why it is not known
+# What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is not known.
+CostAlone = tuple[Uncertain, str, tuple[str, ...]] | str
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,13 @@ class Exposures:
         part = exposed.ms / exchange
         half = math.hypot(exposed.half_ms, part * _next(one, EXCHANGE, record).half_ms) / exchange
         share = 1 - part
-        if self._judged and (share + half < 0 or (share < 0 and math.isnan(half))):
-            return (None, None), (
-                f"more is exposed ({exposed.ms:.3g} ms) than the exchange takes alone ({exchange:.3g} ms): communication also "
-                "slows compute"
-            )
-        if self._judged and half >= 1 / 2:
-            return (
-                None,
-                None,
-            ), f"the noise (±{exposed.half_ms:.2g} ms) is as large as the exchange ({exchange:.3g} ms)"
+        alone, why = f"the exchange takes alone ({exchange:.3g} ms)", ""
+        if share < 0 and not share + half >= 0:
+            why = f"more is exposed ({exposed.ms:.3g} ms) than {alone}: communication also slows compute"
+        elif half >= MOST_NOISE:
+            why = f"the noise (±{exposed.half_ms:.2g} ms) is at least half of what {alone}"
+        if self._judged and why:
+            return (None, None), why
         return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
 
     def _cost_alone(self, one: Runs) -> CostAlone:
@@ -132,9 +129,7 @@ class Exposures:
         bare = {gpu: self._without.get(_without_strategy(runs), {}) for gpu, runs in members.items()}
         pairs = [(members[gpu], found[gpu]) for gpu, found in bare.items() if gpu in found]
         if not pairs:
-            return (
-                "what the strategy costs on one GPU was not measured (A B B A there, or strategy=none: waterfall=true)"
-            )
+            return "what the strategy costs on one GPU was not measured (waterfall=true adds strategy=none there)"
         costs = [_difference(_step(with_strategy), _step(without)) for with_strategy, without in pairs]
         if self._judged and any(math.isnan(one.half_ms) for one in costs):
             return "too few runs on one GPU to know the scatter of what the strategy costs there"
