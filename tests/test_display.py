@@ -289,7 +289,7 @@ def test_plain_lines_where_there_is_no_terminal():
         "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  one run  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
-        "99.9 % efficiency  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
+        "99.9 % efficiency of GPU 0  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",

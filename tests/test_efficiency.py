@@ -6,16 +6,20 @@ import math
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
-from simulated import Simulator
+from simulated import Simulator, Truth
 
-from analysis.findings.baselines import BASELINES, EFFICIENCY
+from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, stated
 from analysis.findings.communication.exposed import EXPOSED, HIDDEN
-from analysis.findings.communication.several_records import values_of, with_values
+from analysis.findings.communication.several_records import again, rests_on, values_of, with_values
 from analysis.findings.examine import findings_of
+from analysis.findings.model import Efficiency
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine
+from analysis.report.cell_numbers import cell_numbers
+from analysis.report.numbers import number
 from analysis.verification.verify import verify
 from benchmarks import record as records
 from benchmarks.record import CellFolder, read
@@ -24,6 +28,7 @@ from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study import study as studies
 from launch.study.identity import ProcessIdentity, Sweep
+from launch.tracking.projection import project
 from launch.tracking.projector import Projector
 from launch.tracking.sync import sync
 
@@ -79,6 +84,12 @@ def in_mlflow(tracker, metric=EFFICIENCY):
     return shares, tables
 
 
+def efficiency_of(tracker):
+    """The GPUs that the only efficiency of the store is against."""
+    (run,) = [one for one in tracker._client.search_runs([tracker._experiment]) if EFFICIENCY in one.data.metrics]
+    return run.data.tags["efficiency.of"]
+
+
 def on_terminal(every, column="efficiency"):
     """A column of the first cell as the table shows it after all were measured."""
     screen = Screen([PlannedCell(one.cell) for one in every], [], Console(file=io.StringIO()))
@@ -90,6 +101,8 @@ def on_terminal(every, column="efficiency"):
 
 def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
     pair, alone = made
+    last = Simulator(seed=9).record((1,), repeat=-2, drift=True, factor=0.67)  # takes no part
+    alone = [*alone, dataclasses.replace(last, record_id="d" * 32, sweep_id=LATE, cell_key=last.cell.key)]
     study = studies.StudyFolder(str(output_dir), "late")
     first = with_values(pair, [])
     assert first == pair, "without a baseline a record has no efficiency"
@@ -117,7 +130,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     report, _ = examine(study.folder)
     (table,) = [one for section in report.sections for one in section.tables if one.name == "cells"]
     place = [column.key for column in table.columns].index("efficiency")
-    assert [row[place] for row in table.rows] == [share, None, None, None]
+    assert [row[place] for row in table.rows] == [share, *[None] * 4]
     values = values_of([pair, *alone])[pair.record_id]
     assert values["comm/exposed_ms"] == pytest.approx(0.2) and values["comm/hidden_share"] == pytest.approx(0.8)
     for name, key, column, text in (
@@ -125,7 +138,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     ):  # fmt: skip
         assert in_mlflow(tracker, name)[0][pair.record_id] == values[name]
         place = [one.key for one in table.columns].index(key)
-        assert [row[place] for row in table.rows] == [values[name], None, None, None]
+        assert [row[place] for row in table.rows] == [values[name], *[None] * 4]
         assert on_terminal([pair, *alone], column) == text and text.replace(" ", "\N{NO-BREAK SPACE}") in tables[EARLY]
     shown = f"{100 * share:.1f} %"
     assert on_terminal([pair, *alone]) == shown
@@ -167,10 +180,14 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     projector.log(own)
     projector.close([own], [done], [done, own], interrupted=False, report=None)
     before = in_mlflow(projector._tracker)
+    assert efficiency_of(projector._tracker) == "GPU 0"
     after = in_mlflow(measure(study, LATE, alone[1:], [done, own]))
     assert before[0][own.record_id] == own.metrics[EFFICIENCY] != after[0][own.record_id]
     assert after[0][own.record_id] == efficiencies([done, own, *alone[1:]])[own.record_id]
     lines = [table[1][EARLY].splitlines() for table in (before, after)]
+    marks = [table.count("GPU\N{NO-BREAK SPACE}0") for table in (before[1][EARLY], after[1][EARLY])]
+    assert marks == [1, 0], "until the other member was measured too"
+    assert efficiency_of(projector._tracker) == "every GPU"
     assert len(lines[0]) == len(lines[1]) == 4 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
 
 
@@ -180,13 +197,13 @@ def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
     own = with_values(pair, alone[:2])
     assert own.checks[BASELINES] == {"0": [alone[0].record_id], "1": [alone[1].record_id]}
     assert own.metrics[EFFICIENCY] != efficiencies([pair, *alone])[pair.record_id]
-    for number, (stated, recorded, differences) in enumerate((
+    for place, (own_now, recorded, differences) in enumerate((
         (own, alone, []),
         (dataclasses.replace(own, metrics=own.metrics | {EFFICIENCY: 0.5}), alone, [(0.5, own.metrics[EFFICIENCY])]),
         (dataclasses.replace(own, metrics=own.metrics | {HIDDEN: 0.9}), alone, [(0.9, own.metrics[HIDDEN])]),
     )):  # fmt: skip
-        study = tmp_path / str(number)
-        for one in (stated, *recorded):
+        study = tmp_path / str(place)
+        for one in (own_now, *recorded):
             (study / one.record_id).mkdir(parents=True)
             records.write(CellFolder(study / one.record_id), one)
         found = verify(study)
@@ -213,3 +230,88 @@ def test_real_records_state_what_their_study_gave_them():
     found = efficiencies(measured)
     stated = {one.record_id: one.metrics[EFFICIENCY] for one in measured if EFFICIENCY in one.metrics}
     assert len(stated) == 6 and {one: found[one] for one in stated} == pytest.approx(stated, rel=1e-12)
+
+
+# The slowest of noisy baselines.
+
+
+def baseline_cells(draw, rates, noise, repeats):
+    """Repeats of each GPU alone and of all together; the pair's rate is without noise, so its efficiency shows the baseline's."""
+    simulator = Simulator(Truth(alone_ms=(54.0,) * 8, overhead_ms=0, contention_ms=0, exposed_ms=0, noise=0.0))
+    gpus = tuple(range(len(rates)))
+    made = [
+        simulator.record((gpu,), repeat=repeat, factor=rate * math.exp(draw.normal(0, noise)))
+        for repeat in range(repeats)
+        for gpu, rate in enumerate(rates)
+    ]
+    return simulator.record(gpus), made
+
+
+def bias(seed, rates, noise, repeats=2, studies=60):
+    """How far the mean efficiency is from 1, as a share of the noise, and how far that of the plain minimum is."""
+    draw, ours, plain = np.random.default_rng(seed), [], []
+    for _ in range(studies):
+        subset, alone = baseline_cells(draw, rates, noise, repeats)
+        study = Study.of([subset, *alone])
+        members = Baselines(study).of(study.single(subset))
+        ours.append(Baselines(study).efficiency(subset) * min(rates))
+        plain.append(math.exp(-min(one.median_log_rate for one in members.values())) * min(rates))
+    rate = subset.metrics["throughput/images_per_second"] / len(rates)
+    return (np.mean(ours) - 1) / noise, (np.mean(plain) * rate - 1) / noise
+
+
+def test_the_slowest_of_equal_gpus_does_not_make_the_efficiency_too_high():
+    for noise in (0.0013, 0.01):
+        ours, plain = bias(1, (1.0,) * 4, noise)
+        assert plain > 0.6, "what the minimum does"
+        assert abs(ours) < 0.35
+    ours, plain = bias(2, (1.0, 0.97), 0.0013)
+    assert abs(ours) < 0.25, "a GPU that is slower is the slowest"
+
+
+def test_without_repeats_the_slowest_counts_as_it_is():
+    simulator = Simulator(seed=2)
+    alone = [simulator.record((gpu,)) for gpu in (0, 1)]
+    pair = simulator.record((0, 1))
+    rates = [one.metrics["throughput/images_per_second"] for one in (*alone, pair)]
+    assert values_of([pair, *alone])[pair.record_id][EFFICIENCY] == pytest.approx(
+        rates[2] / 2 / min(rates[:2]), rel=1e-12
+    )
+
+
+def test_a_record_states_what_verify_computes_again_with_the_noise_of_its_study():
+    simulator, known = Simulator(Truth(noise=0.004), seed=8), []
+    for repeat in range(3):
+        known += [simulator.record((gpu,), repeat=repeat) for gpu in (0, 1)]
+    known.append(simulator.record((0,), repeat=-3, drift=True, factor=0.67))
+    own = with_values(simulator.record((0, 1)), known)
+    share = own.metrics[EFFICIENCY]
+    assert share == values_of([*known, own])[own.record_id][EFFICIENCY]
+    rates = [one.metrics["throughput/images_per_second"] for one in known if not one.drift]
+    assert min(rates) <= own.metrics["throughput/images_per_second"] / 2 / share <= max(rates), "without the drift run"
+    others = [one for one in known if one.record_id in rests_on(own)]
+    assert len(others) == 6 and again(own, others)[EFFICIENCY] == share
+    assert again(dataclasses.replace(own, checks=own.checks | {NOISE: 0.0}), others)[EFFICIENCY] > share
+
+
+def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_path):
+    simulator = Simulator(seed=4)
+    alone, other = simulator.record((0,)), simulator.record((1,))
+    pair = with_values(simulator.record((0, 1)), [alone])
+    share = values_of([pair, alone])[pair.record_id][EFFICIENCY]
+    assert share.of == (0,) and stated(pair).of == (0,) and share == pair.metrics[EFFICIENCY]
+    shown = f"{100 * share:.1f} % of GPU 0"
+    assert on_terminal([pair, alone]) == shown
+    assert on_terminal([pair, alone, other]).endswith(" %"), "once the other is measured, the mark goes"
+    assert [cell_numbers(pair, {})["efficiency"], number(share, "share")] == [
+        shown.replace(" ", "\N{NO-BREAK SPACE}")
+    ] * 2
+    assert project(dataclasses.replace(pair, sweep_id=EARLY)).tags["efficiency.of"] == "GPU 0"
+    for one in (pair, alone):
+        folder = CellFolder(tmp_path / one.cell.folder)
+        folder.path.mkdir()
+        records.write(folder, one)
+    report, _ = examine(tmp_path)
+    found = {cell.mark for section in report.sections for table in section.tables for row in table.rows for cell in row
+             if isinstance(cell, Efficiency)}  # fmt: skip
+    assert found == {"of GPU 0"}

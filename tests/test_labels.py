@@ -51,7 +51,7 @@ def told(records):
         "findings": without_texts(dataclasses.asdict(found)),
         "main point": main and (main[1].gpus, main[1].key, main[1].rate, main[1].efficiency),
         "against none": against_none and (against_none[0].difference, against_none[0].verdict, against_none[1]),
-        "baselines": {one.record_id: (baselines.record_ids(one), baselines.efficiency(one)) for one in records},
+        "baselines": {one.record_id: (baselines.facts(one), baselines.efficiency(one)) for one in records},
     }
 
 

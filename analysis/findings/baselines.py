@@ -3,67 +3,127 @@
     efficiency = rate ÷ (N × rate of the slowest member alone)
 
 The images per GPU are unchanged (weak scaling), or the images per step where `global_batch_size` was asked for (strong
-scaling). The launching process imports this module, so it needs neither numpy nor scipy, which take a second to import.
+scaling). The slowest of several noisy rates is too slow on average; `log_slowest` corrects that. The launching process imports
+this module, so it needs neither numpy nor scipy, which take a second to import.
 """
 
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from analysis.findings.model import Efficiency
+from analysis.findings.next_run.interval import of_median
 from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.runs import Runs, merged
+from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.runs import Runs, between_runs, merged
 from analysis.findings.study import Study
 from benchmarks.record import Record
 
 EFFICIENCY = "scaling/efficiency"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
-BASELINES = "baselines"  # among a record's checks: {GPU: ids of the records that its efficiency was computed with}
+# Among a record's checks: {GPU: ids of the records that its efficiency was computed with}, and the scatter between runs.
+BASELINES, NOISE = "baselines", "baseline_noise"
+FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
+# Members differ where their rates vary by more than this multiple of what noise explains; of equal GPUs one in four does.
+DIFFER = 1.5
 
 
 class Baselines:
     """The runs on one GPU of a study, found by what they must share with others."""
 
-    def __init__(self, study: Study) -> None:
-        """Sort them by their condition; runs of cells that one GPU cannot tell apart are runs of one baseline."""
-        self._study = study
+    def __init__(self, study: Study, *, judged: bool = True) -> None:
+        """Sort them by their condition; runs of cells that one GPU cannot tell apart are runs of one baseline.
+
+        `judged`: the scatter between runs is that of the study; otherwise what a record states of it.
+        """
+        self._study, self._judged = study, judged
         together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        alike: dict[Any, list[Runs]] = defaultdict(list)
         for runs in study.timed:
+            alike[_kind(runs)].append(runs)
             if runs.world_size == 1:
                 together[_condition(runs)][runs.gpus[0]].append(runs)
         self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
+        scatters = {kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()}
+        self._noise = {kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM}
 
     def of(self, runs: Runs) -> dict[int, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         known = self._known.get(_condition(runs), {})
         return {gpu: known[gpu] for gpu in runs.gpus if gpu in known}
 
-    def efficiency(self, record: Record) -> float | None:
+    def noise(self, runs: Runs) -> float | None:
+        """Return the standard deviation of the logarithm of images/s between runs of cells like these; None if not known."""
+        if not self._judged:
+            noise = runs.records[0].checks.get(NOISE)
+            return noise if isinstance(noise, float) else None
+        return self._noise.get(_kind(runs))
+
+    def efficiency(self, record: Record) -> Efficiency | None:
         """Return the efficiency of one record; None for one GPU, without a rate or without any baseline."""
         one = self._study.single(record)
         if one.world_size == 1 or one.median_log_rate is None:
             return None
-        alone = [runs.median_log_rate for runs in self.of(one).values() if runs.median_log_rate is not None]
-        return efficiency(one.median_log_rate, min(alone), one.world_size) if alone else None
+        alone = self.of(one)
+        if not alone:
+            return None
+        return efficiency(one.median_log_rate, log_slowest(alone, self.noise(one)), one.gpus, alone)
 
-    def at_equal_clocks(self, record: Record) -> float | None:
+    def at_equal_clocks(self, record: Record) -> Efficiency | None:
         """Return the efficiency as if the GPUs had the SM clock that the slowest member has alone; None where one is not known.
 
         A rate is taken to follow the clock.
         """
         share, one = self.efficiency(record), self._study.single(record)
         ratio = clock_ratio(one, self.of(one).values())
-        return None if share is None or ratio is None else share * ratio
+        return None if share is None or ratio is None else Efficiency(share * ratio, share.of)
 
-    def record_ids(self, record: Record) -> dict[str, list[str]]:
-        """Return {GPU: ids of the records of its baseline} for the members of a record's subset."""
-        members = self.of(self._study.single(record))
-        return {str(gpu): [one.record_id for one in runs.records] for gpu, runs in members.items()}
+    def facts(self, record: Record) -> dict[str, object]:
+        """Return what the efficiency of a record rests on: ids of the records of its baselines, and the noise if it is known."""
+        one = self._study.single(record)
+        ids = {str(gpu): [record.record_id for record in runs.records] for gpu, runs in self.of(one).items()}
+        noise = self.noise(one)
+        return {BASELINES: ids} if noise is None else {BASELINES: ids, NOISE: noise}
 
 
-def efficiency(log_rate: float, log_slowest: float, world_size: int) -> float:
-    """Return rate ÷ (N × slowest), of the logarithms of both rates."""
-    return math.exp(log_rate - log_slowest) * (1 / world_size)
+def efficiency(log_rate: float, log_alone: float, gpus: Sequence[int], alone: Iterable[int]) -> Efficiency:
+    """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were measured alone."""
+    known = set(alone)
+    members = tuple(gpu for gpu in gpus if gpu in known)
+    return Efficiency(math.exp(log_rate - log_alone) * (1 / len(gpus)), () if len(members) == len(gpus) else members)
+
+
+def stated(record: Record) -> Efficiency | None:
+    """Return the efficiency that a record states, and of which members; None where it does not name its baselines."""
+    value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
+    if value is None or not isinstance(ids, Mapping):
+        return None
+    members = tuple(gpu for gpu in record.cell.gpus if str(gpu) in ids)
+    return Efficiency(value, () if len(members) == record.cell.world_size else members)
+
+
+def log_slowest(members: Mapping[int, Runs], noise: float | None) -> float:
+    """Return the logarithm of the slowest of several rates alone, without the bias of the least of noisy numbers.
+
+    The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that they vary as much as the
+    true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992); the slowest of these counts. Members that do not
+    differ beyond noise all have the mean. Without a known noise it is the slowest as measured.
+    """
+    rates = [rate for runs in members.values() if (rate := runs.median_log_rate) is not None]
+    least, mean = min(rates), statistics.fmean(rates)
+    if noise is None or len(rates) == 1:
+        return least
+    errors = noise**2 * statistics.fmean(of_median(len(runs.values(IMAGES_PER_SECOND))) for runs in members.values())
+    variance = statistics.variance(rates)
+    return mean if variance <= DIFFER * errors else mean + math.sqrt(1 - DIFFER * errors / variance) * (least - mean)
+
+
+def _kind(runs: Runs) -> Any:
+    """Return a key that is equal for cells whose runs scatter alike."""
+    names = ("model.name", "optimize", "precision", "device")
+    return tuple(runs.request.get(name) for name in names), runs.provenance["machine"]
 
 
 def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:

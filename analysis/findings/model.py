@@ -21,6 +21,28 @@ class Estimate:
     high: float | None = None
 
 
+class Efficiency(float):
+    """A scaling efficiency as a share, and of which GPUs: those that were measured alone, where others were not."""
+
+    of: tuple[int, ...]
+
+    def __new__(cls, value: float, of: tuple[int, ...] = ()) -> "Efficiency":
+        """Make one; `of` is empty where every member was measured alone."""
+        made = super().__new__(cls, value)
+        made.of = of
+        return made
+
+    @property
+    def mark(self) -> str:
+        """`of GPU 0`, for people; empty where every member was measured alone."""
+        return f"of {self.members}" if self.of else ""
+
+    @property
+    def members(self) -> str:
+        """`GPU 0`, `GPUs 0,2` or `every GPU`: those that were measured alone."""
+        return f"GPU{'s' if len(self.of) > 1 else ''} {','.join(map(str, self.of))}" if self.of else "every GPU"
+
+
 @dataclass(frozen=True)
 class ScalingLaw:
     """A law fitted to the points of a curve."""

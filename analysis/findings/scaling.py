@@ -1,7 +1,7 @@
 """Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and the laws that fit them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,14 @@ import numpy as np
 from scipy.optimize import nnls
 
 from analysis.findings import labels, provenance
-from analysis.findings.baselines import Baselines, clock_ratio, efficiency, follows_from_gpus, is_irrelevant_alone
+from analysis.findings.baselines import (
+    Baselines,
+    clock_ratio,
+    efficiency,
+    follows_from_gpus,
+    is_irrelevant_alone,
+    log_slowest,
+)
 from analysis.findings.estimates import exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
@@ -34,7 +41,7 @@ def curves(study: Study) -> Scaling:
     for members in by_condition.values():
         follows = follows_from_gpus(members[0])
         label = labels.label(study, members[0], follows)
-        points = tuple(point(runs, baselines.of(runs)) for runs in sorted(members, key=lambda runs: runs.world_size))
+        points = tuple(point(runs, baselines) for runs in sorted(members, key=lambda runs: runs.world_size))
         settings = len(study.distinguishing(members[0], follows))
         details = tuple(labels.parts(study, members[0], (*follows, *NAMES)))
         found.append(Curve(label, "strong" if members[0].strong else "weak", points, fits(points), settings, details))
@@ -53,10 +60,10 @@ def curves(study: Study) -> Scaling:
     return Scaling(tuple(found), (*refusals, *incomparable(study)))
 
 
-def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
+def point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
-    rate, size = runs.log_rate, runs.world_size
+    rate, size, members, noise = runs.log_rate, runs.world_size, baselines.of(runs), baselines.noise(runs)
     alone = {gpu: one.log_rate for gpu, one in members.items() if one.log_rate is not None}
     made = Point(
         runs.gpus,
@@ -70,7 +77,7 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
     )
     if size == 1 or not alone:
         return made
-    value, draws = slowest(alone.values())
+    value, (_, draws) = log_slowest(members, noise), slowest(alone.values(), noise)
     drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
     speedup = exponential(next_run(rate.value - value, drawn, freedom([rate, *alone.values()])))
     return replace(
@@ -78,7 +85,7 @@ def point(runs: Runs, members: Mapping[int, Runs]) -> Point:
         baseline=exponential(next_run(value, draws, freedom(alone.values()))),
         slowest=min(alone, key=lambda gpu: alone[gpu].value),
         speedup=speedup,
-        efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, size)),
+        efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, runs.gpus, alone)),
         clock_ratio=clock_ratio(runs, members.values()),
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
+from analysis.findings.baselines import EFFICIENCY, stated
 from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
 from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
@@ -15,7 +16,7 @@ RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 EXPOSED = "comm/exposed_ms"
 RATE = "throughput/images_per_second"
-OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", "scaling/efficiency")  # on one GPU they say nothing new
+OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU they say nothing new
 LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
 # Columns of tables of cells in their order; the trace's exposed ms stand in the column of the exposed ms.
 _METRICS = {one.name: one.column for one in metrics.COLUMNS if not one.name.startswith("trace/")}
@@ -29,7 +30,8 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     `of_several` are the values that need other records, as they are now, and the intervals that are known
     (analysis.findings.communication.several_records, `shown`).
     """
-    values = record.metrics | dict(of_several)
+    own = {} if (share := stated(record)) is None else {EFFICIENCY: share}
+    values = record.metrics | own | dict(of_several)
     several = len(record.cell.gpus) > 1
     names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
@@ -40,13 +42,17 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
 
 
 def with_unit(column: str, text: str) -> str:
-    """Return a number of a column with its unit and what it is: `0.454 ms exchange`; of other columns the text alone."""
+    """Return a number of a column with its unit and what it is, of other columns the text alone.
+
+    `0.454 ms exchange`, `99.9 % efficiency of GPU 0`.
+    """
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
     unit = "" if entry.unit == "%" else entry.unit
     words = column.removesuffix(unit).strip()
-    return " ".join(part for part in (text, unit, words) if part)
+    text, of, members = text.partition(" of ")  # of an efficiency: those of its GPUs that were measured alone
+    return " ".join(part for part in (text, unit, words, of.strip(), members) if part)
 
 
 def margin(values: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from analysis.findings.model import Estimate
+from analysis.findings.model import Efficiency, Estimate
 from benchmarks.record import metrics
 
 ABSENT = "–"
@@ -40,10 +40,14 @@ def of_metric(name: str) -> NumberFormat:
 
 
 def number(value: float | None, kind: str | NumberFormat = "number", width: float | None = None) -> str:
-    """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal."""
+    """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal.
+
+    An efficiency against some of its members says so: `98.1 % of GPU 0`.
+    """
     if value is None or not math.isfinite(value):
         return ABSENT
     how = _how(kind)
+    mark = THIN + value.mark.replace(" ", THIN) if isinstance(value, Efficiency) and value.mark else ""
     value *= how.factor
     if how == KINDS["share"] and abs(value) > MOST_SHARE:
         return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
@@ -51,7 +55,7 @@ def number(value: float | None, kind: str | NumberFormat = "number", width: floa
     text = f"{abs(value):,.{decimals}f}"
     if float(text.replace(",", "")):
         text = (MINUS if value < 0 else "+" if how.sign else "") + text
-    return text + (THIN + how.unit if how.unit else "")
+    return text + (THIN + how.unit if how.unit else "") + mark
 
 
 def _how(kind: str | NumberFormat) -> NumberFormat:

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
 from conf.cell import SECOND_RUN
+from launch.tracking.run_tags import EFFICIENCY_OF
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
@@ -162,6 +164,8 @@ def _tags(record: Record) -> dict[str, str]:
         "ringside.record_id": record.record_id,
         "ringside.sweep_id": record.sweep_id,
     }
+    if (share := stated(record)) is not None:
+        tags[EFFICIENCY_OF] = share.members
     for name in ("transport", "link_class", "channels"):
         if record.effective.get(name):
             tags[name] = _text(record.effective[name])

@@ -12,6 +12,8 @@ PROJECTED, KIND = "ringside.projected", "ringside.kind"
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
 NOTE, TABLED = "mlflow.note.content", "ringside.records"  # a sweep's table, and the number of its own records in it
 
+EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 0, or every GPU
+
 
 def is_complete(run: "Run") -> bool:
     """Tell whether nothing is to be added to a run: it was written to the end, or a user deleted it."""

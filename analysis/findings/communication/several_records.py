@@ -22,13 +22,13 @@ class SeveralRecords:
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Find the one-GPU cells of the study; `judged` as Exposures has it."""
-        self._study, self.baselines = study, Baselines(study)
+        self._study, self.baselines = study, Baselines(study, judged=judged)
         self.exposures = Exposures(study, self.baselines, judged=judged)
 
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, found = self.baselines.efficiency(record), self.exposures.of(record)
-        values = {EFFICIENCY: share, AT_EQUAL_CLOCKS: self.baselines.at_equal_clocks(record)}
+        values: dict[str, float | None] = {EFFICIENCY: share, AT_EQUAL_CLOCKS: self.baselines.at_equal_clocks(record)}
         if found is not None:
             values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
         known = {name: value for name, value in values.items() if value is not None}
@@ -48,7 +48,7 @@ class SeveralRecords:
         """Return what the values rest on, as a record's checks have it: the ids of other records."""
         facts: dict[str, object] = {}
         if self.baselines.efficiency(record) is not None:
-            facts[BASELINES] = self.baselines.record_ids(record)
+            facts |= self.baselines.facts(record)
         found = self.exposures.of(record)
         if found is not None and found.exposed_ms is not None:
             facts[COST_ALONE] = sorted(found.record_ids)
