@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from analysis.findings.baselines import DIFFER
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.floors import Floor
 from analysis.findings.next_run.interval import LEVEL, WIDEST, half_width, of_median
@@ -101,23 +100,12 @@ def _ends(draws: Draws) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def slowest(members: Iterable[Sample], noise: float | None = None) -> tuple[float, Draws | None]:
-    """Return the logarithm of the slowest of several rates, and draws of it; None where one member's scatter is not known.
-
-    With `noise`, the standard deviation between runs, the draws are those of `log_slowest` in analysis.findings.baselines.
-    """
+def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
+    """Return the logarithm of the slowest of several rates, and draws of it; None where one member's scatter is not known."""
     listed = list(members)
     value = min(member.value for member in listed)
     drawn = [member.draws for member in listed if member.draws is not None]
-    if len(drawn) < len(listed):
-        return value, None
-    if noise is None or len(drawn) == 1:
-        return value, np.min(drawn, axis=0)
-    shares = np.array([[1.0], [sum(of_median(member.runs) for member in listed) / len(listed)]])  # rows of draws
-    with np.errstate(divide="ignore"):
-        kept = np.sqrt(np.clip(1 - DIFFER * noise**2 * shares / np.var(drawn, axis=0, ddof=1), 0, 1))
-    mean: Draws = np.mean(drawn, axis=0)
-    return value, mean + kept * (np.min(drawn, axis=0) - mean)
+    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:

@@ -10,6 +10,7 @@ from scipy.optimize import nnls
 
 from analysis.findings import labels, provenance
 from analysis.findings.baselines import (
+    DIFFER,
     Baselines,
     clock_ratio,
     efficiency,
@@ -17,9 +18,10 @@ from analysis.findings.baselines import (
     is_irrelevant_alone,
     log_slowest,
 )
-from analysis.findings.estimates import exponential, freedom, next_run, scaled, slowest
+from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
+from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
@@ -77,7 +79,7 @@ def point(runs: Runs, baselines: Baselines) -> Point:
     )
     if size == 1 or not alone:
         return made
-    value, (_, draws) = log_slowest(members, noise), slowest(alone.values(), noise)
+    value, draws = log_slowest(members, noise), _draws_of_slowest(list(alone.values()), noise)
     drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
     speedup = exponential(next_run(rate.value - value, drawn, freedom([rate, *alone.values()])))
     return replace(
@@ -88,6 +90,22 @@ def point(runs: Runs, baselines: Baselines) -> Point:
         efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, runs.gpus, alone)),
         clock_ratio=clock_ratio(runs, members.values()),
     )
+
+
+def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws | None:
+    """Return draws of `log_slowest`; None where the scatter of a member is not known."""
+    drawn = [member.draws for member in members if member.draws is not None]
+    if len(drawn) < len(members):
+        return None
+    least: Draws = np.min(drawn, axis=0)
+    if noise is None or len(drawn) == 1:
+        return least
+    of_rows = np.array([[1.0], [sum(of_median(member.runs) for member in members) / len(members)]])
+    mean: Draws = np.mean(drawn, axis=0)
+    with np.errstate(divide="ignore"):
+        kept = np.sqrt(np.clip(1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1), 0, 1))
+    found: Draws = mean + kept * (least - mean)
+    return found
 
 
 def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:

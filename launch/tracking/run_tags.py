@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.model import Efficiency
 from launch.study.identity import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -18,6 +20,18 @@ EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 
 def is_complete(run: "Run") -> bool:
     """Tell whether nothing is to be added to a run: it was written to the end, or a user deleted it."""
     return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
+
+
+def has(run: "Run", name: str, value: float) -> bool:
+    """Tell whether a run has a value of a metric; of an efficiency, also against the same GPUs."""
+    same = run.data.tags.get(EFFICIENCY_OF) == value.members if isinstance(value, Efficiency) else True
+    return same and run.data.metrics.get(name) == value
+
+
+def of_values(values: Mapping[str, float]) -> dict[str, str]:
+    """Return the tags that belong to values of metrics: the GPUs that an efficiency is against."""
+    share = values.get(EFFICIENCY)
+    return {EFFICIENCY_OF: share.members} if isinstance(share, Efficiency) else {}
 
 
 def process_tags(process: ProcessIdentity) -> dict[str, str]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.model import Efficiency
 from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
@@ -30,7 +28,7 @@ from launch.tracking.projection import (
     milliseconds,
     project,
 )
-from launch.tracking.run_tags import EFFICIENCY_OF, KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
+from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
 from launch.tracking.store import (
     check_writable,
     connect,
@@ -162,12 +160,7 @@ class Tracker:
         with tracking_errors(self._uri):
             for run in self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
                 wanted = values.get(run.data.tags.get(RECORD, ""), {})
-                new = {
-                    name: value
-                    for name, value in wanted.items()
-                    if run.data.metrics.get(name) != value
-                    or (isinstance(value, Efficiency) and run.data.tags.get(EFFICIENCY_OF) != value.members)
-                }
+                new = {name: value for name, value in wanted.items() if not run_tags.has(run, name, value)}
                 if new and PROJECTED in run.data.tags:
                     found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = new
         return found
@@ -184,10 +177,8 @@ class Tracker:
                 self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
                 self._client.set_tag(parent.info.run_id, NOTE, cut_to(note_markdown, TAG_LENGTH))
             for run_id, of_run in values.items():  # last: a run that has its values is not visited again
-                share = of_run.get(EFFICIENCY)
-                tags = {EFFICIENCY_OF: share.members} if isinstance(share, Efficiency) else {}
                 metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
-                self._client.log_batch(run_id, metrics, tags=run_tags.entities(tags))
+                self._client.log_batch(run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run)))
 
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
