@@ -73,7 +73,7 @@ class Floor:
     deviation: float  # of the logarithm; of a metric that may be 0 or less in its own unit
     freedom: int  # degrees of freedom
     runs: int  # that it rests on
-    name: str  # equal for equal floors: what several numbers share is drawn once
+    name: str  # metric and group: numbers of one floor share its uncertainty
 
 
 Scatters = Mapping[tuple[FloorGroup, str], Scatter]  # by group and metric
@@ -110,11 +110,6 @@ class NoiseFloors:
         for name in sorted(filter(has_floor, names)):
             found |= {(group, name): scatter for group, scatter in self._own(name).items() if scatter.freedom}
         return found
-
-    def groups(self, metric: str) -> dict[FloorGroup, Floor]:
-        """Return the floor of every group in which the study's own cells ran more than once."""
-        known = {group: self.of(group, metric) for group in dict.fromkeys(group for group, _ in self._cells)}
-        return {group: floor for group, floor in known.items() if floor is not None}
 
     def _own(self, metric: str) -> dict[FloorGroup, Scatter]:
         found: dict[FloorGroup, Scatter] = defaultdict(Scatter)
