@@ -63,15 +63,15 @@ SAFETY: Mapping[str, str] = {
 
 
 class Machines:
-    """Names machines: one name for one host, as long as no GPU id stands for two GPUs."""
+    """Names machines: one name for one host, as long as no GPU id stands for two GPUs or two models."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[str, dict[int, str], str]] = []  # name, {GPU: UUID}, host
+        self._known: list[tuple[str, dict[tuple[str, int], str], str]] = []  # name, what _identities returns, host
 
     def name(self, record: Record) -> str:
         """Return `vm`, or `vm (2)` for another machine with the host name `vm`."""
         host = str(record.environment.get("host", "unknown host"))
-        gpus = _uuids(record)
+        gpus = _identities(record)
         for name, known, name_of_host in self._known:
             if name_of_host == host and all(known.get(gpu, uuid) == uuid for gpu, uuid in gpus.items()):
                 known.update(gpus)
@@ -82,13 +82,22 @@ class Machines:
         return name
 
 
-def _uuids(record: Record) -> dict[int, str]:
-    """Return {GPU: UUID} as far as a record knows them."""
+def _identities(record: Record) -> dict[tuple[str, int], str]:
+    """Return {("uuid", GPU): UUID, ("name", GPU): model} as far as a record knows them; ranks know their own GPU best."""
+    found = {}
     listed = mapping(record.environment.get("gpu")).get("gpus")
-    gpus = [mapping(one) for one in listed] if isinstance(listed, list) else []
-    planned = record.environment.get("planned_uuids")
-    of_cell = dict(zip(record.cell.gpus, planned, strict=False)) if isinstance(planned, list) else {}
-    return {one["id"]: str(one["uuid"]) for one in gpus if type(one.get("id")) is int and "uuid" in one} | of_cell
+    for one in listed if isinstance(listed, list) else ():
+        known = mapping(one)
+        if type(gpu := known.get("id")) is int:
+            found |= {(what, gpu): str(known[what]) for what in ("uuid", "name") if what in known}
+    planned, gpus = record.environment.get("planned_uuids"), record.cell.gpus
+    for gpu, uuid in zip(gpus, planned if isinstance(planned, list) else (), strict=False):
+        found["uuid", gpu] = str(uuid)
+    for rank in record.ranks:
+        number = rank.get("rank")
+        if "name" in rank and type(number) is int and number < len(gpus):
+            found["name", gpus[number]] = str(rank["name"])
+    return found
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
