@@ -8,11 +8,15 @@ from cells import make_cell
 from derived_results import write_record
 from measuring import CASES
 from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
+from records import make_record
 
+from analysis.findings.study import Study
+from analysis.report.sections import conditions
 from analysis.validity.checks import judge
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, Validity
 from benchmarks.training import as_asked, correctness
 from conf.schema import ValidityLimits
+from launch.tracking.projection import project
 
 # What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
 BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "slow_rank",
@@ -155,3 +159,14 @@ def test_weights_whose_gradient_is_too_small_need_not_move(moves, still):
     assert found["weights_still"] == still
     assert found.get("weights_still_first") == ("large" if still else None)
     assert found["weights_still_share"] == pytest.approx(still / 3)
+
+
+def test_the_report_and_the_store_say_how_many_checks_could_not_run():
+    late = Validity("valid", {}, {"throttled": "the GPUs were not sampled"}, not_applicable={"wrong_gpu": "no GPU"})
+    judged = enumerate((late, Validity()))
+    made = [make_record(validity=one, record_id=f"{n:032x}", cell_key=f"{n:016x}") for n, one in judged]
+    section = conditions.validity(Study.of(made), None)
+    assert "In 1 cell not every check could run." in section.lines
+    (table,) = [table for table in section.tables if table.name == "unchecked"]
+    assert table.rows == (("throttled", "the GPUs were not sampled", 1),)
+    assert [project(one).tags["validity"] for one in made] == ["valid, 1 unchecked", "valid"]

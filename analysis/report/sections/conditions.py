@@ -30,7 +30,8 @@ DIFFERENT = 4  # values of one variable that are named
 
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
-    verdicts = Counter(record.validity.said for record in study.records if record.state == "finished")
+    finished = [record for record in study.records if record.state == "finished"]
+    verdicts = Counter(record.validity.verdict for record in finished)
     states = Counter(record.state for record in study.records if record.state != "finished")
     said = [
         f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
@@ -40,6 +41,8 @@ def validity(study: Study, findings: Findings) -> Section:
     ]
     if study.compared:
         lines.append(study.compared)
+    if late := sum(bool(record.validity.unchecked) for record in finished):
+        lines.append(f"In {count(late, 'cell')} not every check could run.")
     if study.replaced:
         others = len(study.replaced)
         lines.append(
