@@ -226,6 +226,31 @@ PLANTED = {
         lambda r: r.metrics.update({f"{IMAGES_PER_SECOND}_per_gpu": r.metrics[IMAGES_PER_SECOND]}),
     ],
 }
+
+
+@pytest.mark.parametrize(
+    ("noise", "baselines", "share", "found"),
+    [
+        (0.0013, 1, 1.0056, True),  # a baseline that is 1.1 % too slow, at an efficiency of 99.5 %
+        (0.0013, 1, 1.0054, False),
+        (0.0013, 3, 1.0051, True),
+        (0.0001, 3, 1.0049, False),  # no noise is so small
+        (0.073, 1, 1.2, False),  # two of three such cells scatter by more than 7 %
+        (0.073, 1, 1.4, True),
+        (None, 1, 1.03, True),
+        (None, 1, 1.01, False),
+    ],
+)
+def test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs(noise, baselines, share, found):
+    def change(record):
+        record.metrics["scaling/efficiency"] = share
+        record.checks["baselines"] = {gpu: ["a"] * baselines for gpu in ("0", "1")}
+        record.checks.pop("baseline_noise", None)
+        record.checks.update({} if noise is None else {"baseline_noise": noise})
+
+    assert ("efficiency_above_one" in judge(changed(change), LIMITS).codes) == found
+
+
 SEVERITY = {check.code: "valid" if check.severity == "finding" else check.severity for check in CHECKS}
 
 

@@ -7,7 +7,7 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 import dataclasses
 from collections.abc import Mapping
 
-from analysis.validity import as_asked, conditions, results, surroundings, timing
+from analysis.validity import as_asked, baseline, conditions, results, surroundings, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -124,7 +124,7 @@ CHECKS = (
         "efficiency_above_one",
         "suspect",
         "scaling efficiency is too high for a fair baseline: {}",
-        conditions.efficiency_above_one,
+        baseline.efficiency_above_one,
     ),
     Check(
         "warmup_not_flat",

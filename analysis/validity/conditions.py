@@ -1,4 +1,4 @@
-"""Checks of the conditions of a measurement: timers, noise, iterations, baseline, reference.
+"""Checks of the conditions of a measurement: timers, noise, iterations, reference.
 
 Each function returns None for a record that passes.
 """
@@ -8,11 +8,8 @@ import math
 from analysis.validity.as_asked import MOST_OF_REFERENCE
 from analysis.validity.check import CheckResult, not_applicable, unless_cpu, unless_training
 from benchmarks.record import Record
-from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
 
-# Above this efficiency the baseline is too slow: chosen badly, disturbed, or of another kind.
-MOST_EFFICIENCY = 1.02
 EXPECTED_OF_REFERENCE = 1.05  # an exchange may find data in a cache where its reference does not
 
 
@@ -55,20 +52,6 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
     if done is None or wanted is None:
         return unless_training(record, "the ranks counted no iterations")
     return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
-
-
-def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether the efficiency is too high for a fair baseline."""
-    share = record.metrics.get("scaling/efficiency")
-    if len(record.cell.gpus) == 1:
-        return None  # a baseline is not compared with itself
-    if share is None:
-        return not_applicable("no efficiency is stated: there is no one-GPU baseline")
-    rate = record.metrics.get("throughput/images_per_second")
-    ends = interval("throughput/images_per_second", record.within_run)
-    # the lower end of the interval: the noise of this cell says nothing about its baseline
-    least = share * ends[0] / rate if rate and ends else share
-    return CheckResult(f"{share:.1%}") if least > MOST_EFFICIENCY else None
 
 
 def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
