@@ -167,7 +167,30 @@ def test_one_gpu_at_a_power_cap_is_seen(tmp_path, mhz, code):
         assert f"GPU 1 {mhz:,} MHz, GPU 0 1,980 MHz in timed" in codes["clocks_differ"]
 
 
-@pytest.mark.parametrize("where", ["timed", "exchange", "exposed"])
+def test_gpus_that_are_both_at_their_power_cap_may_differ_by_themselves(tmp_path):
+    def capped(mhz):
+        steps, told = (
+            during("timed", "exposed"),
+            [{"sm_mhz": 1850, "reasons": POWER_CAP}, {"sm_mhz": mhz, "reasons": POWER_CAP}],
+        )
+        return lambda moment, rank: told[rank] if steps(moment) else {}
+
+    assert found(sampled(tmp_path / "natural", capped(1720)))[0] == {}
+    assert set(found(sampled(tmp_path / "limited", capped(1650)))[0]) == {"clocks_differ"}
+
+
+def test_a_clock_on_its_way_from_a_power_cap_is_no_fault(tmp_path):
+    """Some samples of a capped phase show no cap while the clock is still low, and so does the first sample behind it."""
+    steps, behind = during("timed", "exposed"), during("held")
+    slow = [{"sm_mhz": 1794, "reasons": POWER_CAP}, {"sm_mhz": 1830, "reasons": 0}]
+
+    def gpu(moment, rank):
+        return slow[int(2 * moment) % 4 == 0] if steps(moment) else slow[1] if behind(moment) else {}
+
+    assert found(sampled(tmp_path, gpu)) == ({}, "valid")
+
+
+@pytest.mark.parametrize("where", ["timed", "exposed"])
 def test_a_clock_that_falls_without_a_reason_is_seen(tmp_path, where):
     inside = during(where)
     codes, verdict = found(sampled(tmp_path, lambda moment, rank: {"sm_mhz": 1200} if inside(moment) else {}))
@@ -323,7 +346,9 @@ def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited(
     findings = findings_of(study)
     (section,) = [section for section in (scaling(study, findings),) if section]
     (sentence,) = [line for line in section.lines if "SM clock" in line]
-    assert "would be 100.8 % instead of 97.6 % (resnet50 · compile on gpus 0,1); " in sentence.replace(THIN, " ")
+    assert "would be 100.8 % instead of 97.6 % of GPU 0 (resnet50 · compile on gpus 0,1); " in sentence.replace(
+        THIN, " "
+    )
     assert "eager" not in sentence
     (column,) = [one for one in section.tables[0].columns if one.key == "efficiency_at_equal_clocks"]
     assert column.shown

@@ -106,8 +106,16 @@ def scaled(record, metric, factor):
     record.metrics[metric] *= factor
 
 
-PHASE = {"samples": 4, "throttle_reasons": [], "sm_mhz": [1980.0, 1980.0], "free_sm_mhz": [1980.0, 1980.0], "grown_bytes": 0,
-         "foreign_bytes": 0}  # fmt: skip
+PHASE = {
+    "samples": 4,
+    "throttle_reasons": [],
+    "power_capped_share": [0.0, 0.0],
+    "sm_mhz": [1980.0, 1980.0],
+    "free_sm_mhz": [1980.0, 1980.0],
+    "most_free_sm_mhz": [1980, 1980],
+    "grown_bytes": 0,
+    "foreign_bytes": 0,
+}
 
 PLANTED = {
     "missing_rank": [

@@ -21,6 +21,7 @@ PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verif
 NOT_MEASURED = (*PREPARING_PHASES, "compare")
 # A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
 PERIOD_SECONDS = 0.6
+FEWEST_OF_A_MEAN = 3  # samples of a phase: the clock of one may still be on its way from the phase before
 LEAST_CPU_SECONDS = 1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
 
 Sample = dict[str, Any]
@@ -81,35 +82,44 @@ def _gpus(lines: Sequence[Sample], phases: Sequence[Phase]) -> tuple[dict[str, f
         "gpu/sm_mhz": _mean(inside, "sm_mhz"),
         "gpu/power_w": _mean(inside, "power_w"),
         "gpu/temperature_c": _mean(inside, "temperature_c"),
-        "gpu/power_capped_share": sum(bool(r & POWER_CAPPED) for r in reasons) / len(reasons) if reasons else None,
+        "gpu/power_capped_share": _capped_share(inside),
     }
     return {name: value for name, value in metrics.items() if value is not None}, {"gpu_samples": facts}
 
 
 def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return what one measured phase shows; lists have an entry for each GPU, None where the driver does not say.
+    """Return what one measured phase shows; lists have an entry for each GPU, None where the samples do not say.
 
-    `free_sm_mhz` is the mean clock of samples in which nothing lowers it: no idleness, power cap or heat. `grown_bytes` is
-    how much more memory was used than before the timed window, `foreign_bytes` what others hold if the driver says whose
-    memory it is.
+    `free_sm_mhz` is the mean clock of a GPU that nothing hinders in the phase, `most_free_sm_mhz` the highest of samples in
+    which nothing does. `grown_bytes` is how much more memory was used than before the timed window, `foreign_bytes` what
+    others hold if the driver says whose memory it is.
     """
     of_gpus = list(zip(*(line["gpus"] for line in inside), strict=False))
     every = [gpu for line in inside for gpu in line["gpus"]]
     reasons = [gpu["reasons"] for gpu in every if "reasons" in gpu]
-    hindered = IDLE | POWER_CAPPED | THROTTLED
-    free = [[one for one in own if not one.get("reasons", hindered) & hindered] for own in of_gpus]
+    free = [[one for one in own if one.get("reasons") == 0 and "sm_mhz" in one] for own in of_gpus]
+    unhindered = [all(one.get("reasons", POWER_CAPPED) in (0, IDLE) for one in own) for own in of_gpus]
     return {
         "samples": len(inside),
         "throttle_reasons": sorted({hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}),
-        "power_capped_share": sum(bool(r & POWER_CAPPED) for r in reasons) / len(reasons) if reasons else None,
+        "power_capped_share": [_capped_share(own) for own in of_gpus],
         "sm_mhz": [_mean(own, "sm_mhz") for own in of_gpus],
-        "free_sm_mhz": [_mean(own, "sm_mhz") for own in free],
+        "free_sm_mhz": [
+            _mean(own, "sm_mhz") if alone and len(own) >= FEWEST_OF_A_MEAN else None
+            for own, alone in zip(free, unhindered, strict=True)
+        ],
+        "most_free_sm_mhz": [max((one["sm_mhz"] for one in own), default=None) for own in free],
         "power_w": [_mean(own, "power_w") for own in of_gpus],
         "grown_bytes": _grown(of_gpus, lines, phases),
         "foreign_bytes": max(
             (gpu["memory_bytes"] - gpu["own_bytes"] for gpu in every if gpu.keys() >= _KNOWN), default=None
         ),
     }
+
+
+def _capped_share(samples: Sequence[Sample]) -> float | None:
+    reasons = [one["reasons"] for one in samples if "reasons" in one]
+    return sum(bool(reason & POWER_CAPPED) for reason in reasons) / len(reasons) if reasons else None
 
 
 _KNOWN = {"memory_bytes", "own_bytes"}

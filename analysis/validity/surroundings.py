@@ -16,6 +16,7 @@ from conf.schema import ValidityLimits
 
 GIB = 2**30
 TIMED = "timed"
+MOSTLY = 0.5  # share of the samples from which on a GPU is at its power cap
 STEPS = (TIMED, "exposed")  # phases in which every GPU trains
 # The exchange alone and what it is compared with need buffers that steps do not: at most so many times the gradients.
 GRADIENTS_BESIDE = 8
@@ -67,33 +68,32 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> CheckResult | None:
 
 
 def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
-    """Yield a sentence for each phase of training in which one GPU runs slower than another."""
+    """Yield a sentence for each phase of training in which one GPU runs slower than another.
+
+    Where both are at their power cap, clocks of equal GPUs differ by themselves, and twice the limit is allowed.
+    """
     for name in STEPS:
-        means = mapping(phases.get(name)).get("sm_mhz") or []
-        clocks = {gpu: mhz for gpu, mhz in zip(record.cell.gpus, means, strict=False) if mhz}
+        phase = mapping(phases.get(name))
+        means = phase.get("sm_mhz") or []
+        clocks = {place: mhz for place, mhz in enumerate(means[: len(record.cell.gpus)]) if mhz}
         if len(clocks) < 2:
             continue
         slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
-        if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit:
-            yield f"GPU {slow} {clocks[slow]:,.0f} MHz, GPU {fast} {clocks[fast]:,.0f} MHz in {name}"
+        capped = all((phase["power_capped_share"][place] or 0) > MOSTLY for place in (slow, fast))
+        if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit * (2 if capped else 1):
+            one, other = (f"GPU {record.cell.gpus[place]} {clocks[place]:,.0f} MHz" for place in (slow, fast))
+            yield f"{one}, {other} in {name}"
 
 
 def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
-    """Yield a sentence for each GPU whose clock is lower in one phase than in another although nothing lowers it."""
+    """Yield a sentence for each GPU whose mean clock in a phase is below its highest although nothing lowers it."""
     for place, gpu in enumerate(record.cell.gpus):
-        clocks = {
-            name: phase["free_sm_mhz"][place]
-            for name, phase in phases.items()
-            if place < len(phase["free_sm_mhz"]) and phase["free_sm_mhz"][place]
-        }
-        if len(clocks) < 2:
-            continue
-        slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
-        if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit:
-            yield (
-                f"GPU {gpu} {clocks[slow]:,.0f} MHz in {slow}, {clocks[fast]:,.0f} MHz in {fast}, "
-                "and the driver gives no reason"
-            )
+        own = {name: phase for name, phase in phases.items() if place < len(phase["free_sm_mhz"])}
+        most = max((phase["most_free_sm_mhz"][place] or 0 for phase in own.values()), default=0)
+        means = {name: mhz for name, phase in own.items() if (mhz := phase["free_sm_mhz"][place])}
+        slow = min(means, key=means.__getitem__, default=None)
+        if slow is not None and most / means[slow] - 1 > limits.clock_spread_limit:
+            yield f"GPU {gpu} {means[slow]:,.0f} MHz in {slow}, up to {most:,.0f} MHz, and the driver gives no reason"
 
 
 # Heat and the load of others
