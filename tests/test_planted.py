@@ -60,7 +60,8 @@ OTHERS = {
     "host": around(lambda known: known.update(host="other")),
     "driver": around(lambda known: known["gpu"].update(driver="570.1")),
     "UUID": around(lambda known: known.update(planned_uuids=["GPU-1"])),
-    "GPU model": lambda folder: edit_lines(folder, 0, lambda line: line.update(name="NVIDIA H100"), kind="start"),
+    # Another model is another GPU, with an identity of its own.
+    "GPU model": around(lambda known: known["gpu"]["gpus"][1].update(name="NVIDIA H100", uuid="GPU-2")),
     "CPU": around(lambda known: known["cpu"].update(model="AMD EPYC 9654")),
     "OMP_NUM_THREADS": around(lambda known: known["variables"].update(OMP_NUM_THREADS="1")),
     "Ringside's commit": around(lambda known: known["git"].update(commit="0" * 40)),
