@@ -129,7 +129,7 @@ def _print(study: str, result: Verification, saved: int | None, pack: bool) -> N
         told = (
             "nothing was packed, because the study is not right"
             if saved is None
-            else f"packed: {saved / 1e6:.1f} MB less"
+            else f"packed: {saved / 1e3:,.0f} kB less"
         )
         lines.append(told)
     lines.append(f"{f'{study}: ' if study else ''}{_summary(result)}")
