@@ -4,7 +4,7 @@ The launching process puts it into the record, and `python -m analysis verify` c
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -91,8 +91,8 @@ def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequenc
     """Return what one measured phase shows; lists have an entry for each GPU, None where the samples do not say.
 
     `free_sm_mhz` is the mean clock of a GPU that nothing hinders in the phase, `most_free_sm_mhz` the highest of samples in
-    which nothing does. `grown_bytes` is how much more memory was used than before the timed window, `foreign_bytes` what
-    others hold if the driver says whose memory it is.
+    which nothing does. `grown_bytes` is how much more memory was used than up to the timed window, `foreign_bytes` the same of
+    what others hold, if the driver says whose memory it is.
     """
     of_gpus = list(zip(*(line["gpus"] for line in inside), strict=False))
     every = [gpu for line in inside for gpu in line["gpus"]]
@@ -110,10 +110,8 @@ def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequenc
         ],
         "most_free_sm_mhz": [max((one["sm_mhz"] for one in own), default=None) for own in free],
         "power_w": [_mean(own, "power_w") for own in of_gpus],
-        "grown_bytes": _grown(of_gpus, lines, phases),
-        "foreign_bytes": max(
-            (gpu["memory_bytes"] - gpu["own_bytes"] for gpu in every if gpu.keys() >= _KNOWN), default=None
-        ),
+        "grown_bytes": _grown(of_gpus, lines, phases, _used),
+        "foreign_bytes": _grown(of_gpus, lines, phases, _of_others),
     }
 
 
@@ -122,11 +120,23 @@ def _capped_share(samples: Sequence[Sample]) -> float | None:
     return sum(bool(reason & POWER_CAPPED) for reason in reasons) / len(reasons) if reasons else None
 
 
-_KNOWN = {"memory_bytes", "own_bytes"}
+def _used(sample: Sample) -> int | None:
+    return sample.get("memory_bytes")
 
 
-def _grown(of_gpus: Sequence[Sequence[Sample]], lines: Sequence[Sample], phases: Sequence[Phase]) -> int | None:
-    """Return by how much the most grown GPU exceeds the most memory that it used up to the first sample of the timed window.
+def _of_others(sample: Sample) -> int | None:
+    """Return what is in use and not held by the cell's own processes; None where the driver does not say."""
+    known = "memory_bytes" in sample and "own_bytes" in sample
+    return sample["memory_bytes"] - sample["own_bytes"] if known else None
+
+
+def _grown(
+    of_gpus: Sequence[Sequence[Sample]],
+    lines: Sequence[Sample],
+    phases: Sequence[Phase],
+    held: Callable[[Sample], int | None],
+) -> int | None:
+    """Return by how many bytes the most grown GPU exceeds the most that it held up to the first sample of the timed window.
 
     None without a warm-up, in which ranks reach the most that their steps need.
     """
@@ -134,15 +144,13 @@ def _grown(of_gpus: Sequence[Sequence[Sample]], lines: Sequence[Sample], phases:
     if not timed or not any(phase.name == "warm-up" for phase in phases):
         return None
     first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
-    known = [[one["memory_bytes"] for one in own if "memory_bytes" in one] for own in of_gpus]
-    most_before = [
-        max((one["memory_bytes"] for one in own if "memory_bytes" in one), default=None)
-        for own in zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
-    ]
-    return max(
-        (max(own) - most for own, most in zip(known, most_before, strict=False) if own and most is not None),
-        default=None,
-    )
+    earlier = list(zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False))
+
+    def most(samples: Sequence[Sample]) -> int | None:
+        return max((value for one in samples if (value := held(one)) is not None), default=None)
+
+    both = ((most(own), most(before)) for own, before in zip(of_gpus, earlier, strict=False))
+    return max((now - before for now, before in both if now is not None and before is not None), default=None)
 
 
 def _mean(samples: Iterable[Sample], name: str) -> float | None:

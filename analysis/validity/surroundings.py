@@ -129,11 +129,13 @@ def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if busy is not None and busy > limits.foreign_busy_percent:
         return CheckResult(f"{busy} % busy before the ranks started")
     for name, phase in _phases(record).items():
-        others = (phase["foreign_bytes"] or 0) - (memory or 0)
-        if others > allowed:
-            return CheckResult(f"{others / GIB:.1f} GiB were others' in {name}")
-        grown, beside = phase["grown_bytes"] or 0, record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
-        if phase["foreign_bytes"] is None and grown > allowed + (0 if name == TIMED else beside):
+        others, grown = phase["foreign_bytes"], phase["grown_bytes"] or 0
+        if others is not None and others > allowed:
+            return CheckResult(
+                f"the memory that others hold grew by {others / GIB:.1f} GiB after the warm-up, in {name}"
+            )
+        beside = 0 if name == TIMED else record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
+        if others is None and grown > allowed + beside:
             return CheckResult(f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in {name}")
     return None
 
