@@ -83,7 +83,7 @@ def test_the_main_job_leaves_one_parent_and_one_child(swept):
         "throughput/images_per_second", "throughput/images_per_second_per_gpu",
         "step/ms_median", "step/ms_p95", "comm/exchange_ms", "comm/algbw_gb_per_s", "comm/busbw_gb_per_s", "strategy/cost_ms",
     } <= metrics.keys()  # fmt: skip
-    assert tags["validity"] in ("valid", "suspect")
+    assert tags["validity"].split(",")[0] in ("valid", "suspect")
     assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"]
 
 
