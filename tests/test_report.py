@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from records import EVIL, REAL, make_record, record, study
+from simulated import Simulator, Truth
 
 from analysis.__main__ import main
+from analysis.findings.examine import findings_of
 from analysis.findings.model import Estimate, Findings, Noise, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
@@ -289,11 +291,29 @@ PIX = {"NCCL_P2P_LEVEL": "PIX"}
         (lambda: [small(1, [0, 1], 200), small(2, [0, 1], 200.1, cell={"nccl": PIX})], False),
         (lambda: [small(1, [0, 1], 200), small(2, [0, 1], 202, cell={"nccl": PIX})], False),
         # Another strategy that leaves NCCL alone does not stand for it.
-        (lambda: [*repeated([0, 1], 150, 1, scatter=0.3, strategy="kvstore_device"), *repeated([0, 1], 200, 2, nccl=PIX)], True),
+        (lambda: [*repeated([0, 1], 150, 2, scatter=0.3, strategy="kvstore_device"), *repeated([0, 1], 200, 1, nccl=PIX)], True),
     ],
 )  # fmt: skip
 def test_a_setting_is_the_finding_only_where_it_gains(made, gains, tmp_path):
     assert ("PIX" in first_sentence(tmp_path, made()).split(" trains ")[0]) == gains
+
+
+def cause(repeats, noise):
+    """The second sentence of a pair with every control cell, on a simulated machine."""
+    found = Study.of(Simulator(Truth(noise=noise), 3).explained((0, 1), repeats))
+    return sentences(found, findings_of(found), {})[1]
+
+
+def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0():
+    assert "the largest part to exposed communication: " in cause(5, 0.0005)
+    assert "the interval of no part excludes 0, so none is named as the cause" in cause(3, 0.02)
+    assert "single runs do not show how far runs differ, so no part is named as the cause" in cause(1, 0.0005)
+
+
+def test_no_single_run_chooses_the_headline(tmp_path):
+    """Of strategies, arithmetics and subsets without a verdict the first is told, whichever was faster this once."""
+    made = [small(1, [0, 1], 200), small(2, [0, 1], 230, strategy="kvstore_device"), small(3, [2, 3], 240)]
+    assert "nccl_allreduce trains 200" in first_sentence(tmp_path, made)
 
 
 LOSS, NONE = (f"{what} without any exchange (none)" for what in ("of what the same devices train", "the same devices"))

@@ -171,14 +171,17 @@ def _lost(one: Waterfall) -> str:
     if gap <= 0:
         return f"Nothing is lost: the measured rate is {number(-gap, 'rate')} images/s above the ideal {ideal}; {rest}."
     share = f" ({number(gap / one.ideal.value, 'share')})" if one.ideal.value else ""
-    parts = [(part.lost.value, part) for part in one.parts if part.lost is not None and not part.above_ideal]
-    largest = max(parts, key=lambda pair: pair[0], default=None)
-    if largest is None or largest[0] <= 0:
-        return f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, and no control cell shows to what; {rest}."
-    return (
-        f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}, the largest part to "
-        f"{single_line(largest[1].name)}: {estimate(largest[1].lost, 'rate')}; {rest}."
-    )
+    parts = [(part.lost, part.name) for part in one.parts if part.lost is not None and not part.above_ideal]
+    seen = [(lost, name) for lost, name in parts if lost.low is not None and lost.low > 0]
+    said = f"{number(gap, 'rate')} images/s of the ideal {ideal} are lost{share}"
+    if not any(lost.value > 0 for lost, _ in parts):
+        return f"{said}, and no control cell shows to what; {rest}."
+    if not seen:
+        if any(lost.low is not None for lost, _ in parts):
+            return f"{said}; the interval of no part excludes 0, so none is named as the cause; {rest}."
+        return f"{said}; single runs do not show how far runs differ, so no part is named as the cause; {rest}."
+    lost, name = max(seen, key=lambda pair: pair[0].value)
+    return f"{said}, the largest part to {single_line(name)}: {estimate(lost, 'rate')}; {rest}."
 
 
 def _cost(study: Study, point: Point) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from analysis.findings.model import Comparison, Curve, Findings, Key, Point
+from analysis.findings.model import Comparison, Curve, Findings, Point
 from analysis.findings.rates import images_rate
 from analysis.findings.study import Study
 
@@ -10,22 +10,28 @@ MainPoint = tuple[Curve, Point]
 
 
 def main_point(study: Study, findings: Findings) -> MainPoint | None:
-    """Return the fastest point on most GPUs that exchanges and has an efficiency over every member; None without points.
+    """Return the point on most GPUs that exchanges and has an efficiency over every member; None without points.
 
-    If it has NCCL settings that show no gain, the same cell without them is returned.
+    Of several such points it is the one that started first; one with settings gives way to the same cell without them. Another
+    is chosen only where a verdict says that it is faster than that one: a single run does not choose.
     """
     every = [(curve, point) for curve in findings.scaling.curves for point in curve.points]
     if not every:
         return None
-    fastest = max(every, key=lambda pair: (_merit(pair[1]), pair[1].rate.value))
-    if fastest[1].key == _without_settings(fastest[1].key):
-        return fastest
-    for pair in every:
-        point = pair[1]
-        alike = point.gpus == fastest[1].gpus and point.key == _without_settings(fastest[1].key)
-        if alike and _merit(point) == _merit(fastest[1]):
-            return fastest if _gains(findings, fastest[1]) else pair
-    return fastest
+    best = max(_merit(point) for _, point in every)
+    equals = [pair for pair in every if _merit(pair[1]) == best]
+    place = {record.record_id: number for number, record in enumerate(study.records)}
+
+    def default_first(pair: MainPoint) -> tuple[bool, int]:
+        asked = pair[1].key.items()
+        plainer = any(one.gpus == pair[1].gpus and one.key.items() < asked for _, one in equals)
+        return plainer, place.get(pair[1].record_ids[0], 0)
+
+    chosen, *others = sorted(equals, key=default_first)
+    for pair in sorted(others, key=lambda pair: -pair[1].rate.value):
+        if _is_faster(findings, pair[1], chosen[1]):
+            return pair
+    return chosen
 
 
 def _merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
@@ -38,22 +44,14 @@ def _merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
     )
 
 
-def _without_settings(key: Key) -> Key:
-    """Return a key without NCCL's settings."""
-    return {name: value for name, value in key.items() if not name.startswith("nccl.")}
+def _is_faster(findings: Findings, point: Point, other: Point) -> bool:
+    """Tell whether a verdict says that one point is faster than another."""
 
+    def is_other(_: Comparison, key: Mapping[str, str]) -> bool:
+        return key == other.key
 
-def _gains(findings: Findings, fastest: Point) -> bool:
-    """Tell whether settings gain, by the verdict; without one they do not: runs of equal cells differ too."""
-
-    def lacks_setting(comparison: Comparison, other: Key) -> bool:
-        names = comparison.differing
-        return all(name.startswith("nccl.") for name in names) and names[0] not in other
-
-    if judged := compared_with(findings, fastest, lacks_setting):
-        comparison, is_second = judged
-        return comparison.verdict == ("faster" if is_second else "slower")
-    return False
+    judged = compared_with(findings, point, is_other)
+    return judged is not None and judged[0].verdict == ("faster" if judged[1] else "slower")
 
 
 def compared_with(
