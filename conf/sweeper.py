@@ -27,8 +27,9 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
     Raises:
         HydraException: options that do not compose.
     """
-    assert sweeper.hydra_context is not None and sweeper.config is not None and sweeper.launcher is not None
-    loader = sweeper.hydra_context.config_loader
+    assert sweeper.hydra_context is not None and sweeper.config is not None
+    loader: Any = sweeper.hydra_context.config_loader
+    launcher: Any = sweeper.launcher
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     (jobs,) = sweeper.split_arguments(parse([*sweeper._parse_config(), *arguments]), None)
     overrides = {text: parse([text])[0] for text in dict.fromkeys(itertools.chain(*jobs))}
@@ -37,7 +38,7 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
         choices = tuple(text for text in job if _is_composed(overrides[text], loader))
         if choices not in bases:
             bases[choices] = _Base(loader.load_sweep_config(sweeper.config, list(choices)))
-        sweeper.launcher.task_function(bases[choices].of_job([overrides[text] for text in job], choices))
+        launcher.task_function(bases[choices].of_job([overrides[text] for text in job], choices))
         _tell(number + 1, len(jobs))
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 
@@ -65,7 +65,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     """
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
-    console = Console(file=LastingOutput(sys.stdout), highlight=False)
+    console = Console(file=cast(TextIO, LastingOutput(sys.stdout)), highlight=False)
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)

@@ -16,8 +16,9 @@ import numpy as np
 from scipy.stats import t as student
 
 from analysis.findings import labels
-from analysis.findings.estimates import LEVEL, WIDEST, Draws, quantile
+from analysis.findings.estimates import Draws, quantile
 from analysis.findings.model import Comparison, Estimate, Noise
+from analysis.findings.next_run.interval import LEVEL, WIDEST
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.strategy_options import chosen_options

@@ -11,9 +11,10 @@ from statistics import median
 import numpy as np
 
 from analysis.findings import labels
-from analysis.findings.estimates import LEVEL, MEASURED, MEDIAN, Draws, estimate, quantile
+from analysis.findings.estimates import MEASURED, MEDIAN, Draws, estimate, quantile
 from analysis.findings.labels import gpu_list
 from analysis.findings.model import Estimate, LinkValue, Scaling, SubsetLinks
+from analysis.findings.next_run.interval import LEVEL
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.study import Study

@@ -84,7 +84,7 @@ class Machines:
 
 def _identities(record: Record) -> dict[tuple[str, int], str]:
     """Return {("uuid", GPU): UUID, ("name", GPU): model} as far as a record knows them; ranks know their own GPU best."""
-    found = {}
+    found: dict[tuple[str, int], str] = {}
     listed = mapping(record.environment.get("gpu")).get("gpus")
     for one in listed if isinstance(listed, list) else ():
         known = mapping(one)

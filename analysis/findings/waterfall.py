@@ -25,10 +25,11 @@ import numpy as np
 
 from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT, ControlRuns
-from analysis.findings.estimates import WIDEST, Draws, Sample, exponential, freedom, next_run, scaled, slowest
+from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Waterfall, WaterfallPart
 from analysis.findings.next_run.floors import CLOCK
+from analysis.findings.next_run.interval import WIDEST
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
@@ -198,12 +199,13 @@ def _at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
 
     None where one of both clocks was not sampled.
     """
-    clocks = [_log_clock(one) for one in (alone, together)]
-    if clocks[0] is None or clocks[1] is None:
+    one, several = _log_clock(alone), _log_clock(together)
+    if one is None or several is None:
         return None
-    drawn = [one.draws for one in (step, *clocks)]
-    draws = None if any(one is None for one in drawn) else drawn[0] * np.exp(drawn[1] - drawn[2])
-    return Step(step.ms * math.exp(clocks[0].value - clocks[1].value), draws)
+    draws = None
+    if step.draws is not None and one.draws is not None and several.draws is not None:
+        draws = step.draws * np.exp(one.draws - several.draws)
+    return Step(step.ms * math.exp(one.value - several.value), draws)
 
 
 def _log_clock(runs: Runs) -> Sample | None:

@@ -6,6 +6,7 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from analysis.validity import as_asked, baseline, conditions, results, surroundings, timing
 from analysis.validity.check import Check
@@ -194,7 +195,8 @@ def _worse(verdict: str, severity: str) -> str:
 def limits_of(record: Record) -> ValidityLimits:
     """Return the limits that a record was judged by; those that it does not name have their defaults."""
     known = {one.name for one in dataclasses.fields(ValidityLimits)} & record.validity.limits.keys()
-    return ValidityLimits(**{name: record.validity.limits[name] for name in known})
+    asked: dict[str, Any] = {name: record.validity.limits[name] for name in known}
+    return ValidityLimits(**asked)
 
 
 def judged(record: Record, limits: ValidityLimits) -> Record:

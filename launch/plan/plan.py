@@ -123,7 +123,7 @@ def _expand(configs: Sequence[CheckedConfig], machine: Machine) -> list[Cell]:
     return cells
 
 
-def _second_runs(cells: Sequence[Cell], config: CheckedConfig) -> list[Cell]:
+def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:
     """Return the cells that run a second time, the same in every launch of a sweep. Raises Refused."""
     folder = study_folder(config.output_dir, config.study)
     known = known_freedom(of_other_studies(folder))

@@ -29,7 +29,8 @@ def known_freedom(scatters: Scatters) -> Known:
     host, found = socket.gethostname(), Counter[tuple[Any, ...]]()
     for (group, metric), scatter in scatters.items():
         if group.host == host:
-            found[(metric, *group.asked)] += scatter.freedom
+            key = (metric, *group.asked)
+            found[key] += scatter.freedom
     return found
 
 

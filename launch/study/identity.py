@@ -57,7 +57,7 @@ def identity_of(content: object) -> ProcessIdentity | None:
     kinds = {"host": str, "pid": int, "started": float | int, "boot_id": str}
     if not isinstance(content, dict) or content.keys() != kinds.keys():
         return None
-    if not all(isinstance(content[name], kind) for name, kind in kinds.items()):  # type: ignore[arg-type]
+    if not all(isinstance(content[name], kind) for name, kind in kinds.items()):
         return None
     return ProcessIdentity(**content) if 0 < content["pid"] <= MOST_PID else None
 

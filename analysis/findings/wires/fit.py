@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.findings.estimates import LEVEL, quantile
+from analysis.findings.estimates import quantile
 from analysis.findings.model import Estimate
+from analysis.findings.next_run.interval import LEVEL
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 _LEAST = 1e-6  # of the largest value: residuals below it are rounding

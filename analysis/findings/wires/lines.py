@@ -15,8 +15,8 @@ from typing import Any
 from analysis.findings import labels
 from analysis.findings.baselines import EFFICIENCY, follows_from_gpus
 from analysis.findings.communication.exposed import COST, EXPOSED
-from analysis.findings.estimates import LEVEL
 from analysis.findings.model import Communication, Estimate, Point, Scaling, WireLine, WirePoint
+from analysis.findings.next_run.interval import LEVEL
 from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
