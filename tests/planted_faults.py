@@ -297,9 +297,14 @@ ELSEWHERE = {
     "host sleeps between iterations": ("test_as_asked.py", "time_between_steps"),
     "an exchange over gloo that is not awaited": ("test_as_asked.py", "exchange_wrong"),
     "torch.compile that does nothing": ("test_as_asked.py", "a_compiler_that_does_nothing_is_seen"),
+    "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %": (
+        "test_validity.py",
+        "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs",
+    ),
     "other programs load the cores": ("test_surroundings.py", "foreign_cpu"),
 }
 SILENT = {
+    "a baseline 1 % too slow": "the efficiency of 100.5 % lies within three standard deviations of the scatter between runs",
     "a baseline 2 or 5 % too fast": "nothing measured of one GPU tells that it ran faster than it should; repeats of it would",
     "the exchange beside compute, 3 times too slow": "a slow exchange is a result: its share of the reference (26 %) is shown",
     "a thread multiplies matrices beside the exchange": "it is of the cell's own process, which samples do not tell apart",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from planted import ALONE, PAIR_OF_FOUR, edit_json, edit_lines, gpu_cell, made
-from planted_faults import ELSEWHERE, FAULTS, remove, windows
+from planted_faults import ELSEWHERE, FAULTS, SILENT, remove, windows
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.report.build import examine
@@ -93,7 +93,8 @@ def test_a_baseline_that_is_too_slow_is_seen_by_its_efficiency(slower, tmp_path)
 # The whole campaign
 
 
-def test_what_is_planted_elsewhere_is_planted_there():
+def test_what_is_planted_elsewhere_is_planted_there_and_little_is_silent():
+    assert len(SILENT) < len(FAULTS) / 10 and not SILENT.keys() & {fault.name for fault in FAULTS}
     for name, (file, words) in ELSEWHERE.items():
         assert words in (DATA.parent / file).read_text(encoding="utf-8"), name
 
