@@ -84,7 +84,9 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     wrong, local = exchanged - mean, runs[0]
     pairs = [one - other for one, other in itertools.combinations(runs, 2)]
     repeat = max(pair.norm().item() for pair in pairs)
-    norms = _gathered(ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), torch.tensor(repeat)]))
+    norms = _gathered(
+        ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), torch.tensor(repeat).double()])
+    )
     repeats = torch.stack([sample.by_array(pair) for pair in pairs]).amax(0)
     by_array = _gathered(ranks, torch.stack([sample.by_array(wrong), repeats, sample.by_array(local)]))
 
