@@ -19,7 +19,7 @@ from conf.schema import ValidityLimits
 from launch.tracking.projection import project
 
 # What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
-BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "slow_rank",
+BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "pauses", "slow_rank",
         "time_between_steps"}  # fmt: skip
 # What six steps without a launching process cannot show.
 SHORT = {"not_stationary", "foreign_cpu"}
