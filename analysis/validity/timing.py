@@ -7,7 +7,7 @@ Each function returns None for a record that passes.
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
+from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
