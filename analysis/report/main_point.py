@@ -7,13 +7,14 @@ from analysis.findings.rates import images_rate
 from analysis.findings.study import Study
 
 MainPoint = tuple[Curve, Point]
+DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
 
 
 def main_point(study: Study, findings: Findings) -> MainPoint | None:
     """Return the point on most GPUs that exchanges and has an efficiency over every member; None without points.
 
-    Of several such points it is the one that started first; one with settings gives way to the same cell without them. Another
-    is chosen only where a verdict says that it is faster than that one: a single run does not choose.
+    Of several such points it is the default: without settings, with the most of DEFAULTS, then the one that started first.
+    Another is chosen only where a verdict says that it is faster than that one: a single run does not choose.
     """
     every = [(curve, point) for curve in findings.scaling.curves for point in curve.points]
     if not every:
@@ -22,10 +23,14 @@ def main_point(study: Study, findings: Findings) -> MainPoint | None:
     equals = [pair for pair in every if _merit(pair[1]) == best]
     place = {record.record_id: number for number, record in enumerate(study.records)}
 
-    def default_first(pair: MainPoint) -> tuple[bool, int]:
-        asked = pair[1].key.items()
-        plainer = any(one.gpus == pair[1].gpus and one.key.items() < asked for _, one in equals)
-        return plainer, place.get(pair[1].record_ids[0], 0)
+    def default_first(pair: MainPoint) -> tuple[bool, int, int]:
+        asked = pair[1].key
+        plainer = any(one.gpus == pair[1].gpus and one.key.items() < asked.items() for _, one in equals)
+        return (
+            plainer,
+            sum(asked.get(name) != value for name, value in DEFAULTS.items()),
+            place.get(pair[1].record_ids[0], 0),
+        )
 
     chosen, *others = sorted(equals, key=default_first)
     for pair in sorted(others, key=lambda pair: -pair[1].rate.value):
