@@ -46,7 +46,7 @@ def test_the_waterfall_closes_on_the_measured_rate():
     lost = sum(part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal)
     assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(waterfall.measured.value)
     assert abs(waterfall.residual) < 0.002 * waterfall.ideal.value
-    assert waterfall.residual_low < 0 < waterfall.residual_high
+    assert waterfall.residual_low is None  # three runs of one cell are too few for an interval of the cost
     largest = max((part for part in waterfall.parts if part.lost is not None), key=lambda part: part.lost.value)
     assert largest.name == "strategy overhead on one GPU" and largest.lost.low > 0
     (point,) = [
@@ -85,10 +85,9 @@ def test_the_bootcamps_network_waits_for_the_cpu_and_answers_nothing():
 
 def test_strategies_differ_where_the_results_say():
     found = verdicts("strategies", "strategy", 1)
-    assert len(found) == 28 and sum(verdict != "no difference seen" for verdict in found.values()) == 24
+    assert len(found) == 28 and sum(verdict != "no difference seen" for verdict in found.values()) == 26
     assert {pair for pair, verdict in found.items() if verdict == "no difference seen"} == {
-        ("kvstore_device", "nccl_allreduce"), ("nccl_allreduce", "kvstore_dist_async"),
-        ("cpu_staged", "kvstore_dist_async"), ("kvstore_dist_sync", "cpu_staged"),
+        ("kvstore_device", "nccl_allreduce"), ("kvstore_dist_sync", "cpu_staged"),
     }  # fmt: skip
     assert [verdict for (first, _), verdict in found.items() if first == "none"] == ["slower"] * 7
 

@@ -8,6 +8,10 @@ from statistics import median
 
 import pytest
 
+from analysis.findings.examine import findings_of
+from analysis.findings.study import Study
+from benchmarks.record import read_study
+
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 TEXT = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
@@ -155,9 +159,45 @@ def test_traces():
     found = {}
     for record in records("h200_x2/traces"):
         found[record["cell"]["nccl"].get("NCCL_P2P_LEVEL", "–"), record["cell"]["profiler"]] = record
-    (table,) = tables("Traces")
+    table, _ = tables("Traces")
     assert len(table) == len(found) == 4
     for row in table:
         names = ("comm", "wait", "overlapped", "exposed", "exposed_in_gaps")
         names = tuple(f"trace/{name}_ms_per_step" for name in names)
         holds([row[2], *row[4:]], found[row[0], row[1].split()[0]], "trace/nccl_avg_us", *names, "comm/exposed_ms")
+
+
+def test_parts_of_the_waterfall():
+    """Each part, its interval and its share of the ideal rate are what the findings say today."""
+    (waterfall,) = findings_of(Study.of(read_study(DATA / "h200_x2" / "scaling")[0])).waterfalls
+    found = {part.name: part.lost for part in waterfall.parts if part.lost is not None and not part.above_ideal}
+    (table,) = tables("Where the rate goes")
+    names = {"DDP's own work, which one GPU pays too": "strategy overhead on one GPU"}
+    *rows, whole = table
+    assert {names.get(row[0], row[0]) for row in rows} == found.keys()
+    for name, images, share in rows:
+        lost = found[names.get(name, name)]
+        assert same(images, lost.value) and same(share, 100 * lost.value / waterfall.ideal.value)
+        if lost.low is not None:
+            ends = re.search(r"\((−?\d+) to (\d+)\)", images).groups()
+            assert [int(end.replace("−", "-")) for end in ends] == [round(lost.low), round(lost.high)]
+    assert same(whole[1], waterfall.ideal.value - waterfall.measured.value)
+
+
+def test_intervals_of_strategies_are_for_the_next_run_and_of_the_difference():
+    found = findings_of(Study.of(read_study(DATA / "h200_x2" / "strategies")[0]))
+    points = {one.key["strategy.name"]: one.rate for curve in found.scaling.curves for one in curve.points}
+    against = {
+        one.second.split(" · ")[1]: one.difference
+        for one in found.comparisons
+        if one.first.split(" · ")[1] == "none" and one.asked == "strategy"
+    }
+    (table,) = tables("Strategies on two GPUs")
+    for row in table:
+        name = row[0].strip("`")
+        low, high = (Decimal(end.replace(",", "")) for end in re.search(r"\(([\d,]+) to ([\d,]+)\)", row[1]).groups())
+        assert (low, high) == (round(points[name].low), round(points[name].high))
+        if name != "none":
+            value, near, far = re.findall(r"\d+\.?\d*", row[2])
+            for printed, end in ((value, "value"), (near, "high"), (far, "low")):
+                assert same(printed, -100 * getattr(against[name], end))
