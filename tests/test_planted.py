@@ -108,20 +108,28 @@ def test_every_code_has_a_planted_fault():
 
 
 CPU_BOUND = "bootcamp_pairs"  # a tiny network: its GPUs idle for half of a step, and its rate scatters by 7 %
+NOISY = ("compiled_a", ["noisy"])  # steps of up to 1.27 times the median: its rate is 3.5 % below its twin's
 PLANTED = "resnet50-nccl_allreduce-gpus0-3-de3b63172a"  # LOC was taken away from it on purpose
 
 
 def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
-    """Of 160, by today's checks; what a check needs and older records lack leaves it unchecked."""
+    """By today's checks, of records of networks that keep the GPUs busy at most 1 % are suspect.
+
+    What a check needs and older records lack leaves it unchecked.
+    """
     found = []
     for folder in sorted({path.parent.parent for path in DATA.glob("**/record.json")}):
         for record in read_study(folder)[0]:
             if record.state == "finished" and not record.cell.folder.endswith(PLANTED):
                 found.append((folder.name, record.name, judge(record, ValidityLimits())))
-    assert len(found) >= 150
+    assert len(found) >= 176
     assert not [one for one in found if one[2].verdict == "invalid"]
     suspect = [one for one in found if one[2].verdict == "suspect"]
-    assert {folder for folder, *_ in suspect} == {CPU_BOUND} and all("cpu_bound" in one[2].codes for one in suspect)
+    waiting = [one for one in suspect if one[0] == CPU_BOUND]
+    assert waiting and all("cpu_bound" in one[2].codes for one in waiting)
     assert not [
-        one for one in suspect if one[2].codes.keys() - {"cpu_bound", "efficiency_above_one", "setting_no_effect"}
+        one for one in waiting if one[2].codes.keys() - {"cpu_bound", "efficiency_above_one", "setting_no_effect"}
     ]
+    busy = [one for one in suspect if one[0] != CPU_BOUND]
+    assert [(folder, list(validity.codes)) for folder, _, validity in busy] == [NOISY]
+    assert len(busy) <= 0.01 * sum(folder != CPU_BOUND for folder, *_ in found)

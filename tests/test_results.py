@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
+from analysis.findings.study import Study, open_study
 from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
@@ -153,6 +153,32 @@ def test_exchanges_on_two_gpus():
         record = found[(strategy, *changed)]
         names = ("comm/exchange_ms", None, "comm/ideal_ms", "comm/ideal_ratio")
         holds(row[1:5], record, *names, scale={"comm/ideal_ratio": 100})
+
+
+def test_the_next_run():
+    eager, compiled, _ = tables("The next run")
+    runs = [timed(f"eager_{sweep}") for sweep in "ab"]
+    assert len(eager) == len(runs[0]) == len(runs[1]) == 6
+    for strategy, gpus, *printed in eager:
+        for cell, found in zip(printed, runs, strict=True):
+            shown = found[strategy.strip("`"), gpus].next_run("throughput/images_per_second")
+            assert cell == f"{shown.value:,.0f} ({shown.low:,.0f} to {shown.high:,.0f})"
+    ended = {
+        (sweep, ",".join(map(str, one["cell"]["gpus"])), f"{one['metrics']['throughput/images_per_second']:,.0f}"): one
+        for sweep, name in (("first", "compiled_a"), ("second", "compiled_b")) for one in records(f"h200_x2/{name}")
+    }  # fmt: skip
+    assert len(compiled) == len(ended) == 8
+    for sweep, gpus, rate, *row in compiled:
+        record = ended[sweep, gpus, rate]
+        names = ("gpu/sm_mhz", "scaling/efficiency", "scaling/efficiency_at_equal_clocks")
+        holds(row[:3], record, *names, scale=dict.fromkeys(names[1:], 100))
+        assert row[3] == ": ".join([record["validity"]["verdict"], *record["validity"]["codes"]])
+
+
+def timed(name):
+    """Return the timed runs of a study by strategy and GPUs."""
+    found = open_study(DATA / "h200_x2" / name).timed
+    return {(one.records[0].cell.strategy["name"], ",".join(map(str, one.gpus))): one for one in found}
 
 
 def test_traces():

@@ -14,7 +14,7 @@ from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
 from launch.study.assemble import assemble
 
-DATA = Path(__file__).parent / "data" / "raw_lines"
+DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")
@@ -210,9 +210,15 @@ def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, sa
     assert (folder / "ranks" / "0.jsonl").exists()
 
 
-@pytest.mark.parametrize(("machine", "records"), [("h200_x2", 13), ("h200_x4", 5)])
-def test_records_of_gpus_are_what_their_lines_give_on_this_python_too(machine, records, capsys):
+@pytest.mark.parametrize(
+    ("study", "records"),
+    [
+        ("raw_lines/h200_x2", 13), ("raw_lines/h200_x4", 5),
+        ("h200_x2/eager_a", 9), ("h200_x2/eager_b", 9), ("h200_x2/compiled_a", 4), ("h200_x2/compiled_b", 4),
+    ],
+)  # fmt: skip
+def test_records_of_gpus_are_what_their_lines_give_on_this_python_too(study, records, capsys):
     """Measured by Python 3.12 on H200s (2026-11-22, commands in overrides): its sum() rounds otherwise than that of 3.11."""
-    status, found = verified(capsys, DATA / machine)
+    status, found = verified(capsys, DATA / study)
     assert (status, found["differences"], found["not_recomputed"]) == (0, [], [])
     assert found["recomputed"] == found["records"] == records and found["values"] > 400
