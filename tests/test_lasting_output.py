@@ -14,7 +14,11 @@ from benchmarks import record as records
 from launch.display.lasting_output import LastingOutput
 
 ROOT = Path(__file__).parent.parent
-CELL = ("gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "report=false")
+CELL = (
+    "gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "benchmark.min_iterations=3",
+    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=0.1", "benchmark.exposed_rounds=0",
+    "tracking=none", "report=false",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 SWEEPS = (
     "gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.env.NCCL_DEBUG_SUBSYS=INIT repeats=3",
-    "benchmark=exchange model=resnet200 benchmark.keys=weights strategy=kvstore_local,kvstore_device",
-    "+experiment=bootcamp_pairs optimizer.momentum=0",
+    "+experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",
     "+experiment=nccl_sweep,scaling",
 )
 
