@@ -48,11 +48,16 @@ class Baselines:
         self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
         scatters = {kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()}
         self._noise = {kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM}
+        # A study may have thousands of records with equal baselines: what these give is computed once.
+        self._members: dict[int, dict[int, Runs]] = {}
+        self._log_slowest: dict[tuple[object, ...], float] = {}
 
     def of(self, runs: Runs) -> dict[int, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
-        known = self._known.get(_condition(runs), {})
-        return {gpu: known[gpu] for gpu in runs.gpus if gpu in known}
+        if id(runs) not in self._members:
+            known = self._known.get(_condition(runs), {})
+            self._members[id(runs)] = {gpu: known[gpu] for gpu in runs.gpus if gpu in known}
+        return self._members[id(runs)]
 
     def noise(self, runs: Runs) -> float | None:
         """Return the standard deviation of the logarithm of images/s between runs of cells like these; None if not known."""
@@ -69,7 +74,11 @@ class Baselines:
         alone = self.of(one)
         if not alone:
             return None
-        return efficiency(one.median_log_rate, log_slowest(alone, self.noise(one)), one.gpus, alone)
+        noise = self.noise(one)
+        same = noise, *map(id, alone.values())
+        if same not in self._log_slowest:
+            self._log_slowest[same] = log_slowest(alone, noise)
+        return efficiency(one.median_log_rate, self._log_slowest[same], one.gpus, alone)
 
     def at_equal_clocks(self, record: Record) -> Efficiency | None:
         """Return the efficiency as if the GPUs had the SM clock that the slowest member has alone; None where one is not known.

@@ -87,14 +87,21 @@ class NoiseFloors:
         self._others = others or {}
         self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []
         self._pooled: dict[str, dict[FloorGroup, Scatter]] = {}
+        self._floors: dict[tuple[FloorGroup, str], Floor | None] = {}
 
     def learn(self, cells: Iterable[Sequence[Record]]) -> None:
         """Take what a study measured: the records of each cell."""
         self._cells += [(group_of(records[0]), records) for records in cells if len(records) > 1]
         self._pooled.clear()
+        self._floors.clear()
 
     def of(self, group: FloorGroup, metric: str) -> Floor | None:
         """Return the floor of a group; with few runs that of its machine and model on any number of GPUs, else None."""
+        if (group, metric) not in self._floors:
+            self._floors[group, metric] = self._find(group, metric)
+        return self._floors[group, metric]
+
+    def _find(self, group: FloorGroup, metric: str) -> Floor | None:
         if metric not in self._pooled:
             self._pooled[metric] = self._pool(metric)
         for chosen in (group, group.of_any_size):
