@@ -62,4 +62,9 @@ def test_ctrl_c_while_planning_ends_with_one_line(launch, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(sweeper, "_tell", pressed)
-    assert launch("-m", "seed=range(0,4)") == (130, "", "launch.py: interrupted, nothing was started\n")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores SIGINT
+    try:
+        ended = launch("-m", "seed=range(0,4)", "dry_run=true")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == (130, "", "launch.py: interrupted, nothing was started\n")
