@@ -40,7 +40,7 @@ from trainers.kvstore.shared_regions import KvstoreConfig, SharedMapping
 from trainers.shared_memory import new_path
 
 ROOT = Path(__file__).parent.parent
-SILENCE_S = 8.0
+SILENCE_S = 12.0  # a busy machine may stop a process for seconds
 # What a launcher knows of an attempt before it starts.
 DETAILS = {"study": "s", "sweep_id": "c" * 32, "overrides": [], "drift": False, "environment": {}}
 TRAINING = [
