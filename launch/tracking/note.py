@@ -10,7 +10,6 @@ from benchmarks.record import Record
 from launch.tracking.projection import escaped, run_name
 
 LINK_CLASS, VALIDITY = "link class", "validity"
-HEADINGS = {MARGIN: "± for the next run"}  # of columns whose name is too short for a page
 WORDS = (RESULT, TRANSPORT, LINK_CLASS, VALIDITY)  # columns that are not numbers
 CELL_LENGTH = 200  # characters of a table cell
 
@@ -31,7 +30,7 @@ def summary_markdown(
     rows = [_row(record, columns, values.get(record.record_id, {})) for record in records]
     if all(row[0] == ABSENT for row in rows):
         columns, rows = columns[1:], [row[1:] for row in rows]
-    lines = [["cell", *(HEADINGS.get(name, name) for name in columns)]]
+    lines = [["cell", *columns]]
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
     lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""
