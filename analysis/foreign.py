@@ -6,6 +6,7 @@ The limits are far above what the tools write: the topology of 8 GPUs has 20 kB.
 import gzip
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,26 +35,24 @@ def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
 def read_bytes(file: str | Path, largest: int) -> bytes:
     """Return a file's bytes as read_text does. Raises the same."""
     if str(file) == "-":
-        return _bounded(sys.stdin.buffer, str(file), largest)
+        return b"".join(pieces(sys.stdin.buffer, str(file), largest))
     with Path(file).open("rb") as stream:
         packed = stream.read(len(GZIP)) == GZIP
     with gzip.open(file) if packed else Path(file).open("rb") as content:
         try:
-            return _bounded(content, str(file), largest)
+            return b"".join(pieces(content, str(file), largest))
         except CUT:
             raise UnreadableInput(f"{file}: cut or damaged gzip file") from None
 
 
-def _bounded(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> bytes:
-    """Return all bytes of a stream. Raises UnreadableInput if there are more than `largest`."""
-    parts: list[bytes] = []
+def pieces(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[bytes]:
+    """Yield the bytes of a stream in pieces. Raises UnreadableInput if there are more than `largest`."""
     size = 0
     while part := stream.read(PIECE):
-        parts.append(part)
         size += len(part)
         if size > largest:
             raise UnreadableInput(f"{name}: more than {largest >> 20} MiB; no file of this kind is so large")
-    return b"".join(parts)
+        yield part
 
 
 def refuse_too_many(gpus: int) -> None:

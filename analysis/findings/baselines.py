@@ -80,12 +80,12 @@ class Baselines:
             self._log_slowest[same] = log_slowest(alone, noise)
         return efficiency(one.median_log_rate, self._log_slowest[same], one.gpus, alone)
 
-    def at_equal_clocks(self, record: Record) -> Efficiency | None:
-        """Return the efficiency as if the GPUs had the SM clock that the slowest member has alone; None where one is not known.
+    def at_equal_clocks(self, record: Record, share: Efficiency | None) -> Efficiency | None:
+        """Return the efficiency `share` of a record as if the GPUs had the SM clock that the slowest member has alone.
 
-        A rate is taken to follow the clock.
+        A rate is taken to follow the clock. None where the efficiency or a clock is not known.
         """
-        share, one = self.efficiency(record), self._study.single(record)
+        one = self._study.single(record)
         ratio = clock_ratio(one, self.of(one).values())
         return None if share is None or ratio is None else Efficiency(share * ratio, share.of)
 

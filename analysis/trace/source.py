@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.foreign import CUT, GZIP, LARGEST_JSON_BYTES, LARGEST_TRACE_BYTES, PIECE, read_bytes
+from analysis.foreign import CUT, GZIP, LARGEST_JSON_BYTES, LARGEST_TRACE_BYTES, pieces, read_bytes
 from analysis.trace.kineto import is_kineto, read_kineto
 from analysis.trace.model import Names, RankTrace, Trace, TraceFile
 from analysis.trace.nsys import read_nsys
@@ -96,10 +96,7 @@ def plain_export(path: Path, scratch: Path) -> Path:
         plain = scratch / "export.sqlite"
         try:
             with gzip.open(path) as source, plain.open("wb") as file:
-                while part := source.read(PIECE):
-                    if file.tell() > LARGEST_TRACE_BYTES:
-                        raise UnreadableInput(f"more than {LARGEST_TRACE_BYTES >> 30} GiB when unpacked")
-                    file.write(part)
+                file.writelines(pieces(source, path.name, LARGEST_TRACE_BYTES))
         except CUT:
             raise UnreadableInput("cut or damaged gzip file") from None
     with plain.open("rb") as file:

@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from analysis.findings.next_run import floor_file
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Config
 from launch.study.study import study_folder
-from launch.tracking.store import DEFAULT_STORE, WrongUri, not_a_store, sqlite_file, store_uri
+from launch.tracking.store import ARTIFACTS, DEFAULT_STORE, WrongUri, not_a_store, sqlite_file, store_uri
 
 # What Ringside itself keeps in output_dir, beside the studies.
-OURS = (DEFAULT_STORE, "mlartifacts", "noise_floor.json")
+OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)
 
 
 def refuse_outputs(config: Config) -> None:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-DEFAULT_STORE = "mlflow.db"  # in output_dir
+DEFAULT_STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store

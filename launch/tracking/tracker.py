@@ -30,6 +30,7 @@ from launch.tracking.projection import (
 )
 from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
 from launch.tracking.store import (
+    ARTIFACTS,
     check_writable,
     connect,
     sqlite_file,
@@ -64,7 +65,7 @@ class Tracker:
         """Open the store. Use `Tracker.open`."""
         self._uri, self._file = uri, sqlite_file(uri)
         self._parents: dict[str, str] = {}  # sweep_id: run_id
-        artifacts = output_dir.absolute() / "mlartifacts"
+        artifacts = output_dir.absolute() / ARTIFACTS
         # The lock lies beside the store: launchers with other output folders share it.
         self._lock = self._file.with_name(f".{self._file.name}.lock") if self._file else output_dir / ".mlflow.lock"
         with tracking_errors(uri), store_lock(self._lock):

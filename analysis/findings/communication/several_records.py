@@ -28,7 +28,8 @@ class SeveralRecords:
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
         share, found = self.baselines.efficiency(record), self.exposures.of(record)
-        values: dict[str, float | None] = {EFFICIENCY: share, AT_EQUAL_CLOCKS: self.baselines.at_equal_clocks(record)}
+        equal = self.baselines.at_equal_clocks(record, share)
+        values: dict[str, float | None] = {EFFICIENCY: share, AT_EQUAL_CLOCKS: equal}
         if found is not None:
             values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
         known = {name: value for name, value in values.items() if value is not None}
