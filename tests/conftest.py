@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import campaign
 import hypothesis
 import pytest
 from hydra import initialize_config_dir
@@ -76,6 +77,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--skipped-to", metavar="FILE", help="write the tests that were skipped for want of a tool, one a line"
     )
+    group.addoption("--seed", type=int, default=1, metavar="N", help="what the campaign draws its order and ranks from")
+    group.addoption("--campaign-to", metavar="FILE", help="write what came of every fault of the campaign, as JSON")
     group.addoption("--nothing-skipped", action="store_true", help="a test that is skipped counts as failed")
 
 
@@ -96,7 +99,15 @@ def pytest_runtest_makereport(item):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Write what was skipped for a need; pytest-xdist's processes have no terminal, so this runs once."""
+    """Write what was skipped for a need, and what the campaign saw.
+
+    pytest-xdist's processes have no terminal, so this runs once.
+    """
+    outcomes = campaign.reported(terminalreporter.stats)
+    if outcomes:
+        terminalreporter.write_line(campaign.summary(outcomes))
+    if file := config.getoption("campaign_to"):
+        Path(file).write_text(json.dumps(outcomes, indent=1) + "\n")
     if file := config.getoption("skipped_to"):
         skipped = terminalreporter.stats.get("skipped", [])
         Path(file).write_text("".join(f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords))

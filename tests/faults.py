@@ -1,24 +1,163 @@
-"""Sweeps with faults for tests: what plants a fault in a rank, the launcher's command, and what can be seen of its processes.
+"""Sweeps with faults: what a fault is, a launcher whose cells have some, and where to look afterwards.
 
-`PLANT` is put on the ranks' PYTHONPATH: it makes a rank misbehave at a step of its own.
+faults_planted.py is what runs inside the processes, faults_seen.py what is looked at.
 """
 
+import dataclasses
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from faults_seen import CACHES, ORPHANS_S, alive, temporaries, tokens, until
 
-from benchmarks.record import read_lines
+from benchmarks import record as records
 
 ROOT = Path(__file__).parent.parent
+PLANTED = ROOT / "tests" / "faults_planted.py"
+# In the order in which a sweep comes to them. The names that ranks have for theirs: faults_planted.NAMES.
+PHASES = (
+    "compose", "spawn", "build", "first step", "warm-up", "timed", "exchange", "limits", "exposed", "exit", "profile",
+    "projection", "report",
+)  # fmt: skip
+OF_THE_LAUNCHER = ("compose", "spawn", "projection", "report")  # phases in which no rank of the cell runs
 # What a cell of two ranks costs is the import of torch, and once more for training.
 CELL = ["model=fmnist_cnn", "batch_size=2", "tracking=none", "device=cpu", "engine.stop_grace_s=1"]
 # Environment that forbids NVLink multicast: it must reach every rank.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault, where it strikes, and what must come of it."""
+
+    kind: str
+    phase: str  # PHASES
+    target: str  # rank, server, agent, launcher, surroundings
+    cause: str | None = None  # of the cell's record; None: the cell finishes
+    rank: int | None = None  # that the record names
+    status: int = 1  # of the launcher
+    deadline_s: float | None = None  # of a hang
+    process: int = 0  # the number of the rank or server that strikes
+    after: int = 2  # iterations of the phase before it strikes
+
+    @property
+    def ends_the_cell(self):
+        """Whether the cell has no other record than that of the fault, after a launcher that was stopped was run again."""
+        return self.cause is not None and self.target != "launcher"
+
+
+class PlantedSweep:
+    """A sweep whose cells have faults: folder/out, folder/tmp (its TMPDIR), folder/plant."""
+
+    def __init__(self, folder, faults, *overrides, healthy=(), also=(), environment=()):
+        """`faults` is {bucket_cap_mb of a cell, or "launcher": Fault}, `healthy` the bucket_cap_mb of cells without one.
+
+        `also` are modules (paths) with kinds of the caller's own, `environment` is for the launcher.
+        """
+        self.faults, self.caps = faults, [*(key for key in faults if key != "launcher"), *healthy]
+        self.output_dir, self.study_dir = folder / "out", folder / "out" / "default"
+        self.scratch, self.plant = folder / "tmp", folder / "plant"
+        for path in (self.output_dir, self.scratch, self.plant):
+            path.mkdir(parents=True)
+        shutil.copy(PLANTED, self.plant / "sitecustomize.py")
+        for path in also:
+            shutil.copy(path, self.plant)
+        planted = {str(key): dataclasses.asdict(fault) for key, fault in faults.items()}
+        (self.plant / "planted.json").write_text(json.dumps(planted))
+        self.overrides = [f"output_dir={self.output_dir}", f"strategy.bucket_cap_mb={','.join(map(str, self.caps))}"]
+        self.overrides += overrides
+        paths = {"PYTHONPATH": f"{self.plant}:{ROOT}", "TMPDIR": str(self.scratch)}
+        self.environment = {**os.environ, **NO_MULTICAST, **paths, **dict(environment)}
+        self.processes, self._said = [], folder / "said.txt"
+        self.status = None  # of the first launcher
+
+    def start(self):
+        """Start a launcher; the second and later ones go on where the first was stopped."""
+        with self._said.open("ab") as said:
+            process = subprocess.Popen(
+                [sys.executable, "launch.py", "-m", *CELL, *self.overrides],
+                cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def run(self, timeout_s=600):
+        """Run a launcher to its end; return its exit status."""
+        return self.wait(self.start(), timeout_s)
+
+    def wait(self, process, timeout_s=600):
+        """Wait for a launcher; one that does not end fails the test and is killed with its cells."""
+        try:
+            status = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"the launcher did not end within {timeout_s} s: {self.said}") from None
+        if self.status is None:
+            self.status = status
+        return status
+
+    def end(self):
+        """Kill what still runs of this sweep."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        for process in alive(tokens(self.study_dir)):
+            process.kill()
+
+    # --- what is there afterwards ---
+
+    @property
+    def said(self):
+        """Everything that the launchers printed."""
+        return self._said.read_text(errors="replace")
+
+    def struck(self, key):
+        """What the plant of a fault wrote when it struck; None if it did not."""
+        path = self.plant / f"struck-{key}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def records(self, key=None):
+        """The records of a cell, or of the whole sweep, in the order of their start."""
+        found = records.read_study(self.study_dir)[0] if self.study_dir.exists() else []
+        return [one for one in found if key in (None, "launcher", int(one.cell.strategy["bucket_cap_mb"]))]
+
+    def others_finished(self, key):
+        """Whether every other cell was finished, and those with a fault of their own have at least their record."""
+        states = {}
+        for one in self.records():
+            states.setdefault(int(one.cell.strategy["bucket_cap_mb"]), []).append(one.state)
+        return all(
+            "finished" in states.get(cap, [])
+            or (cap in self.faults and self.faults[cap].ends_the_cell and cap in states)
+            for cap in self.caps
+            if cap != key or not self.faults[cap].ends_the_cell
+        )
+
+    def orphans(self):
+        """Processes of the sweep's cells that are there ORPHANS_S after its launcher's end."""
+        try:
+            until(lambda: not alive(tokens(self.study_dir)), ORPHANS_S)
+        except AssertionError:
+            return alive(tokens(self.study_dir))
+        return []
+
+    def left_files(self):
+        """What is left in TMPDIR and in shared memory, and temporaries in the output folder."""
+        marks = {token[:16] for token in tokens(self.study_dir)}
+        shared = [str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)]
+        scratch = [f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)]
+        return sorted(scratch + shared + temporaries(self.output_dir))
+
+
+# --- as tests/test_faults.py has it ---
 PLANT = """
 import json, os, sys, threading, time
 
@@ -77,64 +216,3 @@ def start(output_dir, planted, faults, *overrides):
         start_new_session=True,
     )
     return process, Path(said.name)
-
-
-def until(condition, seconds, process=None):
-    """Poll until a condition holds and return what it returned."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        if process is not None and process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s, or the launcher ended before")
-
-
-def stepping(folder):
-    """{rank: pid} of a cell whose two ranks step, else None."""
-    pids = {}
-    for number in (0, 1):
-        lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
-        if not any(line["kind"] == "beat" for line in lines):
-            return None
-        pids[number] = next(line["pid"] for line in lines if line["kind"] == "start")
-    return pids
-
-
-def server_of(folder):
-    """The process of a cell's first server."""
-    return next(line["pid"] for line in read_lines(folder / "ranks" / "2.jsonl") if line["kind"] == "start")
-
-
-def cell_folders(output_dir):
-    """{bucket_cap_mb: folder} of the cells of all studies that have begun."""
-    found = {}
-    for path in output_dir.glob("*/*/cell.json"):
-        if (path.parent / "attempt.json").exists():
-            found[int(json.loads(path.read_text())["strategy"]["bucket_cap_mb"])] = path.parent
-    return found
-
-
-def tokens(study):
-    return {line["token"] for line in read_lines(study / "journal.jsonl") if line["kind"] == "begin"}
-
-
-def alive(tokens):
-    """Processes that carry one of the tokens."""
-    marks = {f"RINGSIDE_TOKEN={token}".encode() for token in tokens}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-                if marks & set(environ.split(b"\0")):
-                    found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-def environment_of(pid):
-    pairs = (pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    return {name.decode(): value.decode() for name, _, value in pairs if name}

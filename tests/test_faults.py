@@ -15,18 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from cells import make_cell
-from faults import (
-    NO_MULTICAST,
-    PLANT,
-    alive,
-    cell_folders,
-    environment_of,
-    server_of,
-    start,
-    stepping,
-    tokens,
-    until,
-)
+from faults import NO_MULTICAST, PLANT, start
+from faults_seen import alive, cell_folders, environment_of, server_of, stepping, tokens, until
 
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read_lines
