@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from typing import cast
 
 import hydra
@@ -41,11 +40,10 @@ def main() -> int:
     sweeper.register()
     arguments: list[str] = []
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # Hydra's own folder; a study's folder is made by `launch`
-            groups.search_also(config_dirs(typed))
-            arguments = normalise(typed)
-            sys.argv[1:] = [*arguments, f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
-            collect()
+        groups.search_also(config_dirs(typed))
+        arguments = normalise(typed)
+        sys.argv[1:] = arguments
+        collect()
         if not composed and not only_informs(typed):
             raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
         requests = [

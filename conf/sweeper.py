@@ -1,7 +1,8 @@
-"""Hydra's sweeper made cheap: jobs that differ in values alone share one composition.
+"""Hydra's sweeper made cheap, and a single run without a folder: jobs that differ in values alone share one composition.
 
 Hydra's own sweeper composes each job twice from all YAML files: 0.3 to 0.5 s of CPU a job. Here Hydra composes each combination
-of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy.
+of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy. Nothing is written: Hydra's own sweep
+and run make folders and files, which would need a scratch folder that has room.
 """
 
 import itertools
@@ -10,12 +11,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hydra._internal import hydra as hydras_own
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 TOLD_EVERY = 100  # jobs; a sweep of fewer is composed before anyone looks
@@ -42,6 +46,12 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
         _tell(number + 1, len(jobs))
 
 
+def run_one(task_function: TaskFunction, config: DictConfig, **_: Any) -> JobReturn:
+    """Call the task of a run without -m, in place of Hydra's own run_job, and return that it is done."""
+    task_function(_Base(config).config())
+    return JobReturn(status=JobStatus.COMPLETED)
+
+
 class _Base:
     """One combination of group choices, composed by Hydra."""
 
@@ -53,9 +63,14 @@ class _Base:
             del config["hydra"]
         self._bytes = pickle.dumps(config)  # copied six times as fast as by copy.deepcopy
 
+    def config(self) -> DictConfig:
+        """Return a copy of the configuration."""
+        config: DictConfig = pickle.loads(self._bytes)
+        return config
+
     def of_job(self, overrides: Sequence[Override], choices: Sequence[str]) -> DictConfig:
         """Return the configuration of one job, and make its overrides known to HydraConfig."""
-        config: DictConfig = pickle.loads(self._bytes)
+        config = self.config()
         values = [one for one in overrides if one.input_line not in choices]
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
         known: Any = HydraConfig.instance().cfg
@@ -77,8 +92,9 @@ def _tell(done: int, jobs: int) -> None:
 
 
 def register() -> None:
-    """Give Hydra's sweeper this `sweep`. A class of our own would have to live in a top-level package `hydra_plugins`."""
+    """Give Hydra these `sweep` and `run_one`. A class of our own would have to live in a top-level package `hydra_plugins`."""
     names = (
         Plugins.instance().class_name_to_class
     )  # Hydra loads its plugins again: a class imported before is another one
     names[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].sweep = sweep  # type: ignore[attr-defined]
+    hydras_own.run_job = run_one  # type: ignore[assignment]

@@ -8,6 +8,8 @@ TOKEN = "RINGSIDE_TOKEN"
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.
 LAUNCHER = "RINGSIDE_LAUNCHER"
+# Its umask in octal digits, which such a profiler does not hand on.
+UMASK = "RINGSIDE_UMASK"
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 

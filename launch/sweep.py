@@ -14,6 +14,7 @@ from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks import record as records
 from benchmarks.record import Record
+from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from launch.display.columns import explained
 from launch.display.lasting_output import LastingOutput
@@ -92,6 +93,7 @@ class SweepRun:
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
         self._writable = True
+        self._refused = False  # a cell's folder was not ours to write
 
     def run(self) -> int:
         """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
@@ -123,7 +125,7 @@ class SweepRun:
         self._last_lines(page)
         if self.stopping():
             return 130
-        if not self._writable:
+        if self._refused or not self._writable:
             return 1
         strict = self.config.validity.strict
         every = [*done.values(), *self.measured]
@@ -138,9 +140,16 @@ class SweepRun:
         return {number: record for number, record in finished.items() if record}
 
     def _try_cell(self, number: int, known: list[Record], screen: Screen) -> None:
-        """Measure a cell. If its folder can no longer be written (a full disk), the sweep ends; every record so far is kept."""
+        """Measure a cell, or fail it where somebody else's file or link stands in its folder.
+
+        If its folder can no longer be written (a full disk), the sweep ends; every record so far is kept.
+        """
         try:
             self._cell(number, known, screen)
+        except NotOurs as error:
+            self._refused = True
+            screen.settle(number, "failed", None)
+            self._note(f"{self.cells[number].cell.name} was not measured: {error}")
         except OSError as error:
             self._writable = False
             screen.settle(number, "failed", None)

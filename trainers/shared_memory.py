@@ -25,7 +25,7 @@ def create(path: Path, size_bytes: int) -> mmap.mmap:
     Raises:
         OSError: not enough shared memory; says how much was needed. The file is removed again.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # this user's: /dev/shm is everybody's
     try:
         os.posix_fallocate(file, 0, size_bytes)  # a page that is missing later would be a SIGBUS
         return mmap.mmap(file, size_bytes)
@@ -40,7 +40,7 @@ def create(path: Path, size_bytes: int) -> mmap.mmap:
 
 def attach(path: Path, size_bytes: int) -> mmap.mmap:
     """Map a file that another process has created."""
-    file = os.open(path, os.O_RDWR)
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         return mmap.mmap(file, size_bytes)
     finally:

@@ -21,7 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print its three sentences. Raises OSError for a folder that cannot be read or written."""
     told, found = examine(arguments.study)
-    index = write(told, arguments.output or arguments.study / "report")
+    # What the user names may be a link; in a study nothing of ours is one.
+    index = write(told, arguments.output.resolve() if arguments.output else arguments.study / "report")
     if arguments.json:
         said = {"report": str(index), "study": told.study, "finding": told.finding, "unsaid": told.unsaid}
         print(json.dumps(said | {"findings": dataclasses.asdict(found)}))

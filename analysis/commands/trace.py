@@ -16,6 +16,7 @@ from analysis.trace.nsys_stats import StatsRow, kernel_rows, memory_rows
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import TraceSummary, summarize
+from benchmarks.record.own_files import write_named
 
 _RANK_HEADINGS: tuple[str, ...] = ("communication ms", "exposed ms", "overlapped ms", "wait ms", "compute ms", "idle %")
 _RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         from analysis.trace.steps import choose_window
         from analysis.trace.timeline import draw_timeline
 
-        arguments.svg.write_text(draw_timeline(trace, choose_window(trace, arguments.step)), encoding="utf-8")
+        write_named(arguments.svg, draw_timeline(trace, choose_window(trace, arguments.step)).encode())
     tables = {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
     if arguments.json:
         rows = {name: [asdict(row) for row in table] for name, table in tables.items()}

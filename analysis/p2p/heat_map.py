@@ -4,6 +4,7 @@ The colours are those of cividis: colour-blind people see them alike, and they k
 the better end. The diagonal (copies within one GPU) has its own scale and stays grey. Equal input gives equal bytes.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from analysis.p2p.matrices import Matrices
 from analysis.topology.model import Topology
+from benchmarks.record.own_files import write_named
 
 _SQUARE = 0.62  # inches
 _MARGINS = (0.55, 0.15, 0.5, 0.62)  # inches left, right, below, above one matrix
@@ -31,6 +33,7 @@ def draw_heat_maps(
 
     Raises:
         ValueError: there is no matrix, or the format is not known.
+        OSError, NotOurs: it cannot be written, or something else than a drawing is there.
     """
     names = [name for name in matrices.ids if matrices.entries[name]]
     if not names:
@@ -67,8 +70,9 @@ def draw_heat_maps(
             for number, (line, style) in enumerate(lines):
                 y = 1 - (0.3 + 0.22 * number) / size[1]
                 figure.text(left / size[0], y, line, va="center", parse_math=False, **style)
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, metadata=metadata, facecolor=_PAPER)
+            form, out = path.suffix.removeprefix(".") or "svg", io.BytesIO()
+            figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else None, facecolor=_PAPER)
+            write_named(path, out.getvalue())
         finally:
             pyplot.close(figure)
 

@@ -10,9 +10,12 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from benchmarks.record.own_files import make_folder, refuse_other
 
 PAGE = "index.html"
 OLDER_PAGE = "· Ringside</title>"  # of versions whose page lists no files
@@ -24,12 +27,13 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Raises:
         FileExistsError: the folder holds something else than a report, or a file of the user's that would be overwritten.
-        NotADirectoryError: it is a file.
+        NotOurs: it is a link, or no folder.
         OSError: it cannot be written.
     """
+    refuse_other(folder, stat.S_IFDIR)
     place = folder.resolve()
     users_own = _users_files(folder, place, files)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     new, old = (place.with_name(f".{place.name}.{uuid.uuid4().hex}.{end}") for end in ("new", "old"))
     try:
         for name, content in files.items():
@@ -54,8 +58,6 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
     """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
     if not place.exists():
         return []
-    if not place.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; nothing was written")
     present = list(_files_in(place))
     if not present:
         return []
@@ -64,7 +66,9 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
         raise FileExistsError(
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names another folder)"
         )
-    kept = [name for name in present if name not in (earlier or files)]
+    # A report has no links and no pipes: one with the name of its file is the user's.
+    own = {name for name in {*present} & {*(earlier or files)} if stat.S_ISREG((place / name).lstat().st_mode)}
+    kept = [name for name in present if name not in own]
     if both := [name for name in kept if name in files]:
         raise FileExistsError(
             f"{folder / both[0]}: is not of the earlier report and would be overwritten; nothing was written (move it away)"
@@ -75,6 +79,7 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
 def _files_of_report(page: Path) -> set[str] | None:
     """Return the files that were written with a page; none where an older version wrote it; None for no page of Ringside's."""
     try:
+        refuse_other(page)  # to wait for a pipe would be for ever
         text = page.read_text(encoding="utf-8", errors="replace")
         if listed := _LISTED.search(text):
             return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}

@@ -4,6 +4,7 @@ The width of an NVLink follows its count. Paths over PCIe have no lines, which w
 PCIe switch hang from it, devices of one NUMA node share a box. Equal topologies give equal bytes.
 """
 
+import io
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from analysis.topology.layout import DrawingLayout, Point, extent, lay_out, link_words
 from analysis.topology.link_classes import best_first, nvlink_count
 from analysis.topology.model import Topology
+from benchmarks.record.own_files import write_named
 
 _BOX: Point = (0.96, 0.56)
 _GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
@@ -20,7 +22,12 @@ _INCHES = 0.95  # of one unit of the layout
 
 
 def draw_topology(topology: Topology, path: Path) -> None:
-    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has)."""
+    """Write the drawing; the suffix names the format. Raises OSError, and NotOurs where something else than a drawing is."""
+    write_named(path, drawing(topology, path.suffix.removeprefix(".") or "svg"))
+
+
+def drawing(topology: Topology, form: str) -> bytes:
+    """Return the drawing in a format (svg, or any that matplotlib has)."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -35,8 +42,10 @@ def draw_topology(topology: Topology, path: Path) -> None:
             axes.axis("off")
             _paint(axes, topology, layout)
             axes.set_title(_title(topology), fontsize=12)
-            metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-            figure.savefig(path, bbox_inches="tight", metadata=metadata)
+            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+            out = io.BytesIO()
+            figure.savefig(out, format=form, bbox_inches="tight", metadata=metadata)
+            return out.getvalue()
         finally:
             pyplot.close(figure)
 

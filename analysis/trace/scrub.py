@@ -16,6 +16,7 @@ from pathlib import Path
 from analysis.errors import UnreadableInput
 from analysis.trace.nsys_tables import Export, open_export, quoted
 from analysis.trace.source import plain_export
+from benchmarks.record.own_files import put_in_place
 
 # table: the columns that may hold text; all others are kept where they hold numbers. Every value of another type goes.
 _KEPT: dict[str, tuple[str, ...]] = {
@@ -67,7 +68,7 @@ def scrub(source: Path, target: Path) -> None:
             ):
                 shutil.copyfileobj(plain, file, 2**20)
             made = packed
-        made.replace(target)
+        put_in_place(made, target)
 
 
 def _copy(export: Export, fresh: sqlite3.Connection) -> None:

@@ -24,10 +24,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.rank import lifetime, rendezvous, worker
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, write_json
 from conf.cell import Cell
 from conf.targets import locate
-from conf.variables import LAUNCHER, STARTER
+from conf.variables import LAUNCHER, STARTER, UMASK
 from trainers.strategy import load
 
 MONITOR_SECONDS = 0.1  # between two looks at the ranks: how late a failure is seen
@@ -40,9 +40,9 @@ NOT_BOUND: Any = object()
 def main(folder: Path, ranks: int, start: str) -> int:
     """Run the ranks to their end. Returns the exit status: 0, or 1 with `failures.json` ({rank: exit status}) in the folder."""
     lifetime.die_with_parent()
-    if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask, so that anyone could write our files
+    if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask
         lifetime.die_with_launcher(int(os.environ[LAUNCHER]))
-        os.umask(0o022)
+        os.umask(int(os.environ[UMASK], 8))
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     rendezvous.register()
     try:
@@ -57,7 +57,7 @@ def main(folder: Path, ranks: int, start: str) -> int:
             ])  # fmt: skip
     except ChildFailedError as error:
         failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        CellFolder(folder).failures.write_text(json.dumps(failures))
+        write_json(CellFolder(folder).failures, failures)
         return 1
     return 0
 

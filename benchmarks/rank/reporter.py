@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from benchmarks.rank.result import Block
-from benchmarks.record import CellFolder, Kind, Lines
+from benchmarks.record import CellFolder, Kind, Lines, own_files
 
 # Seconds between signs of life: far below any deadline, far above the cost of a line.
 BEAT_SECONDS = 1.0
@@ -20,7 +20,7 @@ class Reporter:
         self._lines = Lines(folder.rank_lines(rank))
         self.folder = folder
         # Beats are too far apart to show which of several stopped ranks is behind; this file always holds the count.
-        self._count = os.open(folder.rank_count(rank), os.O_WRONLY | os.O_CREAT, 0o644)
+        self._count = own_files.open_own(folder.rank_count(rank), append=False)
         os.pwrite(self._count, COUNT_FORMAT % 0, 0)
         self._phase = "start"
         self._iterations = 0
@@ -48,7 +48,7 @@ class Reporter:
 
     def output(self, text: str) -> None:
         """Write what the benchmark prints. The launching process shows it when the cell has ended. One rank calls it."""
-        self.folder.output.write_text(text + "\n")
+        own_files.write_whole(self.folder.output, f"{text}\n".encode())
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
         """Write the samples of a window, with `facts` that tell what was timed; `images` are those of its counted iterations."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import lifetime
-from benchmarks.record import CellFolder, Kind
+from benchmarks.record import CellFolder, Kind, own_files
 
 # torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main(folder: Path, started: str = "exec") -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank = int(os.environ["RANK"])
     cell_folder = CellFolder(folder)
-    log = os.open(cell_folder.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = own_files.open_own(cell_folder.rank_log(rank))
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1)  # at a hang the supervisor asks for every thread's stack

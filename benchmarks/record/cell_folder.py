@@ -18,10 +18,13 @@ attempt-1/      an earlier attempt, whole
 Raw files may be packed (`ranks/0.jsonl.gz`): they are named here by their plain paths, and read by raw_files.py.
 """
 
+import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.record import own_files
 from benchmarks.record.raw_files import PACKED, found, pack, sha256
 
 
@@ -155,9 +158,10 @@ class CellFolder:
 
     def make(self) -> "CellFolder":
         """Make the folders that ranks write to, and the empty nccl.conf. Returns this folder. Raises OSError."""
+        own_files.make_folder(self.path)
         for part in ("ranks", "logs", "nccl"):
-            (self.path / part).mkdir(parents=True)
-        self.nccl_conf.touch()
+            (self.path / part).mkdir()  # new: nothing of an earlier attempt is in it, and it is no link
+        own_files.write_whole(self.nccl_conf, b"")
         return self
 
     def earlier_attempts(self) -> Iterator["CellFolder"]:
@@ -166,15 +170,24 @@ class CellFolder:
             yield CellFolder(path)
 
     def set_aside(self) -> None:
-        """Move what an earlier attempt left into a folder of its own: nothing measured is lost. Raises OSError."""
+        """Move what an earlier attempt left into a folder of its own: nothing measured is lost.
+
+        Raises:
+            NotOurs: a part of it is a link.
+            OSError: it cannot be moved.
+        """
         aside = self.path / ASIDE
-        left = [self.path / part for part in PARTS if (self.path / part).exists()]
-        if not left and not aside.exists():
+        left = [self.path / part for part in PARTS if os.path.lexists(self.path / part)]
+        if not left and not os.path.lexists(aside):
             return
-        aside.mkdir(exist_ok=True)
+        for path in left:
+            if path.is_symlink():
+                raise own_files.NotOurs(path, "is a link")
+        own_files.make_folder(aside)
         for path in left:
             path.rename(aside / path.name)
-        aside.rename(self.path / f"attempt-{1 + sum(1 for _ in self.earlier_attempts())}")
+        names = (self.path / f"attempt-{number}" for number in itertools.count(1))
+        aside.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 # What an attempt leaves in the folder.

@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import own_files
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, restored
 from benchmarks.record.field_types import check_types
@@ -21,24 +21,8 @@ def write(folder: CellFolder, record: Record) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write one JSON object atomically: temporary file, fsync, rename, fsync of the folder. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    data = encoded(content, indent=1)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return path
+    """Write one JSON object whole or not at all; return its path. Raises OSError."""
+    return own_files.write_whole(path, encoded(content, indent=1))
 
 
 def read(path: Path) -> Record:
@@ -48,7 +32,8 @@ def read(path: Path) -> Record:
         RecordError: unreadable, no record, damaged, or written by a newer Ringside.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with own_files.open_to_read(path) as file:
+            content = json.loads(file.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: no readable record ({error})") from None
     version = content.get("schema_version") if isinstance(content, dict) else None

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.record import own_files
 from benchmarks.record.encoding import encoded, restored
 from benchmarks.record.raw_files import open_raw, stored
 
@@ -51,9 +52,9 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; the folder exists. Raises OSError."""
-        self._file = path.open("ab", buffering=0)
-        self._torn = _torn(path)
+        """Open for appending; the folder exists. Raises OSError, and NotOurs for what no lines of ours can be in."""
+        self._file = os.fdopen(own_files.open_own(path), "ab", buffering=0)
+        self._torn = _torn(self._file.fileno())
 
     def write(self, kind: str, time: float, **content: Any) -> None:
         """Append one line; readers see it at once, it is on disk after `sync`. Raises OSError."""
@@ -70,13 +71,10 @@ class Lines:
         os.fsync(self._file.fileno())
 
 
-def _torn(path: Path) -> bool:
+def _torn(descriptor: int) -> bool:
     """Return whether a file ends within a line."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 def read_line(text: str | bytes) -> dict[str, Any] | None:

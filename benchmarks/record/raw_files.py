@@ -6,11 +6,12 @@ content, so that packing changes no record.
 
 import gzip
 import hashlib
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
+
+from benchmarks.record import own_files
 
 PACKED = ".gz"
 # What a file that is damaged raises when it is unpacked.
@@ -34,9 +35,11 @@ def found(folder: Path, pattern: str) -> list[Path]:
 def open_raw(path: Path) -> IO[bytes]:
     """Open a raw file by its plain path. Raises OSError; reading a damaged packed one raises one of DAMAGED."""
     try:
-        return path.open("rb")
+        return own_files.open_to_read(path)
     except FileNotFoundError:
-        return gzip.open(f"{path}{PACKED}", "rb")  # type: ignore[return-value]
+        packed = path.with_name(path.name + PACKED)
+        own_files.open_to_read(packed).close()  # to wait for a pipe would be for ever
+        return gzip.open(packed, "rb")  # type: ignore[return-value]
 
 
 def read_text(path: Path) -> str:
@@ -75,17 +78,11 @@ def pack(path: Path) -> int:
     """
     if not path.exists():
         return 0
-    data = path.read_bytes()
-    packed, temporary = path.with_name(path.name + PACKED), path.with_name(f".{path.name}{PACKED}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(gzip.compress(data, mtime=0))  # the same content gives the same bytes
-            file.flush()
-            os.fsync(file.fileno())
-        if gzip.decompress(temporary.read_bytes()) != data:
-            raise OSError(f"{packed}: does not hold what {path.name} holds; the plain file was kept")
-        temporary.replace(packed)
-    finally:
-        temporary.unlink(missing_ok=True)
+    own_files.refuse_other(path)
+    data, packed = path.read_bytes(), path.with_name(path.name + PACKED)
+    own_files.write_whole(packed, gzip.compress(data, mtime=0))  # the same content gives the same bytes
+    if gzip.decompress(packed.read_bytes()) != data:
+        packed.unlink()
+        raise OSError(f"{packed}: does not hold what {path.name} holds; the plain file was kept")
     path.unlink()
     return len(data) - packed.stat().st_size

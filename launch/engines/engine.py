@@ -4,12 +4,13 @@ Supervision (launch.supervision) keeps the deadlines and names the causes. It kn
 """
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.engines import processes
@@ -59,7 +60,7 @@ class LocalEngine:
     ) -> "LocalJob":
         """Start the agent of a cell. A profiler follows processes that start anew, not forks."""
         command = [*profiler, *arguments(folder, cell, "exec" if profiler else self.how)]
-        with folder.agent_log.open("ab") as log:
+        with os.fdopen(own_files.open_own(folder.agent_log), "ab") as log:
             agent = subprocess.Popen(
                 command, cwd=ROOT, env=processes.started_by_me(environment, bool(profiler)), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -1,18 +1,28 @@
 """Find and end the processes of a cell: those whose environment has its token, however they were started."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
-from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, shared_memory_prefix
+from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, UMASK, shared_memory_prefix
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
     """Return the environment of an agent that the calling process starts, itself or through a profiler."""
-    return {**environment, LAUNCHER if through_profiler else STARTER: str(os.getpid())}
+    if through_profiler:
+        return {**environment, LAUNCHER: str(os.getpid()), UMASK: _umask()}
+    return {**environment, STARTER: str(os.getpid())}
+
+
+def _umask() -> str:
+    """Return this process's umask in octal digits. os.umask would have to change it, for every thread."""
+    said = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return said[1] if said else "022"
 
 
 def of(token: str) -> list[psutil.Process]:

@@ -163,7 +163,9 @@ def _git() -> dict[str, Any] | None:
     commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
     if not commit:
         return None
-    return {"commit": commit.strip(), "modified": bool(_output(["git", "-C", root, "status", "--porcelain", "-uno"]))}
+    # Without locks: a look at the checkout writes nothing into it.
+    status = _output(["git", "--no-optional-locks", "-C", root, "status", "--porcelain", "-uno"])
+    return {"commit": commit.strip(), "modified": bool(status)}
 
 
 def _output(command: list[str]) -> str | None:

@@ -26,6 +26,8 @@ def refuse_outputs(config: Config) -> None:
             raise Refused(f"output_dir={config.output_dir}: cannot be written ({path} is no folder)")
     if not config.tracking.enabled:
         return
+    if (artifacts := study.parent / ARTIFACTS).is_symlink():
+        raise _link(config, artifacts)
     file = _store_file(config.tracking.uri, study.parent)
     if file is not None and (reason := not_a_store(file)):
         raise Refused(f"tracking.uri={file}: {reason}; accepted is a new file or a store of MLflow's")
@@ -46,6 +48,8 @@ def refuse_links(config: Config, cells: Iterable[Cell]) -> None:
     study = study_folder(config.output_dir, config.study)
     for folder in (study, *(study / cell.folder for cell in cells)):
         if folder.is_symlink():
-            raise Refused(
-                f"output_dir={config.output_dir}: {folder} is a link; accepted are folders (output_dir may be a link)"
-            )
+            raise _link(config, folder)
+
+
+def _link(config: Config, path: Path) -> Refused:
+    return Refused(f"output_dir={config.output_dir}: {path} is a link; accepted are folders (output_dir may be a link)")

@@ -21,7 +21,7 @@ from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
 from analysis.validity.evidence import SettingResult
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
 from launch.study.study import PROFILED, prepare
@@ -50,7 +50,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
         summary = summarize(within_steps(trace))
-        folder.profile.timeline.write_text(draw_timeline(trace, choose_window(trace)), encoding="utf-8")
+        own_files.write_whole(folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode())
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
         return Profiled(SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
     steps = cell.profiler_options["steps"]

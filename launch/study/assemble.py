@@ -4,7 +4,17 @@ import json
 from typing import Any
 
 from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
-from benchmarks.record import CellFolder, Failure, Record, RecordError, check_types, encoded, read_lines, restored
+from benchmarks.record import (
+    CellFolder,
+    Failure,
+    Record,
+    RecordError,
+    check_types,
+    encoded,
+    own_files,
+    read_lines,
+    restored,
+)
 from conf.cell import Cell
 
 
@@ -39,7 +49,7 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         failure = failure or Failure("exception", None, f"the lines of the ranks are incomplete: {error}")
         state = "failed" if state == "finished" else state
     if output := values.get("output"):
-        folder.output.write_text(output + "\n")
+        own_files.write_whole(folder.output, f"{output}\n".encode())
     return Record(
         cell_key=cell.key,
         name=cell.name,

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from analysis.findings.next_run.floor_file import FILE, as_json, floors_of
 from analysis.findings.study import Study
-from benchmarks.record import Record, write_json
+from benchmarks.record import Record, own_files, write_json
 
 LOCK_WAIT_S = 10.0
 
@@ -17,13 +15,15 @@ def update_noise_floor(study_folder: Path, records: Sequence[Record], note: Call
 
     A study that shows nothing makes no file. A file that cannot be read is left as it is.
     """
-    path = study_folder.parent / FILE
+    path = study_folder.parent.resolve() / FILE  # output_dir may be a link
     shown = Study.of(records).floors.own()
     try:
-        with FileLock(path.with_name(f".{FILE}.lock"), timeout=LOCK_WAIT_S):
+        with own_files.locked(path.with_name(f".{FILE}.lock"), LOCK_WAIT_S) as ours:
+            if not ours:
+                raise OSError(f"another launcher has held its lock for {LOCK_WAIT_S:.0f} s")
             known = floors_of(path)
             others = {study: rows for study, rows in known.items() if study != study_folder.name}
             if shown or study_folder.name in known:
                 write_json(path, as_json(others | ({study_folder.name: shown} if shown else {})))
-    except (OSError, ValueError, Timeout) as error:
+    except (OSError, ValueError) as error:
         note(f"the noise floor of this study was not added to {path}: {error}")

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from analysis.validity.checks import judged
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, read_lines, write_json
+from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, own_files, read_lines, write_json
+from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import ValidityLimits
@@ -52,7 +51,7 @@ class StudyFolder:
         self.name = name
         self.folder = study_folder(output_dir, name)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_files.make_folder(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
             raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
@@ -88,7 +87,7 @@ class StudyFolder:
         return _lock(CellFolder(self.folder / cell.folder))
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
-        """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError.
+        """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.
 
         `token` marks the attempt and its processes; `details` are the fields of a Record that are known before it starts.
         """
@@ -97,7 +96,7 @@ class StudyFolder:
         folder.set_aside()
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
-            folder.topology.write_text(topology)
+            own_files.write_whole(folder.topology, topology.encode())
         write_json(folder.attempt, {"record_id": token, "started_at": time.time(), **details})
         self._line(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
@@ -118,7 +117,7 @@ class StudyFolder:
             if not process.gone:
                 continue  # another sweep is measuring it now
             folder = CellFolder(self.folder / cell)
-            with _lock(folder) as ours:
+            with contextlib.suppress(NotOurs), _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
                 processes.end(token, 0.0)
@@ -174,17 +173,9 @@ def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
 @contextlib.contextmanager
 def _lock(folder: CellFolder) -> Iterator[bool]:
     """Take a cell's lock file without waiting; yield whether it is held now."""
-    folder.path.mkdir(exist_ok=True)
-    lock = FileLock(folder.lock)  # flock: the kernel frees it when its holder dies
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    own_files.make_folder(folder.path)
+    with own_files.locked(folder.lock) as ours:
+        yield ours
 
 
 def _last_sign(folder: CellFolder) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import sqlite3
 import stat
 import threading
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from filelock import FileLock, Timeout
+from benchmarks.record import own_files
+from benchmarks.record.own_files import NotOurs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DEFAULT_STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
+SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
@@ -96,8 +99,11 @@ def sqlite_file(uri: str) -> Path | None:
 def not_a_store(file: Path) -> str:
     """Return what speaks against writing a SQLite store here, the end of a sentence; empty for a new file and for a store.
 
-    A link is not followed: what it leads to was not named.
+    A link is not followed: what it leads to was not named. SQLite would write through one in the place of a journal.
     """
+    for beside in SQLITE_JOURNALS:
+        if file.with_name(file.name + beside).is_symlink():
+            return f"has a journal that is a link ({file.name}{beside})"
     try:
         mode = file.lstat().st_mode
     except OSError:
@@ -141,22 +147,17 @@ def store_lock(path: Path) -> Iterator[None]:
     """Hold the lock file at `path`: one launcher at a time writes to the store.
 
     Raises:
-        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S.
+        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, or it is no lock of Ringside's.
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink() or (path.exists() and (not path.is_file() or path.stat().st_size)):
-        raise TrackingUnavailable(f"the lock {path} is a file of somebody else's; it is left alone")
-    lock = FileLock(path, timeout=STORE_LOCK_WAIT_S)
     try:
-        lock.acquire()
-    except Timeout:
-        sentence = f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s"
-        raise TrackingUnavailable(sentence) from None
-    try:
-        yield
-    finally:
-        lock.release()
+        with own_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
+            if not ours:
+                raise TrackingUnavailable(f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s")
+            yield
+    except NotOurs as error:
+        raise TrackingUnavailable(f"the store's lock {error}") from None
 
 
 def silence_mlflow() -> None:
@@ -179,6 +180,8 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
     file = sqlite_file(uri)
     if file is not None and (reason := not_a_store(file)):
         raise TrackingUnavailable(f"the tracking store {file} {reason}")
+    if artifacts.is_symlink():
+        raise TrackingUnavailable(f"{artifacts} is a link; accepted is a folder")
     silence_mlflow()
     import mlflow
 
@@ -201,15 +204,17 @@ def check_writable(file: Path) -> None:
 
 
 def _make(file: Path, artifacts: Path) -> None:
-    """Make MLflow's tables in a temporary file, mode 0600, and give it its name: a killed launcher leaves no incomplete store."""
+    """Make MLflow's tables in a temporary file and give it its name: a killed launcher leaves no incomplete store.
+
+    The umask says who may read it, as for the records, which hold everything that the store does.
+    """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy.engine import URL
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        temporary.unlink(missing_ok=True)
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        os.close(own_files.open_own(temporary))
         uri = URL.create("sqlite", database=str(temporary)).render_as_string()
         make: Any = SqlAlchemyStore
         make(uri, artifacts.absolute().as_uri()).engine.dispose()

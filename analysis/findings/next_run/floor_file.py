@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.findings.next_run.floors import FloorGroup, Scatter, Scatters
+from benchmarks.record.own_files import open_to_read
 
 FILE = "noise_floor.json"
 VERSION = 1
@@ -26,7 +27,8 @@ def floors_of(path: Path) -> dict[str, Scatters]:
     """
     if not path.exists():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    with open_to_read(path) as file:
+        content = json.loads(file.read().decode("utf-8"))
     version, studies = (content.get(name) if isinstance(content, dict) else None for name in ("version", "studies"))
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(f"{path} is no noise floor that this version can read (version={version!r})")

@@ -2,8 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from analysis.errors import UnreadableInput
@@ -61,7 +59,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             texts.setdefault(text, record)
     if not texts:
         return
-    from analysis.topology.drawing import draw_topology
+    from analysis.topology.drawing import drawing
     from analysis.topology.source import parse_topology
 
     for place, (text, record) in enumerate(list(texts.items())[:2], 1):
@@ -72,11 +70,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         except UnreadableInput as error:
             lines.append(f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}.")
             continue
-        with TemporaryDirectory() as folder:
-            files = [Path(folder) / f"topology.{form}" for form in ("svg", "pdf")]
-            for file in files:
-                draw_topology(topology, file)
-            svg, pdf = files[0].read_text(encoding="utf-8"), files[1].read_bytes()
+        svg, pdf = drawing(topology, "svg").decode(), drawing(topology, "pdf")
         more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
         yield Picture(
             f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True

@@ -1,0 +1,287 @@
+"""Files of ours are written safely: whatever stands in their place stays as it is, and no writer waits for a pipe."""
+
+import os
+import stat
+import time
+
+import pytest
+from cells import make_cell
+
+from analysis.report.folder import write_folder
+from benchmarks.rank.reporter import Reporter
+from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
+from benchmarks.record.own_files import NotOurs
+from conf.options import Refused
+from launch.study.noise_floor import update_noise_floor
+from launch.study.study import StudyFolder
+from launch.tracking.store import TrackingUnavailable, store_lock
+
+pytestmark = pytest.mark.timeout(20)  # a writer that waits for a pipe waits for ever
+DETAILS = {"environment": {"topology": "GPU0"}, "sweep_id": "s", "overrides": [], "drift": False, "study": "s"}
+
+
+def a_second_name(path, mine):
+    os.link(mine / "file", path)
+
+
+# What a user may have where a file of ours belongs: planted at a path, with links to files and folders of the user's.
+IN_THE_WAY = {
+    "link": lambda path, mine: path.symlink_to(mine / "file"),
+    "link to nothing": lambda path, mine: path.symlink_to(mine / "nothing"),
+    "link to a folder": lambda path, mine: path.symlink_to(mine),
+    "pipe": lambda path, mine: os.mkfifo(path),
+    "folder": lambda path, mine: path.mkdir(),
+    "second name": a_second_name,
+}
+
+
+def appended(path):
+    Lines(path).write("begin", 1.0)
+
+
+def locked(path):
+    with own_files.locked(path) as ours:
+        assert ours
+
+
+def written(path):
+    own_files.write_whole(path, b"{}")
+
+
+def moved(path):
+    made = path.with_name("made")
+    made.write_bytes(b"{}")
+    try:
+        own_files.put_in_place(made, path)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def drawn(path):
+    """The only writer that follows a link, as the user named it; the user's text at its end is no drawing."""
+    own_files.write_named(path, b"<svg></svg>")
+
+
+WRITERS = {"append": appended, "lock": locked, "write": written, "move": moved, "draw": drawn}
+RIGHT = {
+    ("write", "second name"),
+    ("move", "second name"),
+    ("draw", "link to nothing"),
+}  # nothing of the user's changes
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """Files of the user's."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text("my thesis")
+    return folder
+
+
+def seen(folder):
+    """Everything below a folder: its kind, and what it holds or leads to."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        holds = path.read_bytes() if stat.S_ISREG(mode) else path.readlink() if stat.S_ISLNK(mode) else None
+        found[str(path.relative_to(folder))] = stat.S_IFMT(mode), holds
+    return found
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_is_in_the_way_stays_as_it_is(tmp_path, mine, writer, thing):
+    place = tmp_path / "ours" / "file"
+    place.parent.mkdir()
+    IN_THE_WAY[thing](place, mine)
+    before = seen(tmp_path)
+    if (writer, thing) in RIGHT:
+        WRITERS[writer](place)
+        assert (mine / "file").read_text() == "my thesis" and place.read_bytes()
+        return
+    with pytest.raises(NotOurs, match=r"it is left as it is$") as refused:
+        WRITERS[writer](place)
+    assert str(tmp_path) in str(refused.value) and seen(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_device_is_not_opened(tmp_path, writer):
+    place = tmp_path / "device"
+    os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+    with pytest.raises(NotOurs, match="is no regular file"):
+        WRITERS[writer](place)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_folder_that_is_a_link_is_not_entered(tmp_path, mine, writer):
+    (tmp_path / "ours").symlink_to(mine)
+    before = seen(mine)
+    if writer == "draw":
+        own_files.write_named(tmp_path / "ours" / "x.svg", b"<svg/>")  # the user named it
+        assert (mine / "x.svg").read_bytes() == b"<svg/>"
+        return
+    with pytest.raises((NotOurs, FileNotFoundError), match="ours"):
+        WRITERS[writer](tmp_path / "ours" / "new")
+    assert seen(mine) == before
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize("sticky", [False, True], ids=["", "sticky"])
+def test_the_umask_decides_who_may_read(tmp_path, mask, sticky):
+    if sticky:
+        tmp_path.chmod(0o1777)
+    before = os.umask(mask)
+    try:
+        folder = own_files.make_folder(tmp_path / "a" / "b")
+        for name, writer in WRITERS.items():
+            writer(folder / name)
+    finally:
+        os.umask(before)
+    for path in tmp_path.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, path
+    assert {path.name for path in folder.iterdir()} == set(WRITERS), "nothing else is left"
+
+
+def test_a_drawing_takes_the_place_of_a_drawing_only(tmp_path):
+    path = tmp_path / "x.svg"
+    for drawing in (b'<?xml version="1.0"?>\n<svg>1</svg>', b"<svg>2</svg>"):
+        own_files.write_named(path, drawing)
+        assert path.read_bytes() == drawing
+    path.write_text("capture of nvidia-smi")
+    with pytest.raises(NotOurs, match="holds something else than a drawing"):
+        own_files.write_named(path, b"<svg>3</svg>")
+
+
+def test_a_lock_is_waited_for_and_told_and_holds_nothing(tmp_path):
+    path = tmp_path / ".lock"
+    with own_files.locked(path) as first, own_files.locked(path, 0.1) as second:
+        assert (first, second) == (True, False)
+    with own_files.locked(path) as again:
+        assert again
+    path.write_text("text")
+    with pytest.raises(NotOurs, match="holds something"), own_files.locked(path):
+        pass
+    assert path.read_text() == "text"
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
+    path = own_files.write_whole(tmp_path / "x.json", b"1")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*x.json'"):
+        own_files.write_whole(path, b"2")
+    assert path.read_bytes() == b"1" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+def test_a_study_whose_journal_is_something_else_is_refused(tmp_path, mine, thing):
+    (tmp_path / "s").mkdir()
+    IN_THE_WAY[thing](tmp_path / "s" / "journal.jsonl", mine)
+    before = seen(tmp_path)
+    with pytest.raises(Refused, match=r"output_dir=.*: cannot be written \((is|has) (a|no) .*journal.jsonl\)"):
+        StudyFolder(str(tmp_path), "s")
+    assert seen(tmp_path) == before
+
+
+PARTS = ("", ".lock", ".aside", "record.json", "attempt.json", "cell.json", "topology.txt", "ranks", "logs", "nccl")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("thing", ["link", "link to nothing", "link to a folder"])
+def test_a_cell_with_a_link_in_it_is_not_begun(tmp_path, mine, part, thing):
+    """Made between the plan and the cell. Nothing is written behind it, and the study goes on."""
+    study, cell = StudyFolder(str(tmp_path / "out"), "s"), make_cell()
+    folder = CellFolder(study.folder / cell.folder)
+    if part:
+        folder.path.mkdir()
+    IN_THE_WAY[thing](folder.path / part if part else folder.path, mine)
+    before = seen(mine)
+    with pytest.raises(NotOurs, match="is a link"), study.lock(cell):
+        study.begin(cell, "t" * 32, DETAILS)
+    assert seen(mine) == before and (folder.path / part).is_symlink()
+
+
+@pytest.mark.parametrize("part", ["record.json", "attempt.json", "ranks", "attempt-1"])
+@pytest.mark.parametrize("thing", ["pipe", "folder"])
+def test_what_else_is_in_a_cell_is_set_aside_or_stays(tmp_path, mine, part, thing):
+    study, cell = StudyFolder(str(tmp_path / "out"), "s"), make_cell()
+    folder = CellFolder(study.folder / cell.folder)
+    folder.path.mkdir()
+    IN_THE_WAY[thing](folder.path / part, mine)
+    kind = stat.S_IFMT((folder.path / part).lstat().st_mode)
+    assert study.finished(cell) is None
+    with study.lock(cell) as ours:
+        assert ours
+        study.begin(cell, "t" * 32, DETAILS)
+    kept = folder.path / part if part == "attempt-1" else folder.path / "attempt-1" / part
+    assert stat.S_IFMT(kept.lstat().st_mode) == kind and folder.attempt.is_file()
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+@pytest.mark.parametrize("name", ["0.jsonl", "0.count"])
+def test_a_rank_writes_to_files_of_its_own_only(tmp_path, mine, name, thing):
+    folder = CellFolder(tmp_path / "cell").make()
+    IN_THE_WAY[thing](folder.path / "ranks" / name, mine)
+    before = seen(mine)
+    with pytest.raises(NotOurs):
+        Reporter(folder, 0)
+    assert seen(mine) == before
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+@pytest.mark.parametrize("name", ["noise_floor.json", ".noise_floor.json.lock"])
+def test_the_noise_floor_is_a_note_where_something_else_is(tmp_path, mine, name, thing):
+    IN_THE_WAY[thing](tmp_path / name, mine)
+    before, notes = seen(mine), []
+    update_noise_floor(tmp_path / "s", [], notes.append)
+    assert seen(mine) == before and (tmp_path / name).lstat()
+    assert notes or name == "noise_floor.json", "a study that shows nothing writes nothing"
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+def test_a_store_s_lock_that_is_something_else_costs_the_store_only(tmp_path, mine, thing):
+    IN_THE_WAY[thing](tmp_path / ".mlflow.db.lock", mine)
+    before = seen(tmp_path)
+    with (
+        pytest.raises(TrackingUnavailable, match=r"the store's lock .* it is left as it is"),
+        store_lock(tmp_path / ".mlflow.db.lock"),
+    ):
+        pass
+    assert seen(tmp_path) == before
+
+
+@pytest.mark.parametrize("thing", IN_THE_WAY)
+@pytest.mark.parametrize("name", ["", "index.html", "report.md"])
+def test_a_report_replaces_its_own_files_only(tmp_path, mine, name, thing):
+    report = tmp_path / "report"
+    page = b'<meta name="ringside-files" content="[&quot;report.md&quot;]">'
+    if name:
+        write_folder(report, {"index.html": page, "report.md": b"1"})
+        (report / name).unlink()
+        IN_THE_WAY[thing](report / name, mine)
+    else:
+        IN_THE_WAY[thing](report, mine)
+    before = seen(tmp_path)
+    try:
+        write_folder(report, {"index.html": page, "report.md": b"2"})
+    except OSError:
+        assert seen(tmp_path) == before
+    else:  # an empty folder, or a second name of the user's file: its first name keeps what it held
+        assert thing in ("folder", "second name")
+        assert seen(mine) == {name.removeprefix("mine/"): one for name, one in before.items() if "mine/" in name}
+
+
+def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
+    begun = time.monotonic()
+    for name in ("record.json", "0.jsonl"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(RecordError, match="is no regular file"):
+        read(tmp_path / "record.json")
+    with pytest.raises(NotOurs):
+        list(read_lines(tmp_path / "0.jsonl"))
+    assert time.monotonic() - begun < 10
