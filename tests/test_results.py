@@ -59,7 +59,7 @@ def holds(row, record, *names, scale=()):
 
 def test_every_folder_of_records_is_named_with_the_commit_that_its_records_have():
     named = {}
-    for (_, date, commit, folders), *_ in (tables[0] for tables in sections().values()):
+    for _, date, commit, folders in (row for tables in sections().values() for row in tables[0]):
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
         for folder in re.findall(r"`(h200_x\d/\w+)`", folders):
             named.setdefault(folder, set()).update(re.findall(r"`([0-9a-f]{7})`", commit))
