@@ -6,6 +6,7 @@ each accepts. conf.groups checks them.
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +163,7 @@ class Config:
     dry_run: bool = False
 
 
+@functools.cache
 def register() -> None:
     """Make the schema known to Hydra under the name that conf/config.yaml begins with.
 
