@@ -113,4 +113,4 @@ def register() -> None:
         Plugins.instance().class_name_to_class
     )  # Hydra loads its plugins again: a class imported before is another one
     names[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].sweep = sweep  # type: ignore[attr-defined]
-    hydras_own.run_job = run_one  # type: ignore[assignment]
+    hydras_own.run_job = run_one  # type: ignore[assignment, attr-defined]
