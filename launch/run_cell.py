@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
-from analysis.findings.provenance import INHERITED
+from analysis.findings.provenance import INHERITED, LEFT_OUT
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
@@ -21,7 +21,7 @@ from conf.variables import TOKEN
 from launch.engines.engine import LocalEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, environment, inherited, scrubbed
 from launch.machine.devices import Machine
-from launch.machine.facts import facts, variables
+from launch.machine.facts import facts, left_out, variables
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
@@ -72,6 +72,7 @@ class CellRunner:
                     **facts(),
                     "planned_uuids": uuids,
                     "variables": variables(variable),
+                    LEFT_OUT: left_out(variable),
                     INHERITED: inherited(variable, cell, self.surrounding),
                 },
             },

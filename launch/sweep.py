@@ -10,8 +10,10 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 
+from analysis.console import SafeConsole
 from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.report.text import single_line
 from benchmarks import record as records
 from benchmarks.record import Record
 from benchmarks.record.own_files import NotOurs
@@ -20,6 +22,7 @@ from launch.display.columns import explained
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
+from launch.machine.secrets import argument_without_secrets
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import CellRunner
@@ -28,7 +31,8 @@ from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
 from launch.tracking.projector import Projector
-from launch.tracking.store import without_credentials
+
+MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 
 
 class Stopping:
@@ -66,7 +70,7 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
     """
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     planned = plan(requests, surrounding)
-    console = Console(file=cast(TextIO, LastingOutput(sys.stdout)), highlight=False)
+    console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
@@ -75,7 +79,9 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
         return 0
     stopping = Stopping(console)
     with stopping.listening():
-        return SweepRun(planned, [without_credentials(text) for text in typed], surrounding, stopping, console).run()
+        return SweepRun(
+            planned, [argument_without_secrets(text) for text in typed], surrounding, stopping, console
+        ).run()
 
 
 class SweepRun:
@@ -181,7 +187,7 @@ class SweepRun:
             self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:
-        self.console.print(f"note: {text}", markup=False)
+        self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)
 
     def _report(self) -> Path | None:
         """Write the study's report and return its page; None without a report."""
@@ -198,7 +204,9 @@ class SweepRun:
             self.console.print(line, markup=False)
         for record in self.measured:
             if record.failure and record.state == "failed":
-                self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
+                self.console.print(
+                    f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}", markup=False
+                )
                 for line in record.failure.log_tail.splitlines()[-5:]:
                     self.console.print(f"    {line}", markup=False, style="dim")
                 folder, rank = self.study.folder_of(record), record.failure.rank

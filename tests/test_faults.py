@@ -20,6 +20,7 @@ from faults_seen import alive, cell_folders, environment_of, server_of, stepping
 
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read_lines
+from benchmarks.record.visible import visible
 from conf.schema import Engine
 from launch.engines import processes
 from launch.study.assemble import assemble
@@ -148,7 +149,7 @@ def test_every_other_cell_finishes_and_the_exit_status_says_that_some_failed(swe
     assert {cap: record.state for cap, record in by_cap.items()} == {**dict.fromkeys(failing, "failed"), 17: "finished"}
     assert all(by_cap[cap].validity.verdict == "invalid" for cap in failing)
     assert "throughput/images_per_second" in by_cap[17].metrics
-    assert all(by_cap[cap].failure.message in seen["said"] for cap in failing)
+    assert all(by_cap[cap].failure.message.partition("\x1b")[0] in seen["said"] for cap in failing)
 
 
 @pytest.mark.parametrize(("cap", "number", "name"), [(11, 1, "rank 1"), (18, 2, "server 0")])
@@ -189,6 +190,12 @@ def test_a_rank_that_raises_is_named_with_its_log(sweep):
     assert (failure.cause, failure.rank) == ("exception", 1)
     assert "RuntimeError" in failure.message and "planted in step 3" in failure.message
     assert "Traceback" in failure.log_tail or "planted in step 3" in failure.log_tail
+
+
+def test_what_a_rank_raises_gives_no_command_to_the_terminal(sweep):
+    said = sweep[1]["said"]
+    assert r"planted in step 3\x1b]0;owned" in said and r"\x00" in said
+    assert visible(said) == said
 
 
 def test_a_segmentation_fault_is_named_with_its_log(sweep):

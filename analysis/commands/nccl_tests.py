@@ -6,7 +6,7 @@ import json
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.nccl_tests.reader import Run, parse_nccl_tests

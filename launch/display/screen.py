@@ -12,13 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis.console import SafeConsole
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
-from analysis.report.text import count
+from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from launch.display.columns import COST, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
@@ -38,6 +39,7 @@ SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhe
 WAITING = "waiting"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}
+MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
 AROUND = 6  # lines of the terminal that are not rows
 FEWEST_ROWS = 3
@@ -55,7 +57,7 @@ class Screen:
     ) -> None:
         """`known` are the records that the study had before; `others` is what other studies showed of the scatter."""
         self._others = others
-        self.console = console or Console(highlight=False)
+        self.console = console or SafeConsole()
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -116,7 +118,9 @@ class Screen:
         if not self._live:
             self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
             if record and record.failure:
-                self.console.print(Text(f"    {record.failure.cause}: {record.failure.message}"))
+                self.console.print(
+                    Text(f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}")
+                )
 
     def _head(self, number: int) -> str:
         planned = self.cells[number]

@@ -9,7 +9,8 @@ from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import Machine
-from launch.machine.facts import CREDENTIALS, RECORDED, SECRET, variables
+from launch.machine.facts import RECORDED, variables
+from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
@@ -49,9 +50,7 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variable.items()
-        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
-        and (name == TOKEN or not SECRET.search(name))
-        and not CREDENTIALS.search(value)
+        if (name in NEEDED or name.startswith(NEEDED_PREFIXES)) and (name == TOKEN or not is_secret(name, value))
     }
 
 

@@ -9,11 +9,12 @@ from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Record
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
-from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri
 from launch.tracking.tracker import Tracker
 
 

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from benchmarks.record import own_files
 from benchmarks.record.own_files import NotOurs
 
+from launch.machine.secrets import without_credentials
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -46,13 +48,6 @@ class TrackingUnavailable(Exception):
 
 class WrongUri(TrackingUnavailable):
     """No store can have this URI."""
-
-
-def without_credentials(text: str) -> str:
-    """Return a text in which users, passwords and secret query values of every URI are replaced by ***."""
-    text = re.sub(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@", r"\1***@", text, flags=re.IGNORECASE)
-    secret = r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+"
-    return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)
 
 
 def store_uri(given: str | None, output_dir: Path) -> str:
