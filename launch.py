@@ -31,7 +31,11 @@ def collect(config: DictConfig) -> None:
 
 
 def main() -> int:
-    """Return the exit status: 0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 130 interrupted."""
+    """Return the exit status.
+
+    0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 3 other launchers are measuring cells of it
+    (wait=false), 130 interrupted.
+    """
     typed = sys.argv[1:]
     if "--version" in typed:
         print(*version_lines(), sep="\n")

@@ -160,6 +160,7 @@ class Config:
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     resume: bool = True
+    wait: bool = True  # in the end for cells that another launcher is measuring; false: leave with status 3
     dry_run: bool = False
 
 

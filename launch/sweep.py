@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -13,7 +14,7 @@ from rich.console import Console
 from analysis.console import SafeConsole
 from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.report.text import single_line
+from analysis.report.text import count, single_line
 from benchmarks import record as records
 from benchmarks.record import Record
 from benchmarks.record.own_files import NotOurs
@@ -33,6 +34,7 @@ from launch.study.study import StudyFolder, study_folder
 from launch.tracking.projector import Projector
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
+HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
 class Stopping:
@@ -63,7 +65,9 @@ class Stopping:
 
 
 def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
-    """Run the sweep that was asked for. Exit status: 0 done, 1 a cell failed, 130 interrupted.
+    """Run the sweep that was asked for.
+
+    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted.
 
     Raises:
         Refused: the request is wrong; nothing was started.
@@ -98,18 +102,20 @@ class SweepRun:
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
+        # By others or by earlier invocations; the key is the cell's place in the order.
+        self.done: dict[int, Record] = {}
+        self.held: list[int] = []  # places of cells that other launchers are measuring
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
     def run(self) -> int:
         """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
-        for left in self.study.recover():
-            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
+        self._close_left()
         known, unreadable = records.read_study(self.study.folder)
         for error in unreadable:
             self._note(str(error))
-        done = self._done_before()
-        if len(done) < len(self.cells):
+        self.done = self._done_before()
+        if len(self.done) < len(self.cells):
             self.projector.open()
         self.study.note(
             "sweep",
@@ -119,24 +125,37 @@ class SweepRun:
         )
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
-                if number in done:
-                    screen.settle(number, "done before", done[number])
+                if number in self.done:
+                    screen.settle(number, "done before", self.done[number])
                 elif not self.stopping() and self._writable:
                     self._try_cell(number, known, screen)
+            self._wait_for_others(known, screen)
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page = self._report()
         report = page.parent if page else None
-        self.projector.close(self.measured, done.values(), known, interrupted=self.stopping(), report=report)
+        self.projector.close(self.measured, self.done.values(), known, interrupted=self.stopping(), report=report)
         self._last_lines(page)
         if self.stopping():
             return 130
         if self._refused or not self._writable:
             return 1
         strict = self.config.validity.strict
-        every = [*done.values(), *self.measured]
+        every = [*self.done.values(), *self.measured]
         bad = [r for r in every if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
-        return 1 if bad else 0
+        if self.held and not bad:
+            self._note(
+                f"{count(len(self.held), 'cell')} of this sweep {'is' if len(self.held) == 1 else 'are'} measured by other "
+                "launchers, and wait=false does not wait for them (exit status 3)"
+            )
+        return 1 if bad else 3 if self.held else 0
+
+    def _close_left(self) -> list[Record]:
+        """Close what launchers left that died, and return their records."""
+        closed = self.study.recover()
+        for left in closed:
+            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
+        return closed
 
     def _done_before(self) -> dict[int, Record]:
         """Return the records of cells that an earlier invocation finished, by their place in the order."""
@@ -166,11 +185,17 @@ class SweepRun:
         planned = self.cells[number]
         with self.study.lock(planned.cell) as ours:
             if not ours:
-                screen.settle(number, "measured elsewhere", None)
+                if number not in self.held:
+                    self.held.append(number)
+                    screen.hold(number)
                 return
+            if number in self.held:
+                self.held.remove(number)
             # Another launcher may have finished it while this one was at other cells.
             earlier = self.study.finished(planned.cell) if self.config.resume else None
             if earlier:
+                self.done[number] = earlier
+                known.append(earlier)
                 screen.settle(number, "done before", earlier)
                 return
             record = self.runner.measure(planned, known, lambda watch: screen.progress(number, watch))
@@ -179,6 +204,27 @@ class SweepRun:
         screen.settle(number, record.state, record)
         self._print_output(record)
         self.projector.log(record)
+
+    def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
+        """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
+        if self.config.wait:
+            for number in self.held:
+                self._note(f"waiting for {self.cells[number].cell.name}: {self._who_holds(number)} (Ctrl-C leaves)")
+            while self.held and self._writable and not self.stopping():
+                time.sleep(HELD_POLL_S)
+                known += self._close_left()
+                for number in list(self.held):
+                    self._try_cell(number, known, screen)
+        for number in self.held:
+            screen.settle(number, "measured elsewhere", None)
+
+    def _who_holds(self, number: int) -> str:
+        """Return which process measures a cell, and since when, as a sentence."""
+        holder = self.study.holder(self.cells[number].cell)
+        if holder is None:
+            return "another launcher holds it"
+        process, since = holder
+        return f"process {process.pid} on {process.host} has measured it since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
     def _print_output(self, record: Record) -> None:
         """Print the text of the benchmark, for scripts that read it."""

@@ -234,6 +234,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     output_dir = tmp_path / "out"
     study = output_dir / "default"
     slow = {25: ("slow", 1)}
+    long = [*EXCHANGE, "benchmark.iterations=300"]  # a slow one takes a minute
 
     def in_two_rank_cell(launcher):
         def found():
@@ -244,23 +245,25 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
 
         return until(found, 60, launcher)
 
-    # SIGKILL in the second cell, while another launcher finds that cell held.
-    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
+    # SIGKILL in the second cell, while two other launchers find that cell held: one leaves, one waits.
+    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0", *long)
     folder, first_token, pids = in_two_rank_cell(launcher)
     (finished_path,) = study.glob("*-gpus0-????*/record.json")
     finished = records.read(finished_path)
     assert finished.state == "finished"
-    other, said = start(output_dir, planted, slow, "gpus=0+1", *EXCHANGE)
-    assert other.wait(timeout=30) == 0
-    assert "measured elsewhere" in said.read_text()
+    waiting, said = start(output_dir, planted, slow, "gpus=0+1,0", *long)
+    other, told = start(output_dir, planted, slow, "gpus=0+1", "wait=false", *long)
+    assert other.wait(timeout=30) == 3
+    assert "measured elsewhere" in told.read_text() and "exit status 3" in told.read_text()
+    until(lambda: f": process {launcher.pid} on " in said.read_text(), 30, waiting)
     assert set(pids.values()) <= {process.pid for process in alive({first_token})}
     launcher.kill()
     launcher.wait()
     # A grandchild of its own session has nobody who would end it before the next launcher looks.
     until(lambda: all("sleep" in process.name() for process in alive(tokens(study))), 10)
 
-    # The next one closes what was left, measures it anew, and is interrupted there.
-    launcher, said = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
+    # The one that waits closes what was left, measures it anew, and is interrupted there.
+    launcher = waiting
     until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, launcher)
     left = records.read(folder / "attempt-1" / "record.json")
     assert (left.state, left.failure.cause, left.record_id) == ("interrupted", "interrupted", first_token)
@@ -278,7 +281,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))
 
     # The third goes on from there.
-    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *EXCHANGE)
+    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *long)
     assert launcher.wait(timeout=90) == 0, said.read_text()
     assert records.read(finished_path) == finished, "a finished cell was measured again"
     assert [(record.cell.gpus, record.state) for record in records.read_study(study)[0]] == [

@@ -36,7 +36,7 @@ STYLES = {
 }
 # States of a cell after which nothing more happens to it in this sweep.
 SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
-WAITING = "waiting"
+WAITING, ELSEWHERE = "waiting", "elsewhere"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}
 MESSAGE_LENGTH = 1000  # characters of why a cell failed
@@ -106,6 +106,10 @@ class Screen:
         self._running = (number, since, f"{phase}, {behind.iterations} steps" if behind.iterations else phase)
         if not self._live and first:
             self.console.print(Text(f"{self._head(number)}  started", style="dim"))
+
+    def hold(self, number: int) -> None:
+        """Show that another launcher measures a cell."""
+        self.states[number] = ELSEWHERE
 
     def settle(self, number: int, state: str, record: Record | None) -> None:
         """Show the end of a cell, or that it is not run."""

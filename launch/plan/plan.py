@@ -54,6 +54,7 @@ SHARED = (
     "repeats",
     "noise_pairs",
     "resume",
+    "wait",
     "dry_run",
     "topology",
     "tuning_pass",

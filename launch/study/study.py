@@ -38,6 +38,15 @@ class Attempt:
     token: str
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """What the journal says of an attempt that was begun."""
+
+    folder: str  # of the cell
+    process: ProcessIdentity  # of the launcher
+    since: float  # seconds since 1970
+
+
 def study_folder(output_dir: str, name: str) -> Path:
     """Return the folder of a study."""
     return Path(output_dir).expanduser().absolute() / name
@@ -86,6 +95,11 @@ class StudyFolder:
         """
         return _lock(CellFolder(self.folder / cell.folder))
 
+    def holder(self, cell: Cell) -> tuple[ProcessIdentity, float] | None:
+        """Return who is measuring a cell by the journal, and since when (seconds since 1970); None where it does not say."""
+        begun = [one for one in self._open_attempts().values() if one.folder == cell.folder and not one.process.gone]
+        return (begun[-1].process, begun[-1].since) if begun else None
+
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
         """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.
 
@@ -113,10 +127,10 @@ class StudyFolder:
         over, and a damaged attempt is set aside when its cell is measured again.
         """
         closed = []
-        for token, (cell, process) in self._open_attempts().items():
-            if not process.gone:
+        for token, begun in self._open_attempts().items():
+            if not begun.process.gone:
                 continue  # another sweep is measuring it now
-            folder = CellFolder(self.folder / cell)
+            folder = CellFolder(self.folder / begun.folder)
             with contextlib.suppress(NotOurs), _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
@@ -125,18 +139,18 @@ class StudyFolder:
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self._line(Kind.END, cell=cell, token=token, state="closed before")
+                    self._line(Kind.END, cell=begun.folder, token=token, state="closed before")
         return closed
 
-    def _open_attempts(self) -> dict[str, tuple[str, ProcessIdentity]]:
-        """Return {token: (folder of the cell, launcher)} of the attempts that the journal does not see end."""
-        begun: dict[str, tuple[str, ProcessIdentity]] = {}
+    def _open_attempts(self) -> dict[str, "_Begun"]:
+        """Return the attempts that the journal does not see end, by token."""
+        begun: dict[str, _Begun] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
             token, cell = line.get("token"), line.get("cell")
             if line["kind"] == Kind.BEGIN:
                 process = identity_of(line.get("process"))
                 if isinstance(token, str) and isinstance(cell, str) and PLAIN_NAME.fullmatch(cell) and process:
-                    begun[token] = cell, process
+                    begun[token] = _Begun(cell, process, line["time"])
             elif line["kind"] == Kind.END:
                 begun.pop(str(token), None)
         return begun
