@@ -134,7 +134,7 @@ class SweepRun:
             update_noise_floor(self.study.folder, known, self._note)
         page = self._report()
         report = page.parent if page else None
-        self.projector.close(self.measured, self.done.values(), known, interrupted=self.stopping(), report=report)
+        self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
         self._last_lines(page)
         if self.stopping():
             return 130

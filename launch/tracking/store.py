@@ -46,6 +46,10 @@ class TrackingUnavailable(Exception):
     """The store cannot be reached or written; the message is one sentence without credentials."""
 
 
+class StoreBusy(TrackingUnavailable):
+    """Another launcher is writing the store; later it can be written."""
+
+
 class WrongUri(TrackingUnavailable):
     """No store can have this URI."""
 
@@ -142,14 +146,15 @@ def store_lock(path: Path) -> Iterator[None]:
     """Hold the lock file at `path`: one launcher at a time writes to the store.
 
     Raises:
-        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, or it is no lock of Ringside's.
+        StoreBusy: another process held it for STORE_LOCK_WAIT_S.
+        TrackingUnavailable: it is no lock of Ringside's.
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with own_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
             if not ours:
-                raise TrackingUnavailable(f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s")
+                raise StoreBusy(f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s")
             yield
     except NotOurs as error:
         raise TrackingUnavailable(f"the store's lock {error}") from None
