@@ -185,12 +185,9 @@ class SweepRun:
         planned = self.cells[number]
         with self.study.lock(planned.cell) as ours:
             if not ours:
-                if number not in self.held:
-                    self.held.append(number)
-                    screen.hold(number)
+                self.held.append(number)
+                screen.hold(number)
                 return
-            if number in self.held:
-                self.held.remove(number)
             # Another launcher may have finished it while this one was at other cells.
             earlier = self.study.finished(planned.cell) if self.config.resume else None
             if earlier:
@@ -213,8 +210,12 @@ class SweepRun:
             while self.held and self._writable and not self.stopping():
                 time.sleep(HELD_POLL_S)
                 known += self._close_left()
-                for number in list(self.held):
-                    self._try_cell(number, known, screen)
+                looked_at, self.held = self.held, []
+                for number in looked_at:
+                    if self._writable and not self.stopping():
+                        self._try_cell(number, known, screen)
+                    else:
+                        self.held.append(number)
         for number in self.held:
             screen.settle(number, "measured elsewhere", None)
 

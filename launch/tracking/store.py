@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 from benchmarks.record import own_files
 from benchmarks.record.own_files import NotOurs
-
 from launch.machine.secrets import without_credentials
 
 if TYPE_CHECKING:
