@@ -3,10 +3,22 @@
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.record import CellFolder, Kind, read_line
-from launch.supervision.clock import Clock
+
+
+class Clock(Protocol):
+    """What supervision uses of the module `time`, which is the clock but in tests."""
+
+    def time(self) -> float:
+        """Return seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Return seconds that no change of the clock moves."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
 
 
 @dataclass

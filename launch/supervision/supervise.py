@@ -9,12 +9,11 @@ from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job
 from launch.supervision import stacks
-from launch.supervision.clock import Clock
 from launch.supervision.deadlines import ENDED, Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
 from launch.supervision.hang import STUCK, hang
 from launch.supervision.logs import with_log
-from launch.supervision.progress import Rank, Watch
+from launch.supervision.progress import Clock, Rank, Watch
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
