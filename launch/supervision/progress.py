@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from benchmarks.record import CellFolder, Kind, read_line
 
 
-class Clock(Protocol):
+class WallClock(Protocol):
     """What supervision uses of the module `time`, which is the clock but in tests."""
 
     def time(self) -> float:
@@ -38,7 +38,7 @@ class Rank:
 class Watch:
     """Reads the lines that ranks and servers append, each file from where it was last read."""
 
-    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0, clock: Clock = time) -> None:
+    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0, clock: WallClock = time) -> None:
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number

@@ -13,7 +13,7 @@ from launch.supervision.deadlines import ENDED, Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
 from launch.supervision.hang import STUCK, hang
 from launch.supervision.logs import with_log
-from launch.supervision.progress import Clock, Rank, Watch
+from launch.supervision.progress import Rank, WallClock, Watch
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
@@ -38,7 +38,7 @@ def run(
     stopping: Callable[[], bool],
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
-    clock: Clock = time,
+    clock: WallClock = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
 
@@ -101,7 +101,7 @@ def _vanished(watch: Watch, job: Job) -> list[Rank]:
     return found()
 
 
-def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Clock) -> Failure:
+def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
     asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and job.process_state(rank.pid) not in STUCK}
     sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
@@ -116,7 +116,7 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Clock
     return hang(watch, found.what, job.process_state, {number: one for number, one in places.items() if one})
 
 
-def _until(condition: Callable[[], bool], seconds: float, clock: Clock) -> None:
+def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
     """Wait until a condition holds, or some seconds have passed."""
     deadline = clock.monotonic() + seconds
     while not condition() and clock.monotonic() < deadline:
