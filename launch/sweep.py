@@ -19,6 +19,7 @@ from benchmarks import record as records
 from benchmarks.record import Record
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
+from conf.options import Refused
 from launch.display.columns import explained
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen, duration
@@ -109,20 +110,23 @@ class SweepRun:
         self._refused = False  # a cell's folder was not ours to write
 
     def run(self) -> int:
-        """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
-        self._close_left()
+        """Measure every cell that is not done, then write the report and close the sweep; return the exit status.
+
+        Raises:
+            Refused: the study's folder cannot be written; nothing was started.
+        """
+        order = [one.cell.folder for one in self.cells]
+        try:
+            self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
+            self._close_left()
+        except OSError as error:
+            raise Refused(f"output_dir={self.config.output_dir}: cannot be written ({error.strerror})") from None
         known, unreadable = records.read_study(self.study.folder)
-        for error in unreadable:
-            self._note(str(error))
+        for one in unreadable:
+            self._note(str(one))
         self.done = self._done_before()
         if len(self.done) < len(self.cells):
             self.projector.open()
-        self.study.note(
-            "sweep",
-            sweep_id=self.sweep.sweep_id,
-            overrides=self.sweep.overrides,
-            order=[c.cell.folder for c in self.cells],
-        )
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:
