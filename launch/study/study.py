@@ -26,7 +26,7 @@ from launch.study.identity import ProcessIdentity, identity_of
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # of a folder of ours: it cannot lead elsewhere
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")  # of a folder of ours: it cannot lead elsewhere
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
@@ -128,9 +128,9 @@ class StudyFolder:
         """
         closed = []
         for token, begun in self._open_attempts().items():
-            if not begun.process.gone:
-                continue  # another sweep is measuring it now
             folder = CellFolder(self.folder / begun.folder)
+            if not begun.process.gone or not folder.path.is_dir():
+                continue  # another sweep is measuring it now, or there is nothing to close
             with contextlib.suppress(NotOurs), _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
