@@ -482,8 +482,9 @@ def read_yaml(seed, folder, number):
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    from benchmarks.record.visible import one_line
     from conf import groups
-    from conf.hydra_errors import explain, one_line
+    from conf.hydra_errors import explain
     from conf.resolve import checked
 
     path = folder / seed.name / "fuzzed.yaml"
