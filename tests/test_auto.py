@@ -1,7 +1,6 @@
 """`auto` is resolved before a cell has a key: what is kept says what ran."""
 
 import dataclasses
-import functools
 import json
 import re
 from pathlib import Path
@@ -24,15 +23,10 @@ DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
-@functools.cache
-def configuration(*typed):
-    """What Hydra composes for a request, and which differs by neither GPUs nor device."""
-    return OmegaConf.to_object(compose("config", overrides=normalise(typed)))
-
-
 def cell_of(*typed, gpus=(0, 1), device="cpu"):
     """The cell of a request."""
-    return resolve(checked(configuration(*typed))[0], gpus, device, everyone=(0, 1, 2, 3))
+    config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(typed))))
+    return resolve(config, gpus, device, everyone=(0, 1, 2, 3))
 
 
 def typed_autos(group, name):
@@ -70,7 +64,7 @@ def own_benchmark(folder, cpu):
     (folder / "benchmark" / "mine.yaml").write_text(changed.replace("name: throughput", "name: mine"))
     groups.search_also([folder])
     options = groups.options("benchmark", groups.choice("benchmark", "mine").options)
-    config, _ = checked(configuration())
+    config, _ = checked(OmegaConf.to_object(compose("config")))
     return resolve(dataclasses.replace(config, benchmark=options), (0, 1), "cpu")
 
 
