@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import groups, schema, sweeper
 from conf.command_line import config_dirs, normalise, only_informs
-from conf.hydra_errors import explain, one_line
+from conf.hydra_errors import explain
 from conf.options import Refused
 from launch.display.lasting_output import close_quietly
+from launch.machine.secrets import told
 from launch.machine.versions import version_lines
 from launch.plan.plan import Request
 from launch.sweep import run
@@ -30,7 +31,11 @@ def collect(config: DictConfig) -> None:
 
 
 def main() -> int:
-    """Return the exit status: 0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 130 interrupted."""
+    """Return the exit status.
+
+    0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 3 other launchers are measuring cells of it
+    (wait=false), 130 interrupted.
+    """
     typed = sys.argv[1:]
     if "--version" in typed:
         print(*version_lines(), sep="\n")
@@ -57,7 +62,7 @@ def main() -> int:
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
         return 130
-    print(one_line(f"launch.py: {sentence}"), file=sys.stderr)
+    print(told(f"launch.py: {sentence}"), file=sys.stderr)
     return 2
 
 

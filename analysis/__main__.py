@@ -9,6 +9,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from benchmarks.record.visible import one_line
+
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "topology": ("analysis.commands.topology", "show the link classes between GPUs and NICs; --svg draws the machine"),
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(modules[parsed.command].run(parsed))
     except (ValueError, OSError) as error:
-        print(f"python -m analysis {parsed.command}: {error}", file=sys.stderr)
+        print(one_line(f"python -m analysis {parsed.command}: {error}"), file=sys.stderr)
         return 2
 
 

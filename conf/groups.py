@@ -29,7 +29,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from conf.options import Refused, accepted, check, closest
-from conf.rules import RULES, check_rules
+from conf.rules import RULES, check_rules, refuse_too_large
 from conf.targets import called, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
@@ -97,8 +97,16 @@ class Choice:
 
 
 def search_also(folders: Iterable[Path]) -> None:
-    """Make these the folders of `--config-dir`, whose choices are added to Ringside's own."""
+    """Make these the folders of `--config-dir`, whose choices are added to Ringside's own.
+
+    Raises:
+        Refused: a file is too large to be read.
+    """
     _folders[1:] = folders
+    for path in (
+        path for folder in _folders[1:] for pattern in ("*.yaml", "*/*.yaml") for path in folder.glob(pattern)
+    ):
+        refuse_too_large(path)
 
 
 def choices(group: str) -> list[str]:

@@ -20,12 +20,6 @@ from conf.schema import Config
 KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}
 
 
-def one_line(text: str) -> str:
-    """Return text for a terminal: control characters as escapes, and the middle of an endless value left out."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return shown if len(shown) <= 4000 else f"{shown[:1000]} … {shown[-2000:]}"
-
-
 # Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")

@@ -1,8 +1,10 @@
-"""Refuse a YAML file of a group whose rules have a wrong form, so that no later reader of a rule has to look."""
+"""Refuse a YAML file that is too large, or whose rules have a wrong form, so that no later reader has to look."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from conf.options import Refused
 from conf.targets import DOTTED
@@ -19,6 +21,52 @@ FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `acc
 CODE = dict.fromkeys(("resolve", "refuse", "derive", "section"), str)
 COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 CASE: dict[str, type] = {"where": dict}
+
+LARGEST_BYTES = 1 << 20
+MOST_VALUES = 10_000  # with every alias written out, as OmegaConf has them; ours have some 50
+MOST_BRACKETS = 1_000
+DEEPEST = 50
+
+
+def refuse_too_large(path: Path) -> None:
+    """Refuse a YAML file that would take minutes to read. One that is no YAML is left to whoever reads it.
+
+    Raises:
+        Refused: too many bytes, values or levels, or a value that holds itself.
+    """
+    if not path.is_file():
+        return
+    if path.stat().st_size > LARGEST_BYTES:
+        raise Refused(f"{path}: larger than {LARGEST_BYTES >> 20} MiB; accepted are the options of a study")
+    sizes: dict[str, int] = {}  # of each anchor
+    inside: list[tuple[str | None, int]] = [(None, 0)]  # of each value that is open: its anchor, and values so far
+    data = path.read_bytes()
+    if (
+        data.count(b"[") + data.count(b"{") > MOST_BRACKETS
+    ):  # the time for brackets inside each other grows with their square
+        raise Refused(f"{path}: more than {MOST_BRACKETS} brackets; accepted are the options of a study")
+    try:
+        for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                inside.append((event.anchor, 1))
+                continue
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = inside.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                anchor, size = None, sizes.get(event.anchor, MOST_VALUES)  # an open one holds itself
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor, size = event.anchor, 1
+            else:
+                continue
+            if anchor is not None:
+                sizes[anchor] = size
+            inside[-1] = (inside[-1][0], inside[-1][1] + size)
+            if inside[-1][1] > MOST_VALUES or len(inside) > DEEPEST:
+                raise Refused(
+                    f"{path}: more than {MOST_VALUES} values, or deeper than {DEEPEST} levels; aliases count in full"
+                )
+    except yaml.YAMLError:
+        return
 
 
 def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ each accepts. conf.groups checks them.
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,9 +160,11 @@ class Config:
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     resume: bool = True
+    wait: bool = True  # in the end for cells that another launcher is measuring; false: leave with status 3
     dry_run: bool = False
 
 
+@functools.cache
 def register() -> None:
     """Make the schema known to Hydra under the name that conf/config.yaml begins with.
 

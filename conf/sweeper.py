@@ -1,12 +1,14 @@
-"""Hydra's sweeper made cheap, and a single run without a folder: jobs that differ in values alone share one composition.
+"""Hydra made cheap: jobs that differ in values alone share one composition, none is made to learn the mode, none writes.
 
 Hydra's own sweeper composes each job twice from all YAML files: 0.3 to 0.5 s of CPU a job. Here Hydra composes each combination
-of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy. Nothing is written: Hydra's own sweep
+of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy. Before that, and before a single run,
+Hydra composes everything once more for `hydra.mode` alone. Only a study or files of the user's own can set it. Hydra's own sweep
 and run make folders and files, which would need a scratch folder that has room.
 """
 
 import itertools
 import pickle
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +24,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
+from conf.groups import ROOT
+
+HYDRAS_OWN_MODE = hydras_own.Hydra.get_mode
+MAY_SET_MODE = re.compile(r"[+~]*(experiment|hydra)\b")
 TOLD_EVERY = 100  # jobs; a sweep of fewer is composed before anyone looks
 
 
@@ -50,6 +56,15 @@ def run_one(task_function: TaskFunction, config: DictConfig, **_: Any) -> JobRet
     """Call the task of a run without -m, in place of Hydra's own run_job, and return that it is done."""
     task_function(_Base(config).config())
     return JobReturn(status=JobStatus.COMPLETED)
+
+
+def mode(hydra: hydras_own.Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """Return `hydra.mode` as the files and the overrides set it, in place of Hydra's own method; None leaves it to `-m`."""
+    search_path = hydra.config_loader.get_search_path().get_path()
+    files = {one.path.removeprefix("file://") for one in search_path if one.provider not in ("hydra", "schema")}
+    if any(map(MAY_SET_MODE.match, overrides)) or files != {str(ROOT)} or config_name != "config":
+        return HYDRAS_OWN_MODE(hydra, config_name, overrides)
+    return None
 
 
 class _Base:
@@ -92,9 +107,10 @@ def _tell(done: int, jobs: int) -> None:
 
 
 def register() -> None:
-    """Give Hydra these `sweep` and `run_one`. A class of our own would have to live in a top-level package `hydra_plugins`."""
+    """Give Hydra these `mode`, `sweep` and `run_one`. A class of ours would have to live in a package `hydra_plugins`."""
+    hydras_own.Hydra.get_mode = mode  # type: ignore[method-assign, assignment]
     names = (
         Plugins.instance().class_name_to_class
     )  # Hydra loads its plugins again: a class imported before is another one
     names[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].sweep = sweep  # type: ignore[attr-defined]
-    hydras_own.run_job = run_one  # type: ignore[assignment]
+    hydras_own.run_job = run_one  # type: ignore[assignment, attr-defined]

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.record.visible import one_line
 from conf.schema import Tracking
 from launch.tracking.compare import compare
 from launch.tracking.store import TrackingUnavailable, WrongUri
@@ -34,13 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0 if compared.right else 1
         report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
     except (ValueError, WrongUri) as error:
-        print(f"python -m launch {given.command}: {error}", file=sys.stderr)
+        print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
         return 2
     except TrackingUnavailable as error:
-        print(f"python -m launch {given.command}: {error}", file=sys.stderr)
+        print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
         return 1
     for sentence in report.unreadable:
-        print(f"python -m launch sync: {sentence}", file=sys.stderr)
+        print(one_line(f"python -m launch sync: {sentence}"), file=sys.stderr)
     print(f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable")
     return 1 if report.unreadable else 0
 

@@ -4,17 +4,19 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
 
+from analysis.console import SafeConsole
 from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.report.text import count, single_line
 from benchmarks import record as records
 from benchmarks.record import Record
-from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
@@ -22,6 +24,7 @@ from launch.display.columns import explained
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
+from launch.machine.secrets import argument_without_secrets
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import CellRunner
@@ -30,7 +33,9 @@ from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
 from launch.tracking.projector import Projector
-from launch.tracking.store import without_credentials
+
+MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
+HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
 class Stopping:
@@ -61,15 +66,16 @@ class Stopping:
 
 
 def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
-    """Run the sweep that was asked for. Exit status: 0 done, 1 a cell failed, 130 interrupted.
+    """Run the sweep that was asked for.
+
+    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted.
 
     Raises:
         Refused: the request is wrong; nothing was started.
     """
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
-    with _refused("the request could not be planned"):
-        planned = plan(requests, surrounding)
-    console = Console(file=cast(TextIO, LastingOutput(sys.stdout)), highlight=False)
+    planned = plan(requests, surrounding)
+    console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
         console.print(f"note: {notice}", markup=False)
@@ -77,17 +83,10 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
         _print_plan(planned, console)
         return 0
     stopping = Stopping(console)
-    with stopping.listening(), _refused(f"output_dir={planned.config.output_dir}: cannot be written"):
-        return SweepRun(planned, [without_credentials(text) for text in typed], surrounding, stopping, console).run()
-
-
-@contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """Have an error of the operating system outside a cell be one sentence that begins with `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise Refused(f"{what}: {because(error)}") from None
+    with stopping.listening():
+        return SweepRun(
+            planned, [argument_without_secrets(text) for text in typed], surrounding, stopping, console
+        ).run()
 
 
 class SweepRun:
@@ -104,45 +103,63 @@ class SweepRun:
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
+        # By others or by earlier invocations; the key is the cell's place in the order.
+        self.done: dict[int, Record] = {}
+        self.held: list[int] = []  # places of cells that other launchers are measuring
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
     def run(self) -> int:
-        """Measure every cell that is not done, then write the report and close the sweep; return the exit status."""
-        for left in self.study.recover():
-            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
+        """Measure every cell that is not done, then write the report and close the sweep; return the exit status.
+
+        Raises:
+            Refused: the study's folder cannot be written; nothing was started.
+        """
+        order = [one.cell.folder for one in self.cells]
+        try:
+            self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
+            self._close_left()
+        except OSError as error:
+            raise Refused(f"output_dir={self.config.output_dir}: cannot be written ({error.strerror})") from None
         known, unreadable = records.read_study(self.study.folder)
-        for error in unreadable:
-            self._note(str(error))
-        done = self._done_before()
-        if len(done) < len(self.cells):
+        for one in unreadable:
+            self._note(str(one))
+        self.done = self._done_before()
+        if len(self.done) < len(self.cells):
             self.projector.open()
-        self.study.note(
-            "sweep",
-            sweep_id=self.sweep.sweep_id,
-            overrides=self.sweep.overrides,
-            order=[c.cell.folder for c in self.cells],
-        )
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
-                if number in done:
-                    screen.settle(number, "done before", done[number])
+                if number in self.done:
+                    screen.settle(number, "done before", self.done[number])
                 elif not self.stopping() and self._writable:
                     self._try_cell(number, known, screen)
+            self._wait_for_others(known, screen)
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page = self._report()
         report = page.parent if page else None
-        self.projector.close(self.measured, done.values(), known, interrupted=self.stopping(), report=report)
+        self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
         self._last_lines(page)
         if self.stopping():
             return 130
         if self._refused or not self._writable:
             return 1
         strict = self.config.validity.strict
-        every = [*done.values(), *self.measured]
+        every = [*self.done.values(), *self.measured]
         bad = [r for r in every if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
-        return 1 if bad else 0
+        if self.held and not bad:
+            self._note(
+                f"{count(len(self.held), 'cell')} of this sweep {'is' if len(self.held) == 1 else 'are'} measured by other "
+                "launchers, and wait=false does not wait for them (exit status 3)"
+            )
+        return 1 if bad else 3 if self.held else 0
+
+    def _close_left(self) -> list[Record]:
+        """Close what launchers left that died, and return their records."""
+        closed = self.study.recover()
+        for left in closed:
+            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
+        return closed
 
     def _done_before(self) -> dict[int, Record]:
         """Return the records of cells that an earlier invocation finished, by their place in the order."""
@@ -165,18 +182,21 @@ class SweepRun:
         except OSError as error:
             self._writable = False
             screen.settle(number, "failed", None)
-            self._note(f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}")
+            self._note(f"the sweep ends here: {self.study.folder} can no longer be written ({error})")
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
         planned = self.cells[number]
         with self.study.lock(planned.cell) as ours:
             if not ours:
-                screen.settle(number, "measured elsewhere", None)
+                self.held.append(number)
+                screen.hold(number)
                 return
             # Another launcher may have finished it while this one was at other cells.
             earlier = self.study.finished(planned.cell) if self.config.resume else None
             if earlier:
+                self.done[number] = earlier
+                known.append(earlier)
                 screen.settle(number, "done before", earlier)
                 return
             record = self.runner.measure(planned, known, lambda watch: screen.progress(number, watch))
@@ -186,6 +206,31 @@ class SweepRun:
         self._print_output(record)
         self.projector.log(record)
 
+    def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
+        """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
+        if self.config.wait:
+            for number in self.held:
+                self._note(f"waiting for {self.cells[number].cell.name}: {self._who_holds(number)} (Ctrl-C leaves)")
+            while self.held and self._writable and not self.stopping():
+                time.sleep(HELD_POLL_S)
+                known += self._close_left()
+                looked_at, self.held = self.held, []
+                for number in looked_at:
+                    if self._writable and not self.stopping():
+                        self._try_cell(number, known, screen)
+                    else:
+                        self.held.append(number)
+        for number in self.held:
+            screen.settle(number, "measured elsewhere", None)
+
+    def _who_holds(self, number: int) -> str:
+        """Return which process measures a cell, and since when, as a sentence."""
+        holder = self.study.holder(self.cells[number].cell)
+        if holder is None:
+            return "another launcher holds it"
+        process, since = holder
+        return f"process {process.pid} on {process.host} has measured it since {time.strftime('%H:%M:%S', time.localtime(since))}"
+
     def _print_output(self, record: Record) -> None:
         """Print the text of the benchmark, for scripts that read it."""
         with contextlib.suppress(OSError):
@@ -193,7 +238,7 @@ class SweepRun:
             self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:
-        self.console.print(f"note: {text}", markup=False)
+        self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)
 
     def _report(self) -> Path | None:
         """Write the study's report and return its page; None without a report."""
@@ -210,7 +255,9 @@ class SweepRun:
             self.console.print(line, markup=False)
         for record in self.measured:
             if record.failure and record.state == "failed":
-                self.console.print(f"failed: {record.name}: {record.failure.message}", markup=False)
+                self.console.print(
+                    f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}", markup=False
+                )
                 for line in record.failure.log_tail.splitlines()[-5:]:
                     self.console.print(f"    {line}", markup=False, style="dim")
                 folder, rank = self.study.folder_of(record), record.failure.rank

@@ -48,6 +48,11 @@ def has_compiler():
     return any(map(shutil.which, asked.split()[:1] if asked else ("cc", "gcc", "clang")))
 
 
+def has_strace():
+    """Whether it is there and may trace: a container can forbid it."""
+    return shutil.which("strace") and subprocess.run(["strace", "-f", "true"], capture_output=True).returncode == 0
+
+
 def has_mlflow_ui():
     try:
         return bool(importlib.metadata.version("mlflow"))  # mlflow-skinny has no server
@@ -60,6 +65,7 @@ NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
     "chromium": (lambda: shutil.which("chromium"), "needs chromium: apt install chromium"),
     "compiler": (has_compiler, "needs a C compiler: apt install gcc libc6-dev"),
+    "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
 }

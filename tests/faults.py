@@ -175,7 +175,7 @@ def plant(fault, rank):
             time.sleep(0.2)
         real(self, iterations)
         if steps[0] == 3 and fault == "exception":
-            raise RuntimeError("planted in step 3")
+            raise RuntimeError("planted in step 3" + chr(27) + "]0;owned" + chr(7) + chr(0) + chr(8))
         if steps[0] == 3 and fault == "leave":
             os._exit(0)
         if steps[0] == 3 and fault == "segmentation":

@@ -2,11 +2,15 @@
 
 import gc
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 
 import pytest
 import torch
 
-from benchmarks.rank import agent, lifetime
+from benchmarks.rank import agent, ends, lifetime
 from trainers import devices
 
 
@@ -16,26 +20,60 @@ def thawed():
     gc.unfreeze()
 
 
-def test_ranks_are_forked_by_torchs_launcher(tmp_path):
-    config = agent._preloaded(tmp_path, 3)
-    assert (config.nproc_per_node, config.start_method, config.max_restarts) == (3, "fork", 0)
-    assert getattr(config, "numa_options", None) is None  # torch binds nothing, and asks CUDA nothing
-
-
-def test_an_agent_that_has_initialised_cuda_starts_ranks_anew(tmp_path, monkeypatch, capsys):
+def test_ranks_are_forked_unless_the_agent_has_initialised_cuda(tmp_path, monkeypatch, capsys):
     assert not lifetime.cuda_initialised()
+    assert agent._preloaded(tmp_path)
     monkeypatch.setattr(lifetime, "cuda_initialised", lambda: True)
-    assert agent._preloaded(tmp_path, 2) is None
+    assert not agent._preloaded(tmp_path)
     assert capsys.readouterr().err == "ranks start anew: something here has initialised CUDA\n"
 
 
-def test_a_launcher_that_takes_no_placeholder_starts_ranks_anew(tmp_path, monkeypatch, capsys):
-    def refuses(*given, **named):
-        raise TypeError("no such field")
+def test_torch_makes_no_folder_for_logs(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nowhere = agent.NoFiles().reify({0: {}, 1: {}})
+    assert nowhere.stdouts == nowhere.error_files == {0: "", 1: ""} and nowhere.tee_stdouts == {}
+    assert list(tmp_path.iterdir()) == []
 
-    monkeypatch.setattr(agent, "LaunchConfig", refuses)
-    assert agent._preloaded(tmp_path, 2) is None
-    assert capsys.readouterr().err == "ranks start anew: torch's launcher says TypeError('no such field')\n"
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def ranks():
+    """Three processes that sleep."""
+    several = [subprocess.Popen(SLEEPER) for _ in range(3)]
+    yield several
+    for process in several:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("with_descriptors", [True, False])
+def test_ends_are_seen_in_their_order_with_their_statuses(ranks, monkeypatch, with_descriptors):
+    if not with_descriptors:  # as in a container that forbids the call
+
+        def refuses(pid):
+            raise PermissionError
+
+        monkeypatch.setattr(os, "pidfd_open", refuses)
+    seen = ends.Ends({number: process.pid for number, process in enumerate(ranks)})
+    assert seen.wait(0.01) == []
+    ranks[2].kill()
+    found = seen.wait(0.2) or seen.wait(0.2)
+    assert found == [2] and seen.statuses == {2: -signal.SIGKILL}
+    ranks[0].terminate()
+    assert (seen.wait(0.2) or seen.wait(0.2)) == [0] and seen.statuses[0] == -signal.SIGTERM
+    assert seen.wait(0.01) == []
+    assert ranks[2].wait() == -signal.SIGKILL, "the process was left for its parent to reap"
+
+
+def test_a_process_that_is_just_ending_belongs_to_those_that_ended(ranks, monkeypatch):
+    monkeypatch.setattr(ends, "LEAVING_SECONDS", 0.05)
+    monkeypatch.setattr(ends, "_is_ending", lambda pid: pid == ranks[1].pid)
+    seen = ends.Ends({number: process.pid for number, process in enumerate(ranks)})
+    ranks[0].kill()
+    assert (seen.wait(0.2) or seen.wait(0.2)) == [0, 1]
+    assert seen.statuses == {0: -signal.SIGKILL, 1: None}
 
 
 def test_a_worker_on_the_cpu_keeps_its_cores():

@@ -1,6 +1,7 @@
 """`auto` is resolved before a cell has a key: what is kept says what ran."""
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -23,10 +24,15 @@ DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
+@functools.cache
+def configuration(*typed):
+    """What Hydra composes for a request, and which differs by neither GPUs nor device."""
+    return OmegaConf.to_object(compose("config", overrides=normalise(typed)))
+
+
 def cell_of(*typed, gpus=(0, 1), device="cpu"):
     """The cell of a request."""
-    config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(typed))))
-    return resolve(config, gpus, device, everyone=(0, 1, 2, 3))
+    return resolve(checked(configuration(*typed))[0], gpus, device, everyone=(0, 1, 2, 3))
 
 
 def typed_autos(group, name):
@@ -64,7 +70,7 @@ def own_benchmark(folder, cpu):
     (folder / "benchmark" / "mine.yaml").write_text(changed.replace("name: throughput", "name: mine"))
     groups.search_also([folder])
     options = groups.options("benchmark", groups.choice("benchmark", "mine").options)
-    config, _ = checked(OmegaConf.to_object(compose("config")))
+    config, _ = checked(configuration())
     return resolve(dataclasses.replace(config, benchmark=options), (0, 1), "cpu")
 
 

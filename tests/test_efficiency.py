@@ -64,7 +64,7 @@ def measure(study, sweep_id, own, known):
         folder.path.mkdir()
         records.write(folder, record)
         projector.log(record)
-    projector.close(own, [], [*known, *own], interrupted=False, report=None)
+    projector.close(own, [], [*known, *own], stopping=lambda: False, report=None)
     assert not projector._failed
     return projector._tracker
 
@@ -178,7 +178,7 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     folder.path.mkdir()
     records.write(folder, own)
     projector.log(own)
-    projector.close([own], [done], [done, own], interrupted=False, report=None)
+    projector.close([own], [done], [done, own], stopping=lambda: False, report=None)
     before = in_mlflow(projector._tracker)
     assert efficiency_of(projector._tracker) == "GPU 0"
     after = in_mlflow(measure(study, LATE, alone[1:], [done, own]))

@@ -24,11 +24,13 @@ SMALL = [
 
 
 SECRET = "planted-hunter2"
+# Their names begin like those of settings, which a record keeps.
+LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET, "OMP_PLAIN": f"https://me:{SECRET}@host"}
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run launch.py as a person would, without any GPU of this machine."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT}
     return subprocess.run(
         [sys.executable, "launch.py", *arguments],
         cwd=ROOT,
@@ -157,6 +159,9 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
     for path in (one for one in folder.rglob("*") if one.is_file()):
         data = path.read_bytes()
         assert SECRET.encode() not in (gzip.decompress(data) if path.suffix == ".gz" else data), path
+    (record,) = read_study(folder / "default")[0]
+    assert record.environment["left_out"] == list(LEFT_OUT)
+    assert all(name in (folder / "default" / "report" / "report.md").read_text().replace("\\", "") for name in LEFT_OUT)
     words = (kept / "timeline.svg").read_text()
     assert all(f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed"))
     assert ">exchange<" not in words  # it is within backward

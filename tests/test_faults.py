@@ -20,11 +20,10 @@ from faults_seen import alive, cell_folders, environment_of, server_of, stepping
 
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read_lines
-from conf.schema import Engine
+from benchmarks.record.visible import visible
 from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.study import StudyFolder
-from launch.supervision import failure, progress, supervise
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.shared_regions import KvstoreConfig, SharedMapping
 from trainers.shared_memory import new_path
@@ -148,7 +147,7 @@ def test_every_other_cell_finishes_and_the_exit_status_says_that_some_failed(swe
     assert {cap: record.state for cap, record in by_cap.items()} == {**dict.fromkeys(failing, "failed"), 17: "finished"}
     assert all(by_cap[cap].validity.verdict == "invalid" for cap in failing)
     assert "throughput/images_per_second" in by_cap[17].metrics
-    assert all(by_cap[cap].failure.message in seen["said"] for cap in failing)
+    assert all(by_cap[cap].failure.message.partition("\x1b")[0] in seen["said"] for cap in failing)
 
 
 @pytest.mark.parametrize(("cap", "number", "name"), [(11, 1, "rank 1"), (18, 2, "server 0")])
@@ -191,6 +190,12 @@ def test_a_rank_that_raises_is_named_with_its_log(sweep):
     assert "Traceback" in failure.log_tail or "planted in step 3" in failure.log_tail
 
 
+def test_what_a_rank_raises_gives_no_command_to_the_terminal(sweep):
+    said = sweep[1]["said"]
+    assert r"planted in step 3\x1b]0;owned" in said and r"\x00" in said
+    assert visible(said) == said
+
+
 def test_a_segmentation_fault_is_named_with_its_log(sweep):
     failure = sweep[0][15].failure
     assert (failure.cause, failure.rank) == ("killed", 0)
@@ -227,6 +232,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     output_dir = tmp_path / "out"
     study = output_dir / "default"
     slow = {25: ("slow", 1)}
+    long = [*EXCHANGE, "benchmark.iterations=300"]  # a slow one takes a minute
 
     def in_two_rank_cell(launcher):
         def found():
@@ -237,23 +243,25 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
 
         return until(found, 60, launcher)
 
-    # SIGKILL in the second cell, while another launcher finds that cell held.
-    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
+    # SIGKILL in the second cell, while two other launchers find that cell held: one leaves, one waits.
+    launcher, _ = start(output_dir, planted, slow, "gpus=0+1,0", *long)
     folder, first_token, pids = in_two_rank_cell(launcher)
     (finished_path,) = study.glob("*-gpus0-????*/record.json")
     finished = records.read(finished_path)
     assert finished.state == "finished"
-    other, said = start(output_dir, planted, slow, "gpus=0+1", *EXCHANGE)
-    assert other.wait(timeout=30) == 0
-    assert "measured elsewhere" in said.read_text()
+    waiting, said = start(output_dir, planted, slow, "gpus=0+1,0", *long)
+    other, told = start(output_dir, planted, slow, "gpus=0+1", "wait=false", *long)
+    assert other.wait(timeout=30) == 3
+    assert "measured elsewhere" in told.read_text() and "exit status 3" in told.read_text()
+    until(lambda: f": process {launcher.pid} on " in said.read_text(), 30, waiting)
     assert set(pids.values()) <= {process.pid for process in alive({first_token})}
     launcher.kill()
     launcher.wait()
     # A grandchild of its own session has nobody who would end it before the next launcher looks.
     until(lambda: all("sleep" in process.name() for process in alive(tokens(study))), 10)
 
-    # The next one closes what was left, measures it anew, and is interrupted there.
-    launcher, said = start(output_dir, planted, slow, "gpus=0+1,0", *EXCHANGE)
+    # The one that waits closes what was left, measures it anew, and is interrupted there.
+    launcher = waiting
     until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, launcher)
     left = records.read(folder / "attempt-1" / "record.json")
     assert (left.state, left.failure.cause, left.record_id) == ("interrupted", "interrupted", first_token)
@@ -271,7 +279,7 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, pla
     assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))
 
     # The third goes on from there.
-    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *EXCHANGE)
+    launcher, said = start(output_dir, planted, {}, "gpus=0+1,0", *long)
     assert launcher.wait(timeout=90) == 0, said.read_text()
     assert records.read(finished_path) == finished, "a finished cell was measured again"
     assert [(record.cell.gpus, record.state) for record in records.read_study(study)[0]] == [
@@ -449,105 +457,3 @@ def test_shared_memory_that_a_cell_left_is_removed_and_no_other(tmp_path, monkey
     finally:
         processes.remove_shared_memory("b" * 32)
     assert not paths[1].exists()
-
-
-def watched(tmp_path, counts):
-    """A Watch of ranks that this process stands for, whose last lines are older than their counts."""
-    (tmp_path / "ranks").mkdir()
-    for rank, count in enumerate(counts):
-        lines = Lines(tmp_path / "ranks" / f"{rank}.jsonl")
-        lines.write("start", 1.0, rank=rank, pid=os.getpid())
-        lines.write("beat", 2.0, phase="timed", iterations=100 - rank)
-        (tmp_path / "ranks" / f"{rank}.count").write_text(str(count))
-    watch = progress.Watch(CellFolder(tmp_path), len(counts))
-    assert watch.update()
-    return watch
-
-
-def test_the_rank_that_is_behind_is_named_by_its_count_not_by_its_last_line(tmp_path):
-    told = failure.hang(watched(tmp_path, [90, 110, 110]), "gave no sign", processes.state)
-    assert (told.cause, told.rank) == ("hang", 0)
-    assert "after 90 iterations" in told.message
-
-
-def test_a_rank_that_exits_is_named_with_its_status(tmp_path):
-    watch = watched(tmp_path, [110, 110])
-    (tmp_path / "failures.json").write_text('{"1": 7, "0": -15}')  # the agent ended rank 0
-    told = failure.first_cause(watch, CellFolder(tmp_path), 1)
-    assert (told.cause, told.rank) == ("exception", 1)
-    assert told.message == "rank 1 exited with status 7 in phase 'timed' and wrote no reason"
-
-
-@pytest.mark.parametrize(
-    ("kind", "message", "cause"),
-    [
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB", "oom"),
-        ("MemoryError", "", "oom"),
-        ("OSError", "1234 MiB of shared memory in /dev/shm: there is not that much", "exception"),
-        ("DistBackendError", "NCCL error in: unhandled cuda error", "nccl"),
-        ("RuntimeError", "shape '[2]' is invalid", "exception"),
-    ],
-)
-def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, message, cause):
-    watch = watched(tmp_path, [110, 110, 110])
-    told = ("RuntimeError", "Connection closed by peer [127.0.0.1]:1"), (kind, message)
-    for rank, (name, text) in enumerate(told):  # the consequence came first
-        Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("error", 3.0 + rank, type=name, message=text)
-    watch.update()
-    told = failure.first_cause(watch, CellFolder(tmp_path), 1)
-    assert (told.cause, told.rank) == (cause, 1)
-    assert told.message.startswith(f"rank 1 raised {kind} in phase 'timed': {message or kind}")
-
-
-def test_a_hang_without_anybody_behind_blames_nobody(tmp_path):
-    assert failure.hang(watched(tmp_path, [110, 110]), "gave no sign", processes.state).rank is None
-
-
-def test_ranks_that_are_done_and_do_not_end_are_a_hang_too(tmp_path):
-    watch = watched(tmp_path, [110, 110])
-    for rank in (0, 1):
-        Lines(tmp_path / "ranks" / f"{rank}.jsonl").write("done", 3.0)
-    watch.update()
-    engine = Engine(silence_timeout_s=0.0)
-    failure = supervise.overdue(watch, time.monotonic() - 1, engine, processes.state)
-    assert failure.cause == "hang" and "exit" in failure.message
-
-
-CRASH = ["Fatal Python error: Segmentation fault", "Current thread 0x2 (most recent call first):", "  the call"]
-CALLERS = [f"  caller {number}" for number in range(40)]
-ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"]
-
-
-@pytest.mark.parametrize(
-    ("log", "tail"),
-    [
-        (CALLERS, CALLERS[20:]),
-        (
-            [CRASH[0], "", "Thread 0x1 (most recent call first):", "  other", *CRASH[1:], *CALLERS],
-            [*CRASH, *CALLERS[:17]],
-        ),
-        (9 * ASKED_AND_RAISED, [*ASKED_AND_RAISED[1:], *(6 * ASKED_AND_RAISED)]),
-    ],
-)
-def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
-    told = failure.with_log(records.Failure("hang", 0, "said"), CellFolder(tmp_path))
-    assert told.log_tail.splitlines() == tail
-
-
-def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
-    watch = watched(tmp_path, [0, 0])
-    watch.ranks[1].pid = None
-    limits = Engine(silence_timeout_s=0.0)
-    assert supervise.overdue(watch, time.monotonic(), limits, processes.state) is None
-    late = supervise.overdue(watch, time.monotonic() - 2, Engine(start_timeout_s=1.0), processes.state)
-    assert (late.cause, late.rank) == ("start", 1)
-
-
-def test_a_torn_line_of_a_rank_does_not_end_the_sweep(tmp_path):
-    watch = watched(tmp_path, [5])
-    with (tmp_path / "ranks" / "0.jsonl").open("ab") as file:
-        file.write(b'{"kind": "be\n\xff\n{"kind": "beat", "time": 3.0, "iterations": 7}\n{"kind"')
-    assert watch.update()
-    assert watch.ranks[0].iterations == 7

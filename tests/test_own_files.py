@@ -1,8 +1,10 @@
 """Files of ours are written safely: whatever stands in their place stays as it is, and no writer waits for a pipe."""
 
+import ast
 import os
 import stat
 import time
+from pathlib import Path
 
 import pytest
 from cells import make_cell
@@ -183,7 +185,7 @@ def test_a_study_whose_journal_is_something_else_is_refused(tmp_path, mine, thin
     (tmp_path / "s").mkdir()
     IN_THE_WAY[thing](tmp_path / "s" / "journal.jsonl", mine)
     before = seen(tmp_path)
-    with pytest.raises(Refused, match=r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"):
+    with pytest.raises(Refused, match=r"output_dir=.*: cannot be written \((is|has) (a|no) .*journal.jsonl\)"):
         StudyFolder(str(tmp_path), "s")
     assert seen(tmp_path) == before
 
@@ -285,3 +287,65 @@ def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
     with pytest.raises(NotOurs):
         list(read_lines(tmp_path / "0.jsonl"))
     assert time.monotonic() - begun < 10
+
+
+# --- no other module writes by itself -----------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+MAKING = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "link", "symlink", "symlink_to", "hardlink_to",
+          "truncate", "ftruncate", "chmod", "savefig", "save", "export_chrome_trace", "copy2", "move", "copyfile", "copytree",
+          "TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "FileLock"}  # fmt: skip
+# Calls outside own_files that make, replace or move a file, and why they may.
+ALLOWED = {
+    "analysis/p2p/heat_map.py": ({"figure.savefig"}, "into memory"),
+    "analysis/report/style.py": ({"figure.savefig"}, "into memory"),
+    "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
+    "analysis/report/folder.py": (
+        {"(new / name).parent.mkdir", "(new / name).write_bytes", "target.parent.mkdir", "os.link", "shutil.copy2",
+         "place.rename", "new.rename", "old.rename"},
+        "a report appears as a whole: into a new folder of a random name, which is then swapped with the earlier report's",
+    ),
+    "analysis/trace/nsys_stats.py": ({"sqlite3.connect"}, "into memory"),
+    "analysis/trace/nsys_tables.py": ({"sqlite3.connect"}, "mode=ro"),
+    "analysis/trace/scrub.py": (
+        {"tempfile.TemporaryDirectory", "packed.open", "sqlite3.connect"}, "in a new folder of a random name, which is removed"
+    ),
+    "analysis/trace/source.py": ({"tempfile.TemporaryDirectory", "plain.open"}, "in a scratch folder, which is removed"),
+    "benchmarks/record/cell_folder.py": (
+        {"(self.path / part).mkdir", "path.rename", "aside.rename"}, "mkdir fails where anything is; moves inside a cell's folder"
+    ),
+    "benchmarks/timing/c_calls.py": (
+        {"tempfile.TemporaryDirectory", "source.write_text"}, "in a scratch folder, which is removed"
+    ),
+    "benchmarks/training/profiled_pass.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
+    "launch/display/lasting_output.py": ({"os.open"}, "/dev/null"),
+    "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
+    "launch/tracking/store.py": (
+        {"file.parent.mkdir", "path.parent.mkdir", "os.link", "sqlite3.connect"},
+        "MLflow and SQLite write the store; its folder is the user's to name; os.link fails where anything is",
+    ),
+    "trainers/shared_memory.py": ({"os.open"}, "in /dev/shm: made anew with O_EXCL, for this user alone"),
+}  # fmt: skip
+
+
+def made_by(path):
+    """The calls of a module that make, replace or move a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name, given = ast.unparse(node.func), [*node.args, *(one.value for one in node.keywords)]
+        last = name.rpartition(".")[2]
+        modes = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        opens = any({*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"} for mode in modes) or "os.O_" in ast.unparse(node)
+        moves = last == "replace" and len(node.args) == 1 and not node.keywords  # of a path; text has two arguments
+        if last in MAKING or name == "sqlite3.connect" or moves or (last == "open" and opens):
+            yield name
+
+
+def test_no_other_module_makes_files_by_itself():
+    packages = ("conf", "trainers", "benchmarks", "launch", "analysis")
+    paths = [ROOT / "launch.py", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
+    found = {str(path.relative_to(ROOT)): {*made_by(path)} for path in paths if path.name != "own_files.py"}
+    assert {file: calls for file, calls in found.items() if calls} == {
+        file: calls for file, (calls, _) in ALLOWED.items()
+    }

@@ -76,7 +76,7 @@ FOLDER_ARROWS = {
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
-    "analysis": ("errors", "foreign", "gc_pause"),
+    "analysis": ("console", "errors", "foreign", "gc_pause"),
     "benchmarks": ("request", "memory", "derived"),
     "trainers": ("strategy", "comm_hooks", "devices", "ring_probe", "shared_memory", "cuda_memory", "prctl"),
 }
@@ -85,7 +85,6 @@ MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
 SHORT = {
     "conf/variables.py": "names that packages share stand once",
     "analysis/errors.py": "every reader raises it",
-    "analysis/commands/console.py": "every command uses it",
 }
 WITHOUT_TORCH = ("conf", "launch", "analysis")
 TOP = {

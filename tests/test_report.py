@@ -3,6 +3,7 @@
 import base64
 import csv
 import dataclasses
+import html
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from analysis.report.build import examine, report
 from analysis.report.finding import sentences
 from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
-from analysis.report.page import PAGE_ROWS, Report, markdown_page, page
+from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
 from analysis.report.sections.waterfall import Level, waterfall_rows
 from analysis.report.style import colours, spread
@@ -598,3 +599,18 @@ def test_nothing_scrolls_sideways(source, written, tmp_path):
     )
     for wide, room in widths:
         assert int(wide) <= int(room)
+
+
+@pytest.mark.needs("chromium")
+def test_a_page_with_a_planted_script_runs_and_fetches_nothing(written, tmp_path):
+    text = (written / "index.html").read_text(encoding="utf-8")
+    head, _, _ = text.partition("Content-Security-Policy")
+    assert POLICY in html.unescape(text) and "<style" not in head and "<title" not in head
+    planted = "<script>document.title = 'run'</script><img src=file:///nowhere.png><p onclick=''></p>"
+    (tmp_path / "page.html").write_text(text.replace("</main>", f"{planted}</main>"), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
+               "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path}/page.html"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert "</html>" in done.stdout and "<title>run</title>" not in done.stdout
+    refused = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert len(refused) == 2 and all("Content Security Policy" in line for line in refused), refused

@@ -20,7 +20,6 @@ from benchmarks.record import CellFolder
 from conf import schema
 from conf.cell import Cell
 from conf.command_line import GROUPS, normalise
-from conf.hydra_errors import one_line
 from conf.nccl import FIELDS
 from conf.resolve import checked, resolve
 
@@ -305,12 +304,6 @@ def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
 def test_any_text_ends_with_0_or_one_line(launch, key, text):
     code, _, err = launch("--run", "dry_run=true", f"{key}={text}")
     assert (code, err.count("\n")) in ((0, 0), (2, 1))
-
-
-def test_one_line_shows_what_a_terminal_would_obey():
-    assert one_line("a\nb\x1b[31m\0é\ud800") == "a\\nb\\x1b[31m\\x00é\\ud800"
-    long = one_line("a" * 10_000 + "accepted")
-    assert len(long) < 4_000 and long.endswith("accepted")
 
 
 def test_right_requests_are_planned_in_any_order_of_arguments(planned):

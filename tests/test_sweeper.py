@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal import hydra as hydras_own
 from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.utils import run_job
 from omegaconf import OmegaConf
 
 from conf import schema, sweeper
@@ -17,9 +19,11 @@ from conf.command_line import normalise
 ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 SWEEPS = (
-    "gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.env.NCCL_DEBUG_SUBSYS=INIT repeats=3",
+    "gpus=0,3 seed=1",
+    "hydra.mode=MULTIRUN gpus=0+1,0+3",
+    "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.env.NCCL_DEBUG_SUBSYS=INIT repeats=3",
     "+experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",
-    "+experiment=nccl_sweep,scaling",
+    "-m +experiment=nccl_sweep,scaling",
 )
 
 
@@ -33,14 +37,17 @@ def loaded(path):
 
 @pytest.fixture
 def jobs(monkeypatch, tmp_path):
-    """Compose a sweep with a `sweep` method: [(configuration, overrides)]."""
+    """Compose a command with Hydra's three methods or with ours: [(configuration, overrides)]."""
     schema.register()
 
-    def run(command, method):
+    def run(command, mode, run_job, sweep):
         GlobalHydra.instance().clear()
-        monkeypatch.setattr(Plugins.instance().class_name_to_class[BASIC], "sweep", method)
-        folder = f"hydra.sweep.dir={tmp_path}"
-        monkeypatch.setattr(sys, "argv", ["launch.py", *normalise(["-m", *command.split()]), folder])
+        monkeypatch.setattr(hydras_own.Hydra, "get_mode", mode)
+        monkeypatch.setattr(hydras_own, "run_job", run_job)
+        monkeypatch.setattr(Plugins.instance().class_name_to_class[BASIC], "sweep", sweep)
+        if sweep is not sweeper.sweep:  # Hydra's own methods make folders
+            monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["launch.py", *normalise(command.split())])
         module = loaded(ROOT / "launch.py")
         module.collect()
         return [(OmegaConf.to_object(config), sorted(overrides)) for config, overrides in module.composed]
@@ -49,11 +56,21 @@ def jobs(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("command", SWEEPS)
-def test_the_cheap_sweeper_composes_what_hydras_own_composes(jobs, command):
+def test_composing_cheaply_gives_what_hydra_gives(jobs, command):
     own = loaded(Path(basic_sweeper.__file__)).BasicSweeper.sweep
-    expected = jobs(command, own)
-    assert len(expected) > 1 or "scaling" in command
-    assert jobs(command, sweeper.sweep) == expected
+    expected = jobs(command, sweeper.HYDRAS_OWN_MODE, run_job, own)
+    assert len(expected) > 1 or "scaling" in command or "seed" in command
+    assert jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep) == expected
+
+
+@pytest.mark.parametrize(("command", "count"), [("gpus=0,3", 1), ("-m gpus=0,3", 1), ("+experiment=scaling", 2)])
+def test_the_mode_costs_no_composition_where_nothing_sets_it(launch, monkeypatch, command, count):
+    composed, own = [], hydras_own.Hydra.compose_config
+    monkeypatch.setattr(
+        hydras_own.Hydra, "compose_config", lambda *given, **named: composed.append(1) or own(*given, **named)
+    )
+    assert launch(*command.split(), "dry_run=true")[0] == 0
+    assert len(composed) == count
 
 
 def test_ctrl_c_while_planning_ends_with_one_line(launch, monkeypatch):

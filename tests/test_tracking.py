@@ -18,11 +18,12 @@ from tracked import make_folder, make_record, make_sweep, rows, runs
 
 from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity
 from launch.tracking import store
 from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
-from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri
 from launch.tracking.tracker import Tracker
 
 SECRET = "hunter2-secret"

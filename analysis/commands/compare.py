@@ -7,7 +7,6 @@ from statistics import median
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
 from analysis.commands.native_difference import (
     LATENCY_TOLERANCE,
     TOLERANCE,
@@ -16,6 +15,7 @@ from analysis.commands.native_difference import (
     compare_measurements,
     read_measurement,
 )
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 

@@ -4,10 +4,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.console import SafeConsole, console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.nccl.log import parse_nccl_log
@@ -52,14 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         print(json.dumps(whole, indent=2))
         return 0
-    console = Console(highlight=False)
-    _print(log, console)
+    out = console()
+    _print(log, out)
     if findings is not None:
-        console.print(f"\nWithout: {escape(without)}, {_count(other.channels['collective'])} channels")
+        out.print(f"\nWithout: {escape(without)}, {_count(other.channels['collective'])} channels")
         for one in findings:
-            console.print(escape(one.sentence), soft_wrap=True)
+            out.print(escape(one.sentence), soft_wrap=True)
         if not findings:
-            console.print("No setting that shows in transports, channels or algorithms differs between the two logs.")
+            out.print("No setting that shows in transports, channels or algorithms differs between the two logs.")
     return 0
 
 
@@ -75,7 +75,7 @@ def _count(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def _print(log: NcclLog, console: Console) -> None:
+def _print(log: NcclLog, out: SafeConsole) -> None:
     channels = ", ".join(f"{count} {kind}" for kind, count in log.channels.items() if count is not None)
     source = " (from the rings)" if log.channels_from == "rings" else ""
     settings = ", ".join(f"{name}={value}" for name, value in log.settings.items())
@@ -102,8 +102,8 @@ def _print(log: NcclLog, console: Console) -> None:
     ):
         if text:
             facts.add_row(name, escape(text))
-    console.print(facts)
-    _print_transports(log, console)
+    out.print(facts)
+    _print_transports(log, out)
     if log.algorithms:
         table = Table(title="choices", title_justify="left")
         for name in ("function", "bytes", "algorithm", "protocol", "channels", "calls"):
@@ -111,18 +111,18 @@ def _print(log: NcclLog, console: Console) -> None:
         for one in log.algorithms[:_CHOICES_SHOWN]:
             cells = (one.function or "", str(one.size), one.algorithm, one.protocol, _count(one.channels))
             table.add_row(*map(escape, cells), str(one.calls))
-        console.print(table)
+        out.print(table)
         if len(log.algorithms) > _CHOICES_SHOWN:
-            console.print(f"… {len(log.algorithms) - _CHOICES_SHOWN} more (--json has all)")
+            out.print(f"… {len(log.algorithms) - _CHOICES_SHOWN} more (--json has all)")
     for title, lines in (("warning", log.warnings), ("error", log.errors), ("note", log.notes)):
         for line in lines:
-            console.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
+            out.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
 
 
-def _print_transports(log: NcclLog, console: Console) -> None:
+def _print_transports(log: NcclLog, out: SafeConsole) -> None:
     """Print connections by transport."""
     if not log.transports:
-        console.print("The log has no connection: they appear at the first collective.")
+        out.print("The log has no connection: they appear at the first collective.")
         return
     table = Table(title="transports (rank->rank)", title_justify="left")
     table.add_column("transport", no_wrap=True)
@@ -133,4 +133,4 @@ def _print_transports(log: NcclLog, console: Console) -> None:
         grouped.setdefault(" + ".join(words), []).append(pair)
     for words_text, pairs in sorted(grouped.items()):
         table.add_row(escape(words_text), str(len(pairs)), ", ".join(pairs))
-    console.print(table)
+    out.print(table)

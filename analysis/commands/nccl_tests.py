@@ -6,7 +6,7 @@ import json
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.nccl_tests.reader import Run, parse_nccl_tests
@@ -80,10 +80,10 @@ def _print(one: Run, file: str) -> None:
         figures = [*_cells(row.out_of_place, iterations), *_cells(row.in_place, iterations)]
         table.add_row(str(row.bytes), escape(row.dtype), escape(row.redop or ""), root, *figures)
     out.print(table)
-    mean = one.mean_busbw
+    mean, there = one.mean_busbw, " that are there" if one.rows_missing else ""
     average = "not printed" if one.avg_busbw is None else f"{one.avg_busbw:g} GB/s"
     out.print(
-        f"columns: out of place, then in place. avg busbw: {average}; mean of the rows: {_figure(mean, '.4f')} GB/s"
+        f"columns: out of place, then in place. avg busbw: {average}; mean of the rows{there}: {_figure(mean, '.4f')} GB/s"
     )
     for title, lines in (("error", one.errors), ("note", one.notes)):
         for line in lines:

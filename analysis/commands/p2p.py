@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.p2p.matrices import Matrices

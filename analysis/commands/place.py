@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.topology.link_classes import describe_counts

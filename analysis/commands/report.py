@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.report.build import examine, write
 
 

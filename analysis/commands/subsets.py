@@ -5,7 +5,7 @@ import json
 
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.topology.link_classes import describe_counts
 from analysis.topology.packing import EXACT_GPUS
 from analysis.topology.source import load_topology

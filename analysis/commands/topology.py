@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.topology.link_classes import best_first, is_known
 from analysis.topology.model import Device, Topology
 from analysis.topology.source import load_topology

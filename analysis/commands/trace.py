@@ -5,11 +5,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import SafeConsole, console
 from analysis.trace.difference import Change, TraceDifference, compare_traces
 from analysis.trace.model import Trace
 from analysis.trace.nsys_stats import StatsRow, kernel_rows, memory_rows
@@ -107,7 +106,7 @@ def _compare(arguments: argparse.Namespace, first: TraceSummary) -> int:
     return 0
 
 
-def _print(summary: TraceSummary, trace: Trace, out: Console) -> None:
+def _print(summary: TraceSummary, trace: Trace, out: SafeConsole) -> None:
     ranks = _table(f"ranks ({summary.source})", "rank", "GPU", *_RANK_HEADINGS)
     calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
     copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")
@@ -138,7 +137,7 @@ def _print(summary: TraceSummary, trace: Trace, out: Console) -> None:
         out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
 
 
-def _print_stragglers(summary: TraceSummary, out: Console, prefix: str = "") -> None:
+def _print_stragglers(summary: TraceSummary, out: SafeConsole, prefix: str = "") -> None:
     for one in summary.stragglers:
         out.print(
             f"{prefix}rank {one.rank} came last in {one.last} of {one.of} collectives: "
@@ -147,7 +146,7 @@ def _print_stragglers(summary: TraceSummary, out: Console, prefix: str = "") -> 
         )
 
 
-def _print_rows(title: str, rows: list[StatsRow], out: Console) -> None:
+def _print_rows(title: str, rows: list[StatsRow], out: SafeConsole) -> None:
     table = _table(f"{title} (ns)", "time %", "total", "instances", "average", "median", "min", "max", "deviation")
     table.add_column("name", no_wrap=True)
     for row in rows:
@@ -158,7 +157,7 @@ def _print_rows(title: str, rows: list[StatsRow], out: Console) -> None:
     out.print(table)
 
 
-def _print_changes(comparison: TraceDifference, out: Console) -> None:
+def _print_changes(comparison: TraceDifference, out: SafeConsole) -> None:
     """Print a line per quantity of each rank, and a line per collective, per rank and across ranks."""
     ranks = _table("ranks", "rank", "quantity", "A", "B", "B / A")
     for one in comparison.changes:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.console import console
+from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.verification.comparison import Difference
 from analysis.verification.verify import Verification, verify

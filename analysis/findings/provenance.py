@@ -26,6 +26,8 @@ PROVENANCE = (
 )
 SHARE = "a share of the cores"  # the threads of a rank, as Ringside sets them
 INHERITED = "inherited"  # among the facts of the environment: names of variables that came from around the launcher
+# Likewise: names of variables that look like secrets, by their name or value. Their values are nowhere.
+LEFT_OUT = "left_out"
 # What Ringside sets by itself: nobody inherited it where it has this value; None: whatever the value.
 SET_BY_RINGSIDE: Mapping[str, str | None] = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -123,7 +123,7 @@ def _plausible(words: dict[str, str], size: int, shares: int) -> bool:
     low, high = float(time) - _half(time), float(time) + _half(time)
     slack = _half(algbw) * 1.001
     for part in (1.0, (shares - 1) / shares if shares else 1.0):
-        below = size * part / high / 1e3 - slack
+        below = size * part / high / 1e3 - slack if high > 0 else float("inf")
         above = size * part / low / 1e3 + slack if low > 0 else float("inf")
         if below <= float(algbw) <= above:
             return True

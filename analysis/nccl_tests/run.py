@@ -113,6 +113,12 @@ class Run:
 
     @property
     def ranks(self) -> int | None:
+        """Return the listed ranks of one communicator; None where they are not known, or are no whole processes."""
+        ranks = self.listed_ranks
+        return None if ranks is None or ranks % self.of_a_process else ranks
+
+    @property
+    def listed_ranks(self) -> int | None:
         """Count the listed ranks of one communicator; None if the list is absent, cut, or differs by group."""
         groups: dict[int, set[int]] = {}
         for group, rank in self.listed:
@@ -122,10 +128,21 @@ class Run:
         return sizes.pop() if len(sizes) == 1 and whole and not self.list_cut else None
 
     @property
+    def of_a_process(self) -> int:
+        """The number of ranks that each process has, as the settings say; 1 where they do not."""
+        return max(1, self.settings.get("nThread", 1) * self.settings.get("nGpus", 1))
+
+    @property
     def mean_busbw(self) -> float | None:
-        """Average busbw over all rows and both placements, unweighted, as nccl-tests does; None without rows."""
+        """Average busbw over the rows found and both placements, unweighted, as nccl-tests does; None without rows."""
         values = [one.busbw for row in self.rows for _, one in row.placements() if one.busbw is not None]
         return sum(values) / len(values) if values else None
+
+    @property
+    def rows_missing(self) -> bool:
+        """Whether rows of the run are missing or added: its average is not printed, or is another one than that of the rows."""
+        mean, printed = self.mean_busbw, self.avg_busbw
+        return mean is None or printed is None or abs(mean - printed) > 0.006 + 1e-5 * mean
 
     def factors(self) -> tuple[float, float] | None:
         """Return the lowest and highest busbw/algbw that all rows allow with their rounding; None without such rows.
@@ -167,7 +184,8 @@ class Run:
             implied = self.implied_ranks()
         except ValueError:
             implied = None
-        mean = self.mean_busbw
+        # The average of some rows is another number than that of all.
+        mean = None if self.rows_missing else self.mean_busbw
         return {
             "collective": self.collective,
             "ranks": self.ranks,
@@ -201,7 +219,7 @@ def _times(number: int, things: str) -> str:
 def annotate(run: Run) -> None:
     """Add a note for each contradiction inside the run."""
     note = run.notes.append
-    ranks = run.ranks
+    ranks = run.listed_ranks
     doubled = len(run.listed) - len(set(run.listed))
     if doubled:
         note(
@@ -210,12 +228,11 @@ def annotate(run: Run) -> None:
         )
     if run.listed and ranks is None:
         note("the list of ranks is cut or its groups differ in size: the number of ranks is not known")
-    process = run.settings.get("nThread", 1) * run.settings.get("nGpus", 1)
-    if ranks is not None and ranks % process:
-        note(f"{ranks} ranks are listed, but one process has {process} GPUs: not a multiple")
+    if ranks is not None and ranks % run.of_a_process:
+        note(f"{ranks} ranks are listed, but one process has {run.of_a_process} GPUs: not a multiple")
     _annotate_ratio(run, ranks)
     mean = run.mean_busbw
-    if mean is not None and run.avg_busbw is not None and abs(mean - run.avg_busbw) > 0.006 + 1e-5 * mean:
+    if mean is not None and run.avg_busbw is not None and run.rows_missing:
         note(
             f"the printed average of busbw is {run.avg_busbw:g}, but the rows give {mean:.4f}: rows are missing or added"
         )

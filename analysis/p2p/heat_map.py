@@ -13,6 +13,7 @@ from typing import Any
 from analysis.p2p.matrices import Matrices
 from analysis.topology.model import Topology
 from benchmarks.record.own_files import write_named
+from benchmarks.record.visible import visible
 
 _SQUARE = 0.62  # inches
 _MARGINS = (0.55, 0.15, 0.5, 0.62)  # inches left, right, below, above one matrix
@@ -69,7 +70,7 @@ def draw_heat_maps(
                 lines.append((said, {"fontsize": 8, "color": _SOFT}))
             for number, (line, style) in enumerate(lines):
                 y = 1 - (0.3 + 0.22 * number) / size[1]
-                figure.text(left / size[0], y, line, va="center", parse_math=False, **style)
+                figure.text(left / size[0], y, visible(line, kept=""), va="center", parse_math=False, **style)
             form, out = path.suffix.removeprefix(".") or "svg", io.BytesIO()
             figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else None, facecolor=_PAPER)
             write_named(path, out.getvalue())

@@ -51,7 +51,7 @@ def read_p2p(text: str) -> P2p:
         topology, title = environment.get("topology"), content.get("name")
         if not all(isinstance(value, str | None) for value in (topology, title)):
             raise TypeError("environment.topology and name must be text")
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
     return P2p([medians], samples or [medians], topology, title, words)
 

@@ -12,6 +12,8 @@ from analysis.report.style import COLOURS
 from analysis.report.tables import Table, to_markdown
 from analysis.report.text import count, markdown, single_line
 
+# No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and may hold images.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 TEXT_LENGTH = 3000  # characters of any one text on the page
 PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
 
@@ -34,7 +36,7 @@ class Report:
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
     """Return the HTML page; `files` are those that are written with it, which analysis.report.folder reads."""
-    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS, files=files)
+    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS, files=files, policy=POLICY)
 
 
 def markdown_page(report: Report) -> str:

@@ -6,14 +6,15 @@ Anybody may have edited a record, so no text of one is trusted. launch writes ML
 import re
 from collections.abc import Iterable
 
-from analysis.report.numbers import THIN
+from benchmarks.record.visible import LINE_BREAKS, visible
 
+_BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
 TEXT_LENGTH = 400  # characters of a text in a table
 
 
 def single_line(text: object, length: int = TEXT_LENGTH) -> str:
-    """Return text on one line, without control characters and halves of surrogates, cut to a length."""
-    line = "".join(c if c.isprintable() or c == THIN else " " for c in str(text))
+    """Return text on one line, with its control characters as escapes, cut to a length."""
+    line = visible(_BREAKS.sub(" ", str(text)), kept="")
     return line if len(line) <= length else line[: length - 1] + "…"
 
 

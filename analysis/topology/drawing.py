@@ -14,6 +14,7 @@ from analysis.topology.layout import DrawingLayout, Point, extent, lay_out, link
 from analysis.topology.link_classes import best_first, nvlink_count
 from analysis.topology.model import Topology
 from benchmarks.record.own_files import write_named
+from benchmarks.record.visible import visible
 
 _BOX: Point = (0.96, 0.56)
 _GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
@@ -51,7 +52,7 @@ def drawing(topology: Topology, form: str) -> bytes:
 
 
 def _title(topology: Topology) -> str:
-    models = best_first(gpu.name for gpu in topology.devices if gpu.name)
+    models = [visible(name, kept="") for name in best_first(gpu.name for gpu in topology.devices if gpu.name)]
     parts = [f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}{f' ({models[0]})' if models else ''}"]
     if topology.nics:
         parts.append(f"{len(topology.nics)} NIC{'s' * (len(topology.nics) != 1)}")

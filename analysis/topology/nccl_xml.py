@@ -108,7 +108,7 @@ def _parse(text: str) -> _Element:
 
 def _integer(element: _Element, name: str, least: int) -> int:
     value = element.attributes.get(name, "")
-    if not re.fullmatch(r"-?\d{1,9}", value) or int(value) < least:
+    if not re.fullmatch(r"-?[0-9]{1,9}", value) or int(value) < least:
         raise UnreadableInput(
             f"line {element.line}: <{element.name}> has {name}={value!r}; expected a number from {least}"
         )
@@ -124,17 +124,22 @@ def _gpu(element: _Element) -> Gpu:
     if cpu is None:
         raise UnreadableInput(f"line {element.line}: <gpu> outside of any <cpu>")
     sm = element.attributes.get("sm", "")
-    speed = re.match(r"(\d+(?:\.\d+)?) GT/s", pci.attributes.get("link_speed", "") if pci else "")
+    speed = re.match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) GT/s", pci.attributes.get("link_speed", "") if pci else "")
     width = pci.attributes.get("link_width", "") if pci else ""
     numa = cpu.attributes.get("numaid", "")
     return Gpu(
         index=_integer(element, "dev", 0),
         cpu_affinity=cpu_list(_mask(cpu)),
-        numa_affinity=numa if numa.isdigit() else None,  # -1: the kernel does not know
+        numa_affinity=numa if _digits(numa) else None,  # -1: the kernel does not know
         bus_id=_bus_id(pci.attributes.get("busid", "")) if pci else None,
-        nvlink_gb_per_s=nvlink_gb_per_s(sm=int(sm)) if sm.isdigit() else None,
-        pcie_gb_per_s=pcie_gb_per_s(float(speed[1]), int(width)) if speed and width.isdigit() else None,
+        nvlink_gb_per_s=nvlink_gb_per_s(sm=int(sm)) if _digits(sm) else None,
+        pcie_gb_per_s=pcie_gb_per_s(float(speed[1]), int(width)) if speed and _digits(width) else None,
     )
+
+
+def _digits(text: str) -> bool:
+    """Tell whether a text is a number of a few digits. isdigit() takes ² for one."""
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None
 
 
 def _bus_id(text: str) -> str:

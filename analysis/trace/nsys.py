@@ -25,7 +25,18 @@ from analysis.trace.model import (
     no_events,
 )
 from analysis.trace.names import COPY_KINDS, is_step, nccl_collective, rank_mark
-from analysis.trace.nsys_tables import GRAPHS, KERNEL, MEMCPY, MEMSET, NVTX, RUNTIME, Columns, Export, open_export
+from analysis.trace.nsys_tables import (
+    GRAPHS,
+    KERNEL,
+    LATEST,
+    MEMCPY,
+    MEMSET,
+    NVTX,
+    RUNTIME,
+    Columns,
+    Export,
+    open_export,
+)
 
 _RANGES, _MARKS = (59, 60, 70, 71), (34, 65)  # eventType of push/pop and start/end ranges; of marks
 _LAUNCHERS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch", "cudaMem", "cuMem")
@@ -97,9 +108,15 @@ def _read_ranges(export: Export) -> list[_Range]:
     for start, end, kind, said, said_by, tid in export.connection.execute(query):
         name = said or strings.get(said_by)
         last = start if kind in _MARKS else end
-        if name and isinstance(start, int) and isinstance(last, int) and last >= start:
-            process = tid >> 24 if isinstance(tid, int) else _NO_PROCESS
-            found.append(_Range(start, last, process, (tid or 0) & 0xFFFFFF, str(name)))
+        if (
+            isinstance(name, str)
+            and name
+            and isinstance(start, int)
+            and isinstance(last, int)
+            and start <= last < LATEST
+        ):
+            process, thread = (tid >> 24, tid & 0xFFFFFF) if isinstance(tid, int) else (_NO_PROCESS, 0)
+            found.append(_Range(start, last, process, thread, name))
     return found
 
 
@@ -262,8 +279,8 @@ def _devices(export: Export) -> tuple[dict[tuple[int, int], int], dict[int, tupl
     described: dict[int, tuple[str, str]] = {}
     if export.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         rows = export.connection.execute("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE").fetchall()
-        gpu_of = {(pid, device): gpu for pid, device, gpu in rows}
+        gpu_of = {(pid, device): gpu for pid, device, gpu in rows if isinstance(gpu, int)}
     if export.has("TARGET_INFO_GPU", "id", "name", "busLocation"):
         rows = export.connection.execute("SELECT id, name, busLocation FROM TARGET_INFO_GPU").fetchall()
-        described = {gpu: (name, bus) for gpu, name, bus in rows}
+        described = {gpu: (name, bus) for gpu, name, bus in rows if isinstance(name, str) and isinstance(bus, str)}
     return gpu_of, described

@@ -22,6 +22,8 @@ MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 NVTX = "NVTX_EVENTS"
+TIMES = ("start", "end")
+LATEST = 2**61  # ns; sums and differences of times fit into 64 bits
 VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # one table, by its newer and its older name
 _OF_NSYS = (*VERSIONS, KERNEL, RUNTIME, NVTX, "TARGET_INFO_SESSION_START_TIME")
 
@@ -54,7 +56,8 @@ class Export:
         known: dict[str, str] = {}
         for table in VERSIONS:
             if self.has(table, "name", "value"):
-                known |= dict(self.connection.execute(f"SELECT name, value FROM {quoted(table)}").fetchall())
+                rows = self.connection.execute(f"SELECT name, value FROM {quoted(table)}").fetchall()
+                known |= {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
         product = f"Nsight Systems {known.get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
         schema = known.get("EXPORT_SCHEMA_VERSION")
         return f"{product} (schema {schema})" if schema else product
@@ -64,13 +67,13 @@ class Export:
         if not self.has("StringIds", "id", "value"):
             return {}
         rows = self.connection.execute("SELECT id, value FROM StringIds").fetchall()
-        return {number: str(value) for number, value in rows}
+        return {number: value for number, value in rows if isinstance(number, int) and isinstance(value, str)}
 
     def read(self, table: str, needed: Sequence[str], optional: Sequence[str] = (), where: str = "1") -> Columns:
         """Return columns of a table as arrays; -1 stands for no value. A missing table has no rows.
 
         Rows that end before they start are left out: nsys writes them for events that were cut. Raises
-        UnreadableInput if a needed column is missing or holds text.
+        UnreadableInput if a needed column is missing or holds text, or a time is none that a clock has.
         """
         wanted = [*needed, *optional]
         if table not in self.columns:
@@ -86,6 +89,8 @@ class Export:
             data = np.fromiter(rows, dtype=np.dtype([(one, np.int64) for one in wanted]))
         except (ValueError, TypeError, OverflowError):
             raise UnreadableInput(f"table {table} holds text where numbers belong: a schema not known here") from None
+        if len(data) and any((data[one] >= LATEST).any() or (data[one] < 0).any() for one in needed if one in TIMES):
+            raise UnreadableInput(f"table {table} holds times that no clock has: a damaged file")
         if "end" in wanted:
             data = data[data["end"] >= data["start"]]
         return {one: np.ascontiguousarray(data[one]) for one in wanted}

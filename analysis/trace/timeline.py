@@ -14,6 +14,7 @@ from analysis.trace.intervals import NOTHING, Spans, intersect, subtract, total,
 from analysis.trace.matching import Meetings, match
 from analysis.trace.model import RankTrace, Trace
 from analysis.trace.steps import Window
+from benchmarks.record.visible import visible
 
 _LEFT, _PLOT, _RIGHT = 128, 920, 24  # px
 _LANE, _GAP, _HEADER, _TOP, _BOTTOM = 17, 5, 30, 78, 46
@@ -72,7 +73,7 @@ def draw_timeline(trace: Trace, window: Window) -> str:
     length = (window.end - window.start) / 1e6
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<title>Timeline: {escape(window.title)}</title>",
+        f"<title>Timeline: {_safe(window.title)}</title>",
         _STYLE,
         _DEFINITIONS,
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -196,4 +197,9 @@ def _legend(y: int) -> str:
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}"{f" class={style!r}" if style else ""}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{f" class={style!r}" if style else ""}>{_safe(words)}</text>'
+
+
+def _safe(words: str) -> str:
+    """Return a text that SVG shows as it is."""
+    return escape(visible(words, kept=""))

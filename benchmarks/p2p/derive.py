@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.derived import Derived, Line, RankLines, of_kind
+from benchmarks.derived import Derived, IncompleteLines, Line, RankLines, of_kind
 from benchmarks.p2p import tool_output
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
@@ -14,12 +14,19 @@ Matrix = list[list[float]]  # [source][target]
 
 
 def derive(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value: the matrices with their medians, the rows of copies at once, and what the tool prints."""
+    """Return every derived value: the matrices with their medians, the rows of copies at once, and what the tool prints.
+
+    Raises:
+        IncompleteLines: a repeat of a matrix is missing; the median of the others is another number.
+    """
     asked = cell.benchmark
     (members,) = of_kind(lines[0], Kind.MEMBERS)
     samples: dict[str, list[Matrix]] = {}
     for line in of_kind(lines[0], Kind.P2P, has="matrix"):
         samples.setdefault(line["matrix"], []).append(matrix(line))
+    for name, repeats in samples.items():
+        if len(repeats) != asked["repeats"]:
+            raise IncompleteLines(f"matrix {name} has {len(repeats)} of {asked['repeats']} repeats")
     medians = {name: _each(statistics.median, repeats) for name, repeats in samples.items()}
     table = {
         "devices": members["devices"],

@@ -1,69 +1,125 @@
-"""The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which failed first.
+"""The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which ended first.
 
     python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec
 
 `auto` forks the ranks. A forked rank has what the agent imported, above all torch, and begins in milliseconds instead of
 seconds. Before the fork the agent uses no device and computes nothing. It has only two kinds of other threads: that of
 torch's store, which no rank touches, and OpenBLAS's, which are made anew after a fork. CUDA does not survive a fork: if
-anything has initialised it here, or if torch does not accept the placeholder that keeps it from doing so, the ranks are new
-processes (exec), and the agent's log says why.
+anything has initialised it here, the ranks are new processes (exec), and the agent's log says why.
 """
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
+import signal
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 
 from benchmarks.rank import lifetime, rendezvous, worker
-from benchmarks.record import CellFolder, write_json
+from benchmarks.rank.ends import Ends
+from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER, UMASK
 from trainers.strategy import load
 
-MONITOR_SECONDS = 0.1  # between two looks at the ranks: how late a failure is seen
-LAUNCH_FIELDS = {field.name for field in dataclasses.fields(LaunchConfig)}
-# Placeholder for `numa_options`: without any, torch from 2.9 on asks CUDA for the number of GPUs, to bind ranks to their NUMA
-# nodes. Our ranks do that themselves (trainers.devices).
-NOT_BOUND: Any = object()
+MONITOR_SECONDS = 0.1  # between two looks of torch at its ranks
+PAUSE_SECONDS = 0.001  # torch's own, before each look
 
 
 def main(folder: Path, ranks: int, start: str) -> int:
-    """Run the ranks to their end. Returns the exit status: 0, or 1 with `failures.json` ({rank: exit status}) in the folder."""
+    """Run the ranks to their end. Returns the exit status: 0, or 1 with `failures.json` in the folder."""
     lifetime.die_with_parent()
     if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask
         lifetime.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(int(os.environ[UMASK], 8))
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
-    rendezvous.register()
+    forked = start == "auto" and _preloaded(folder)
+    ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, "fork")}
+    if not forked:
+        ran = {"entrypoint": sys.executable, "args": ("-u", "-m", "benchmarks.rank.worker", str(folder))}
+    spec = WorkerSpec(
+        role="rank", local_world_size=ranks, rdzv_handler=rendezvous.of(folder.name), max_restarts=0,
+        monitor_interval=PAUSE_SECONDS, **ran,
+    )  # fmt: skip
     try:
-        config = _preloaded(folder, ranks) if start == "auto" else None
-        if config is not None:
-            elastic_launch(config, worker.main)(folder, "fork")
-        else:
-            run.main([
-                "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0", f"--monitor-interval={MONITOR_SECONDS}",
-                f"--rdzv-backend={rendezvous.BACKEND}", f"--rdzv-id={folder.name}",
-                "--module", "benchmarks.rank.worker", str(folder),
-            ])  # fmt: skip
-    except ChildFailedError as error:
-        failures = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        write_json(CellFolder(folder).failures, failures)
+        result = WatchfulAgent(spec, CellFolder(folder), "fork").run()
+    except RankEnded:
         return 1
-    return 0
+    except SignalException as error:  # end as anybody does who is asked to
+        signal.signal(error.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), error.sigval)
+    return int(result.is_failed())
 
 
-def _preloaded(folder: Path, ranks: int) -> LaunchConfig | None:
-    """Import what the ranks will need. Returns the configuration that forks them; None where they cannot be forked.
+class RankEnded(Exception):
+    """A rank ended that should not have."""
+
+
+class NoFiles(DefaultLogsSpecs):
+    """No folder of torch's in TMPDIR: ranks write their own logs."""
+
+    def __init__(self) -> None:
+        super().__init__(os.devnull)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return that nothing is redirected."""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(nowhere, nowhere, {}, {}, nowhere)
+
+
+class WatchfulAgent(LocalElasticAgent):
+    """torch's elastic agent, which also writes down the first ranks that ended by themselves before it ends the others."""
+
+    def __init__(self, spec: WorkerSpec, folder: CellFolder, start_method: str) -> None:
+        super().__init__(spec, NoFiles(), start_method)
+        self._folder, self._ends = folder, Ends({})
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Wait for an end, then look at the ranks as torch does. torch calls it again and again.
+
+        Raises:
+            RankEnded: a rank ended with another status than 0, or before it was done.
+        """
+        if not self._ends.pids:
+            self._ends = Ends({worker.global_rank: worker.id for worker in worker_group.workers})
+        self._note(self._ends.wait(MONITOR_SECONDS))
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():  # a rank ended between the two looks
+            statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            ended_by_torch = [rank for rank, status in statuses.items() if status == -signal.SIGTERM]
+            self._ends.statuses |= statuses
+            self._note([rank for rank in statuses if rank not in ended_by_torch] or ended_by_torch)
+        return result
+
+    def _note(self, ended: Iterable[int]) -> None:
+        now, statuses = time.time(), self._ends.statuses
+        failures = {
+            str(rank): {"status": statuses[rank], "time": now}
+            for rank in ended
+            if statuses[rank] != 0 or not self._is_done(rank)
+        }
+        if failures:
+            print(f"ranks that ended: {failures}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full disk: the log may have it
+                write_json(self._folder.failures, failures)
+            raise RankEnded
+
+    def _is_done(self, rank: int) -> bool:
+        return any(line["kind"] == Kind.DONE for line in read_lines(self._folder.rank_lines(rank)))
+
+
+def _preloaded(folder: Path) -> bool:
+    """Import what the ranks will need. Returns whether they can be forked.
 
     An import that fails here fails in a rank too, and the rank reports it.
     """
@@ -75,21 +131,10 @@ def _preloaded(folder: Path, ranks: int) -> LaunchConfig | None:
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what is imported
-    bound: dict[str, Any] = {"numa_options": NOT_BOUND} if "numa_options" in LAUNCH_FIELDS else {}
-    try:
-        config = LaunchConfig(
-            1, 1, ranks, run_id=folder.name, rdzv_backend=rendezvous.BACKEND, max_restarts=0, monitor_interval=MONITOR_SECONDS,
-            start_method="fork", **bound,
-        )  # fmt: skip
-    except Exception as error:  # torch does not promise to leave the field alone
-        print(f"ranks start anew: torch's launcher says {error!r}", file=sys.stderr, flush=True)
-        return None
-    if bound:
-        config.numa_options = None
     if lifetime.cuda_initialised():
         print("ranks start anew: something here has initialised CUDA", file=sys.stderr, flush=True)
-        return None
-    return config
+        return False
+    return True
 
 
 if __name__ == "__main__":

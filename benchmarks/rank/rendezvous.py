@@ -8,26 +8,19 @@ import datetime
 import socket
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT_SECONDS = 600  # of a rank that waits in the store for another, while all import and connect
-BACKEND = "loopback"  # torchrun's name for this rendezvous
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
     """torch's static rendezvous of one node, on a socket that we bound."""
 
     def get_backend(self) -> str:
-        """Return the name under which torchrun knows it."""
-        return BACKEND
+        """Return its name, as torch's log has it."""
+        return "loopback"
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the store of the ranks, which is made once."""
@@ -49,10 +42,6 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self.master_port))
 
 
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT_SECONDS)
-
-
-def register() -> None:
-    """Let torchrun find the rendezvous under BACKEND."""
-    rendezvous_handler_registry.register(BACKEND, _handler)
+def of(run_id: str) -> LoopbackRendezvous:
+    """Return the rendezvous of one agent's ranks."""
+    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, run_id, TIMEOUT_SECONDS)

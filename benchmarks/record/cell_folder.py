@@ -9,7 +9,7 @@ nccl/           NCCL's logs, and the empty nccl.conf that replaces the user's
 gpus.jsonl      clocks, power and load of the GPUs
 cpu.jsonl       load of the CPU, the cell's own and all
 topology.txt    the machine's topology
-failures.json   exit statuses of the ranks that failed
+failures.json   exit status and time of the ranks that ended first, not as they should
 output.txt      what the benchmark prints
 tuning/         the same for an untimed pass in which NCCL names its choices
 profile/        the same for an untimed pass under a profiler
@@ -51,7 +51,7 @@ class CellFolder:
 
     @property
     def failures(self) -> Path:
-        """Return the path of the exit statuses of failed ranks, {rank: status}."""
+        """Return the path of the the ranks that ended first and not as they should: {rank: {status, time}}."""
         return self.path / "failures.json"
 
     @property

@@ -43,7 +43,7 @@ def read(path: Path) -> Record:
         raise RecordError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here")
     try:
         return _record(content)
-    except (TypeError, KeyError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
 
 

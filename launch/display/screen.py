@@ -12,13 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis.console import SafeConsole
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
-from analysis.report.text import count
+from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from launch.display.columns import COST, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
@@ -35,9 +36,10 @@ STYLES = {
 }
 # States of a cell after which nothing more happens to it in this sweep.
 SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
-WAITING = "waiting"
+WAITING, ELSEWHERE = "waiting", "elsewhere"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}
+MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
 AROUND = 6  # lines of the terminal that are not rows
 FEWEST_ROWS = 3
@@ -55,7 +57,7 @@ class Screen:
     ) -> None:
         """`known` are the records that the study had before; `others` is what other studies showed of the scatter."""
         self._others = others
-        self.console = console or Console(highlight=False)
+        self.console = console or SafeConsole()
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -105,6 +107,10 @@ class Screen:
         if not self._live and first:
             self.console.print(Text(f"{self._head(number)}  started", style="dim"))
 
+    def hold(self, number: int) -> None:
+        """Show that another launcher measures a cell."""
+        self.states[number] = ELSEWHERE
+
     def settle(self, number: int, state: str, record: Record | None) -> None:
         """Show the end of a cell, or that it is not run."""
         self.states[number], self.records[number] = state, record
@@ -116,7 +122,9 @@ class Screen:
         if not self._live:
             self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
             if record and record.failure:
-                self.console.print(Text(f"    {record.failure.cause}: {record.failure.message}"))
+                self.console.print(
+                    Text(f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}")
+                )
 
     def _head(self, number: int) -> str:
         planned = self.cells[number]

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.record import CellFolder, clock
+from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import Machine
-from launch.machine.facts import CREDENTIALS, RECORDED, SECRET, variables
+from launch.machine.facts import RECORDED, variables
+from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
@@ -49,9 +50,7 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variable.items()
-        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
-        and (name == TOKEN or not SECRET.search(name))
-        and not CREDENTIALS.search(value)
+        if (name in NEEDED or name.startswith(NEEDED_PREFIXES)) and (name == TOKEN or not is_secret(name, value))
     }
 
 
@@ -73,8 +72,7 @@ def environment(
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
     kept = with_absolute_path(kept)
-    own = {TOKEN: token, clock.VARIABLE: repr(clock.BEGINNING)}
-    own |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
         threads = max(1, machine.cores // len(machine.everyone))

@@ -11,6 +11,9 @@ import psutil
 
 from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, UMASK, shared_memory_prefix
 
+# proc(5); the words are psutil's.
+STATES = {"S": "sleeping", "D": "disk-sleep", "T": "stopped", "t": "tracing-stop", "Z": "zombie", "X": "gone"}
+
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
     """Return the environment of an agent that the calling process starts, itself or through a profiler."""
@@ -68,9 +71,10 @@ def ask_for_stacks(token: str, pids: list[int]) -> None:
 def state(pid: int) -> str:
     """Return what the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' if there is none."""
     try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")  # psutil reads several files
+    except OSError:
         return "gone"
+    return STATES.get(text.rpartition(")")[2][1:2], "running")
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -18,14 +17,13 @@ import psutil
 from analysis.errors import UnreadableInput
 from analysis.topology.source import load_topology
 from launch.machine.devices import nvml_text
+from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 
 # Environment variables that can change a result. Nothing else of the environment is kept: it holds secrets.
 RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_", "CUDA_SCALE_", "CUDA_MPS_",
             "CUDA_AUTO_BOOST", "CUDA_FORCE_", "CUDA_DISABLE_", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_",
             "ATEN_CPU_", "MALLOC_", "LD_PRELOAD", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "GLOO_", "SHARP_",
             "NVSHMEM_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "SLURM_JOB_ID")  # fmt: skip
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
-CREDENTIALS = re.compile(r"://[^/\s]*@")  # of an address
 # The code that ranks run, and that computes numbers from what they wrote.
 MEASURING = ("benchmarks", "trainers")
 ROOT = Path(__file__).parent.parent.parent
@@ -50,7 +48,7 @@ def facts() -> dict[str, Any]:
         },
         "git": _git(),
         "code": measuring_code(),
-        "nccl_conf": _read("/etc/nccl.conf"),
+        "nccl_conf": configuration_without_secrets(_read("/etc/nccl.conf") or ""),
     }
     known["gpu"] = _gpu_facts()
     known["topology"] = _output(["nvidia-smi", "topo", "-m"])
@@ -78,8 +76,13 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(RECORDED) and not SECRET.search(name) and not CREDENTIALS.search(value)
+        if name.startswith(RECORDED) and not is_secret(name, value)
     }
+
+
+def left_out(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that a record would keep and does not, because they look like secrets."""
+    return names_of_secrets(environment, RECORDED)
 
 
 def measuring_code() -> str:

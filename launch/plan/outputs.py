@@ -22,8 +22,12 @@ def refuse_outputs(config: Config) -> None:
             f"study={config.study}: accepted is another name; output_dir keeps {', '.join(OURS)} beside the studies"
         )
     for path in (study.parent, study):
-        if path.exists() and not path.is_dir():
-            raise Refused(f"output_dir={config.output_dir}: cannot be written ({path} is no folder)")
+        try:
+            reason = "is no folder" if path.exists() and not path.is_dir() else ""
+        except OSError as error:  # of somebody else's, or a name that is too long
+            reason = f"cannot be looked at: {error.strerror}"
+        if reason:
+            raise Refused(f"output_dir={config.output_dir}: cannot be written ({path} {reason})")
     if not config.tracking.enabled:
         return
     if (artifacts := study.parent / ARTIFACTS).is_symlink():

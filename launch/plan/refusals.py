@@ -1,7 +1,7 @@
 """What is refused once the cells are known, before any process starts: one line is one way to be refused."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.request import refuse
@@ -9,6 +9,7 @@ from conf import nccl
 from conf.cell import Cell
 from conf.options import Refused
 from launch.machine.devices import Machine
+from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.peer_access import refuse_without_peers
 from launch.plan.profilers import Profiler
@@ -30,6 +31,29 @@ def multicast(draft: Draft) -> None:
     """Refuse NVLink multicast that the surrounding environment forbids."""
     for cell in draft.cells:
         nccl.refuse_multicast(cell.nccl, draft.surroundings)
+
+
+def secrets(draft: Draft) -> None:
+    """Refuse an option whose value looks like a secret: records, the report and MLflow would keep it."""
+    for cell in draft.cells:
+        for option, value in _texts("", cell.to_dict()):
+            if secret_value(value):
+                raise Refused(
+                    f"{option}: its value looks like a secret, and every record keeps it; accepted is another value "
+                    "(hand a secret to the ranks in an environment variable)"
+                )
+
+
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of every text inside a value."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(f"{name}.{key}".strip("."), one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(name, one)
 
 
 def missing_library(draft: Draft) -> None:
@@ -66,6 +90,7 @@ def shared_memory(draft: Draft) -> None:
 # In this order: the first that holds is the sentence that the user sees.
 REFUSALS: tuple[Callable[[Draft], None], ...] = (
     multicast,
+    secrets,
     missing_library,
     missing_profiler,
     benchmark_request,

@@ -7,6 +7,7 @@
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,6 @@ from typing import Any
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, own_files, read_lines, write_json
-from benchmarks.record.clock import now
-from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
 from conf.options import Refused
@@ -27,7 +26,7 @@ from launch.study.identity import ProcessIdentity, identity_of
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # of a folder of ours: it cannot lead elsewhere
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")  # of a folder of ours: it cannot lead elsewhere
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
@@ -37,6 +36,15 @@ class Attempt:
 
     folder: CellFolder
     token: str
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What the journal says of an attempt that was begun."""
+
+    folder: str  # of the cell
+    process: ProcessIdentity  # of the launcher
+    since: float  # seconds since 1970
 
 
 def study_folder(output_dir: str, name: str) -> Path:
@@ -55,7 +63,7 @@ class StudyFolder:
             own_files.make_folder(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
-            raise Refused(f"output_dir={output_dir}: cannot be written ({because(error)})") from None
+            raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
 
     def finished(self, cell: Cell) -> Record | None:
         """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
@@ -87,6 +95,11 @@ class StudyFolder:
         """
         return _lock(CellFolder(self.folder / cell.folder))
 
+    def holder(self, cell: Cell) -> tuple[ProcessIdentity, float] | None:
+        """Return who is measuring a cell by the journal, and since when (seconds since 1970); None where it does not say."""
+        begun = [one for one in self._open_attempts().values() if one.folder == cell.folder and not one.process.gone]
+        return (begun[-1].process, begun[-1].since) if begun else None
+
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
         """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.
 
@@ -98,7 +111,7 @@ class StudyFolder:
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
             own_files.write_whole(folder.topology, topology.encode())
-        write_json(folder.attempt, {"record_id": token, "started_at": now(), **details})
+        write_json(folder.attempt, {"record_id": token, "started_at": time.time(), **details})
         self._line(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
 
@@ -114,10 +127,10 @@ class StudyFolder:
         over, and a damaged attempt is set aside when its cell is measured again.
         """
         closed = []
-        for token, (cell, process) in self._open_attempts().items():
-            if not process.gone:
-                continue  # another sweep is measuring it now
-            folder = CellFolder(self.folder / cell)
+        for token, begun in self._open_attempts().items():
+            folder = CellFolder(self.folder / begun.folder)
+            if not begun.process.gone or not folder.path.is_dir():
+                continue  # another sweep is measuring it now, or there is nothing to close
             with contextlib.suppress(NotOurs), _lock(folder) as ours:
                 if not ours:
                     continue  # another sweep is closing it, or measures it anew
@@ -126,18 +139,18 @@ class StudyFolder:
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self._line(Kind.END, cell=cell, token=token, state="closed before")
+                    self._line(Kind.END, cell=begun.folder, token=token, state="closed before")
         return closed
 
-    def _open_attempts(self) -> dict[str, tuple[str, ProcessIdentity]]:
-        """Return {token: (folder of the cell, launcher)} of the attempts that the journal does not see end."""
-        begun: dict[str, tuple[str, ProcessIdentity]] = {}
+    def _open_attempts(self) -> dict[str, "_Begun"]:
+        """Return the attempts that the journal does not see end, by token."""
+        begun: dict[str, _Begun] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
             token, cell = line.get("token"), line.get("cell")
             if line["kind"] == Kind.BEGIN:
                 process = identity_of(line.get("process"))
                 if isinstance(token, str) and isinstance(cell, str) and PLAIN_NAME.fullmatch(cell) and process:
-                    begun[token] = cell, process
+                    begun[token] = _Begun(cell, process, line["time"])
             elif line["kind"] == Kind.END:
                 begun.pop(str(token), None)
         return begun
@@ -161,7 +174,7 @@ class StudyFolder:
         self._line(kind, **content)
 
     def _line(self, kind: str, **content: Any) -> None:
-        self._journal.write(kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
+        self._journal.write(kind, time.time(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
         self._journal.sync()
 
 

@@ -1,15 +1,17 @@
 """Name the cause of a failed cell and its first failing rank, from the lines of the ranks and from how they ended."""
 
-import contextlib
 import json
+import math
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.record import CellFolder, Failure
+from launch.supervision.logs import end_of
 from launch.supervision.progress import Rank, Watch
 
-LOG_TAIL_LINES = 20
 # What the exception of a rank says if a peer went away: the consequence of a failure, not its cause.
 CONSEQUENCE = re.compile(
     r"connection (was likely )?(closed|reset|refused|timed out)|(closed|reset) by (remote )?peer|broken pipe|"
@@ -17,68 +19,66 @@ CONSEQUENCE = re.compile(
     re.I,
 )
 OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory|can't allocate memory")
+CUDA_ERROR = re.compile(r"CUDA error: ")
+UNCAUGHT = re.compile(r"^ *what\(\): +(.{1,500})", re.M)
 NCCL_ERROR = re.compile(r"NCCL|ncclInternal|ncclSystem|ncclInvalid|DistBackendError")
 
 
-def hang(watch: Watch, what: str, state: Callable[[int], str]) -> Failure:
-    """Return a hang that names the process for which the others wait: one stopped or stuck in the kernel, else the last rank.
+@dataclass(frozen=True)
+class End:
+    """How a process of a cell ended that should not have, and when."""
 
-    `what` is what the process did, as the end of a sentence; `state` returns what a process does now.
-    """
-    waiting = [rank for rank in watch.everyone if not rank.done] or watch.everyone
-    states = {rank.number: state(rank.pid) if rank.pid else "not started" for rank in waiting}
-    odd = [
-        rank
-        for rank in waiting
-        if states[rank.number] in ("stopped", "disk-sleep", "tracing-stop", "gone", "not started")
-    ]
-    # Servers count pushes, not steps: they are not compared.
-    stepping = [rank for rank in waiting if rank in watch.ranks]
-    counts = {rank.number: watch.count(rank) for rank in waiting}
-    least = min((counts[rank.number] for rank in stepping), default=0)
-    behind = [rank for rank in stepping if counts[rank.number] == least]
-    suspects = odd or (behind if len(behind) < len(stepping) or len(waiting) == 1 else [])
-    if not suspects:
-        phase = waiting[0].phase or "start"
-        return Failure("hang", None, f"no rank is behind the others; each {what} in phase {phase!r}")
-    rank = suspects[0]
-    where = f"in phase {rank.phase or 'start'!r} after {counts[rank.number]} iterations; its process is {states[rank.number]}"
-    return Failure("hang", rank.number, f"{rank.name} {what}, {where}")
+    status: int | None  # a signal if negative; None: nobody knows
+    time: float  # seconds since 1970; of several that were found ended at one look, the same
 
 
-def left_early(watch: Watch) -> Failure | None:
-    """Return a failure if a rank ended before it was done although the agent ended with status 0."""
-    early = [rank for rank in watch.everyone if not rank.done]
-    return _ended(early[0], 0) if early else None
-
-
-def first_cause(watch: Watch, folder: CellFolder, returncode: int) -> Failure:
-    """Return the failure of the first failing rank: one that wrote why, else one that died, else one that lost a peer.
-
-    `returncode` is the exit status of the agent.
-    """
+def ends(folder: CellFolder) -> dict[int, End]:
+    """Return how ranks ended by themselves, as the agent saw it before it ended the others; former agents gave no time."""
     try:
-        exits = {int(rank): int(code) for rank, code in json.loads(folder.failures.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        exits = {}
-    wrote = sorted((rank for rank in watch.everyone if rank.error), key=lambda rank: float(rank.error["time"]))  # type: ignore[index]
-    first = [rank for rank in wrote if not CONSEQUENCE.search(str(rank.error["message"]))]  # type: ignore[index]
-    # In the order in which the agent noticed them. It ends the others with SIGTERM: those are not the first.
-    silent = [(watch.everyone[number], code) for number, code in exits.items() if not watch.everyone[number].error]
-    died = [(rank, code) for rank, code in silent if code != -signal.SIGTERM]
-    left = [rank for rank in watch.everyone if not rank.done and not rank.error and rank.number not in exits]
-    if first:
-        return _raised(first[0])
-    if died:
-        return _ended(*died[0])
-    if wrote and left:  # with status 0, which the agent takes for success
-        return _ended(left[0], 0)
-    if wrote:
-        return _raised(wrote[0])
-    if silent:
-        return _ended(*silent[0])
-    how = f"by {signal.Signals(-returncode).name}" if returncode < 0 else f"with status {returncode}"
-    return Failure("killed" if returncode < 0 else "start", None, f"the agent ended {how} before any rank failed")
+        found = json.loads(folder.failures.read_text())
+        return {int(rank): _end(one) for rank, one in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return {}
+
+
+def _end(found: Any) -> End:
+    if isinstance(found, dict):
+        return End(None if found["status"] is None else int(found["status"]), float(found["time"]))
+    return End(int(found), 0.0)
+
+
+def first_cause(watch: Watch, folder: CellFolder, ended: Mapping[int, End], agent_status: int | None) -> Failure | None:
+    """Return the failure of the rank that ended first among those that ended by themselves; None if every rank was done.
+
+    `agent_status` is the exit status of the agent, None if it still ran.
+    """
+    wrote = {rank.number: float(rank.error["time"]) for rank in watch.everyone if rank.error}
+    ended = {number: end for number, end in ended.items() if number < len(watch.everyone)}
+    first = min([end.time for end in ended.values()], default=math.inf)
+    # A rank that wrote why was ending even if the agent had not seen it yet.
+    candidates = {number for number, end in ended.items() if end.time <= first}
+    candidates |= {number for number, time in wrote.items() if time <= first}
+    if candidates:
+        number = min(candidates, key=lambda number: _order(watch.everyone[number], ended.get(number), wrote))
+        rank = watch.everyone[number]
+        return _raised(rank) if rank.error else _ended(rank, ended[number].status, folder)
+    left = [rank for rank in watch.everyone if not rank.done and not rank.error]
+    if agent_status is None or agent_status == 0:
+        return _ended(left[0], agent_status, folder) if left else None
+    how = f"by {_signal(agent_status)}" if agent_status < 0 else f"with status {agent_status}"
+    return Failure("killed" if agent_status < 0 else "start", None, f"the agent ended {how} before any rank failed")
+
+
+def _order(rank: Rank, end: End | None, wrote: Mapping[int, float]) -> tuple[int, float, int]:
+    """Return a key that sorts ranks found ended at one look: what may be another's consequence comes later.
+
+    An exception of its own comes first, then an end without a word, then an exception that a lost peer would also raise, and
+    last SIGTERM, with which agents end the others.
+    """
+    if rank.error:
+        return (2 if CONSEQUENCE.search(str(rank.error["message"])) else 0), wrote[rank.number], rank.number
+    terminated = end is not None and end.status == -signal.SIGTERM
+    return (3 if terminated else 1), 0.0, rank.number
 
 
 def _raised(rank: Rank) -> Failure:
@@ -86,37 +86,38 @@ def _raised(rank: Rank) -> Failure:
     assert rank.error is not None
     kind, message = str(rank.error["type"]), str(rank.error["message"]).strip()
     first = message.splitlines()[0] if message else kind
-    text = f"{kind} {message}"
-    cause = "oom" if OUT_OF_MEMORY.search(text) else "nccl" if NCCL_ERROR.search(text) else "exception"
-    return Failure(cause, rank.number, f"{rank.name} raised {kind} in phase {rank.phase or 'start'!r}: {first}")
+    where = f"in phase {rank.phase or 'start'!r}"
+    return Failure(_cause_of(f"{kind} {message}"), rank.number, f"{rank.name} raised {kind} {where}: {first}")
 
 
-def _ended(rank: Rank, code: int) -> Failure:
-    """Return the failure of a rank that ended without writing why; `code` is its exit status, a signal if negative."""
-    where = f"in phase {rank.phase or 'start'!r}" if rank.phase else "before it reported"
-    if code < 0:
-        name = signal.Signals(-code).name
-        return Failure("killed", rank.number, f"{rank.name} was ended by {name} {where}")
-    return Failure("exception", rank.number, f"{rank.name} exited with status {code} {where} and wrote no reason")
+def _cause_of(text: str) -> str:
+    """Return the cause that the text of an exception tells."""
+    if OUT_OF_MEMORY.search(text):
+        return "oom"
+    # torch's watchdog of NCCL passes on what a kernel did.
+    return "nccl" if NCCL_ERROR.search(text) and not CUDA_ERROR.search(text) else "exception"
 
 
-def _tail(lines: list[str]) -> list[str]:
-    """Return the last lines; if faulthandler wrote last, the top of the main thread's stack, which has the call that matters."""
-    current = max((number for number, line in enumerate(lines) if line.startswith("Current thread")), default=None)
-    if current is None or any(line.startswith("Traceback") for line in lines[current:]):
-        return lines[-LOG_TAIL_LINES:]
-    fatal = [line for line in lines[:current] if line.startswith("Fatal Python error")][-1:]
-    return [*fatal, *lines[current:]][:LOG_TAIL_LINES]
+def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
+    """Return the failure of a rank that ended without writing why; `status` is its exit status, a signal if negative."""
+    where = f"in phase {rank.phase!r}" if rank.phase else "before it reported"
+    if status is None:
+        return Failure("killed", rank.number, f"{rank.name} ended {where}, and the agent did not say how")
+    if status < 0:
+        ended = f"{rank.name} was ended by {_signal(status)} {where}"
+        # An exception in a thread of C++ ends the process without Python's knowledge.
+        said = UNCAUGHT.findall(end_of(folder.rank_log(rank.number))) if status == -signal.SIGABRT else []
+        if said:
+            return Failure(_cause_of(said[-1]), rank.number, f"{ended}: {said[-1]}")
+        return Failure("killed", rank.number, ended)
+    early = ", before it was done," if status == 0 else ""
+    return Failure(
+        "exception", rank.number, f"{rank.name} left with status {status} {where}{early} and wrote no reason"
+    )
 
 
-def with_log(failure: Failure, folder: CellFolder) -> Failure:
-    """Return the failure with the end of the log that says most about it."""
-    rank, agent = folder.rank_log(failure.rank or 0), folder.agent_log
-    paths = [agent, rank] if failure.rank is None else [rank, agent]
-    if failure.cause == "hang":  # we ended the cell, and the agent's log only says that
-        paths = [rank]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            if lines := _tail(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-                return Failure(failure.cause, failure.rank, failure.message, "\n".join(line[:500] for line in lines))
-    return failure
+def _signal(status: int) -> str:
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

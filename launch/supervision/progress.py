@@ -2,10 +2,23 @@
 
 import contextlib
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from benchmarks.record import CellFolder, Kind, read_line
+
+
+class WallClock(Protocol):
+    """What supervision uses of the module `time`, which is the clock but in tests."""
+
+    def time(self) -> float:
+        """Return seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Return seconds that no change of the clock moves."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
 
 
 @dataclass
@@ -19,17 +32,19 @@ class Rank:
     pid: int | None = None
     error: dict[str, Any] | None = None
     done: bool = False
-    last_seen: float = field(default_factory=time.monotonic)
+    last_seen: float = 0.0  # monotonic seconds
 
 
 class Watch:
     """Reads the lines that ranks and servers append, each file from where it was last read."""
 
-    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0) -> None:
+    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0, clock: WallClock = time) -> None:
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
-        self._folder = folder
+        self._folder, self._clock = folder, clock
+        for rank in self.everyone:
+            rank.last_seen = clock.monotonic()
         self._read = [0] * len(self.everyone)
 
     def update(self) -> bool:
@@ -45,7 +60,7 @@ class Watch:
                 if newline:
                     self._read[rank.number] += len(whole) + 1
                     news = True
-                    rank.last_seen = time.monotonic()
+                    rank.last_seen = self._clock.monotonic()
                     for text in whole.split(b"\n"):
                         line = read_line(text)  # a full disk tears lines
                         if line is not None:
@@ -62,7 +77,7 @@ class Watch:
     def _take(self, rank: Rank, line: dict[str, Any]) -> None:
         if rank.pid is None and "pid" in line:
             for other in self.everyone:  # those that reported earlier were waiting for this one
-                other.last_seen = time.monotonic()
+                other.last_seen = self._clock.monotonic()
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)

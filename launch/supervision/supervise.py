@@ -8,11 +8,16 @@ from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job
-from launch.supervision.failure import first_cause, hang, left_early, with_log
-from launch.supervision.progress import Rank, Watch
+from launch.supervision import stacks
+from launch.supervision.deadlines import ENDED, Hang, overdue
+from launch.supervision.failure import End, ends, first_cause
+from launch.supervision.hang import STUCK, hang
+from launch.supervision.logs import with_log
+from launch.supervision.progress import Rank, WallClock, Watch
 
 POLL_SECONDS = 0.1
-STACKS_SECONDS = 0.5  # for the ranks of a hang to write their stacks
+STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
+AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ def run(
     stopping: Callable[[], bool],
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
+    clock: WallClock = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
 
@@ -45,30 +51,35 @@ def run(
         stopping: called often; true ends the cell as interrupted.
         progress: called often with what the ranks have reported.
         profiler: the command of a profiler that starts the agent.
+        clock: what time it is.
 
     Raises:
         OSError: the job cannot be started.
     """
-    watch = Watch(folder, cell.world_size, cell.servers)
-    opened = time.monotonic()
+    watch = Watch(folder, cell.world_size, cell.servers, clock)
+    opened = clock.monotonic()
     job = engine.start(cell, folder, environment, profiler)
-    ended: Failure | None = None
+    ended: Failure | Hang | None = None
+    vanished: dict[int, End] = {}
     try:
-        while job.poll() is None and ended is None:
+        while job.poll() is None and ended is None and not vanished:
             watch.update()
             progress(watch)
-            ended = _stopped() if stopping() else overdue(watch, opened, limits, job.process_state)
-            time.sleep(POLL_SECONDS)
-        if ended is not None and ended.cause == "hang":
-            job.ask_for_stacks([rank.pid for rank in watch.everyone if rank.pid])
-            time.sleep(STACKS_SECONDS)
+            ended = _stopped() if stopping() else overdue(watch, opened, clock.monotonic(), limits, job.process_state)
+            vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
+            clock.sleep(POLL_SECONDS)
+        if vanished:
+            _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
+        if isinstance(ended, Hang):
+            ended = _named(ended, watch, folder, job, clock)
+        status = job.poll()
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
         immortal = job.stop(limits.stop_grace_s if ended else 0.0)
     watch.update()
     if ended is not None and ended.cause == "interrupted":
         return Outcome("interrupted", ended, immortal)
-    failure = ended or _cause(watch, folder, job)
+    failure = ended or _cause(watch, folder, status, vanished)
     if failure is None:
         return Outcome("finished", None, immortal)
     return Outcome("failed", with_log(failure, folder), immortal)
@@ -78,41 +89,45 @@ def _stopped() -> Failure:
     return Failure("interrupted", None, "stopped by the user")
 
 
-def _cause(watch: Watch, folder: CellFolder, job: Job) -> Failure | None:
-    """Return why a job that ended by itself failed; None if it did not."""
-    status = job.poll()
-    if status is None:
-        return Failure("killed", None, "the agent survives SIGKILL")
-    return first_cause(watch, folder, status) if status else left_early(watch)
+def _vanished(watch: Watch, job: Job) -> list[Rank]:
+    """Return the processes that are gone and were not done. Their last lines are read first."""
+
+    def found() -> list[Rank]:
+        return [rank for rank in watch.everyone if rank.pid and not rank.done and job.process_state(rank.pid) in ENDED]
+
+    if not found():
+        return []
+    watch.update()
+    return found()
 
 
-def overdue(watch: Watch, opened: float, limits: schema.Engine, state: Callable[[int], str]) -> Failure | None:
-    """Return a failure if a deadline has passed.
+def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
+    """Return a hang with the rank that is at fault, after asking every process where it stands."""
+    asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and job.process_state(rank.pid) not in STUCK}
+    sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
+    job.ask_for_stacks([rank.pid for rank in watch.everyone if rank.pid])
 
-    `opened` is the monotonic time of the start; `state` returns what a process does.
+    def written() -> dict[int, int]:
+        return {number: stacks.size(folder.rank_log(number)) for number in asked}
+
+    _until(lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock)
+    clock.sleep(POLL_SECONDS)  # for the rest of what they write
+    places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
+    return hang(watch, found.what, job.process_state, {number: one for number, one in places.items() if one})
+
+
+def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
+    """Wait until a condition holds, or some seconds have passed."""
+    deadline = clock.monotonic() + seconds
+    while not condition() and clock.monotonic() < deadline:
+        clock.sleep(POLL_SECONDS)
+
+
+def _cause(watch: Watch, folder: CellFolder, status: int | None, vanished: Mapping[int, End]) -> Failure | None:
+    """Return why a job failed that was not ended by a deadline; None if it did not fail.
+
+    `status` is that of the agent; `vanished` are processes that were seen to be gone while it still ran.
     """
-    now = time.monotonic()
-    missing = [rank for rank in watch.everyone if rank.pid is None]
-    if missing and now - opened > limits.start_timeout_s:
-        names = ", ".join(rank.name for rank in missing)
-        return Failure("start", missing[0].number, f"{names} did not report within {limits.start_timeout_s:g} s")
-    if not missing and any(_silent(rank, now, limits, state) for rank in watch.everyone):
-        return hang(watch, f"gave no sign for {limits.silence_timeout_s:g} s", state)
-    last_seen = max(rank.last_seen for rank in watch.everyone)
-    if all(rank.done for rank in watch.everyone) and now - last_seen > limits.start_timeout_s:
-        return Failure(
-            "hang", None, f"all ranks are done, and what started them did not end within {limits.start_timeout_s:g} s"
-        )
-    if now - opened > limits.cell_timeout_s:
-        return hang(watch, f"was not done when the cell's {limits.cell_timeout_s:g} s were over", state)
-    return None
-
-
-def _silent(rank: Rank, now: float, limits: schema.Engine, state: Callable[[int], str]) -> bool:
-    """Return whether a rank that still exists, done or not, has written nothing for too long."""
-    patience_s = limits.silence_timeout_s
-    if rank.iterations == 0:  # the first step compiles, tunes and connects without a sign: it has as long as the start
-        patience_s = max(patience_s, limits.start_timeout_s)
-    if now - rank.last_seen <= patience_s:
-        return False
-    return not rank.done or (rank.pid is not None and state(rank.pid) not in ("gone", "zombie"))
+    if status is not None and status < 0:
+        vanished = {}  # its ranks die with a killed agent
+    return first_cause(watch, folder, ends(folder) or vanished, status)

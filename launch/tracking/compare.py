@@ -14,9 +14,10 @@ from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.report.text import single_line
 from benchmarks.record import Record, read_study
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
 from launch.tracking.projection import project
 from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD
-from launch.tracking.store import WrongUri, silence_mlflow, sqlite_file, store_uri, tracking_errors, without_credentials
+from launch.tracking.store import WrongUri, silence_mlflow, sqlite_file, store_uri, tracking_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

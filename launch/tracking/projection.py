@@ -23,6 +23,7 @@ from launch.tracking.run_tags import EFFICIENCY_OF
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
+LAST_STEP = 2**53  # whole numbers up to here are exact in JSON; a store has 64 bits
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
 # Parameters for which a benchmark that trains nothing has no value.
@@ -142,10 +143,17 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
         key = _key(name) if _key(name) not in taken else f"{_key(name)}{WINDOW}"
         for number, (step, value) in enumerate(points, 1):
             time = started + (ended - started) * number // len(points)
-            rows.append((key, float(value), max(0, time), int(step)))
+            rows.append((key, float(value), max(0, time), _step(name, step)))
     finite = [row for row in rows if math.isfinite(row[1])]
     finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # MLflow's pages keep the order of writing
     return finite, _unique(name for name, value, _, _ in rows if not math.isfinite(value))
+
+
+def _step(name: str, step: float) -> int:
+    """Return the step of a point of a series. Raises ValueError if it is no number that a store can hold."""
+    if not abs(step) <= LAST_STEP:  # NaN fails every comparison
+        raise ValueError(f"series {name} has a step {step}")
+    return int(step)
 
 
 def _unique(names: Iterable[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Project a sweep to MLflow while it runs; a store that fails costs no measurement."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -9,12 +10,15 @@ from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Record
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
-from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri, without_credentials
+from launch.tracking.store import StoreBusy, TrackingUnavailable, WrongUri, store_uri
 from launch.tracking.tracker import Tracker
+
+LAST_WAIT_S = 600.0  # how long the end of a sweep waits for others that write the store
 
 
 class Projector:
@@ -23,20 +27,25 @@ class Projector:
     def __init__(self, tracking: Tracking, study: StudyFolder, sweep: Sweep, console: Console) -> None:
         self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
         self._tracker: Tracker | None = None
-        self._failed = False
+        self._failed = self._busy = False  # `_busy`: another launcher held the store for too long
+        self._told: set[str] = set()
 
     def open(self) -> None:
         """Open the store and make the parent run."""
         if self._tracking.enabled:
             self._try(self._open)
 
-    def _open(self) -> None:
-        self._tracker = Tracker.open(self._tracking, self._study.folder.parent, self._study.name)
-        self._tracker.start_sweep(self._sweep)
+    def _open(self) -> Tracker:
+        """Return the store, opened by the first call that finds it free."""
+        if self._tracker is None:
+            tracker = Tracker.open(self._tracking, self._study.folder.parent, self._study.name)
+            tracker.start_sweep(self._sweep)
+            self._tracker = tracker
+        return self._tracker
 
     def log(self, record: Record) -> None:
-        """Write the child run of a record."""
-        if self._tracker and not self._failed:
+        """Write the child run of a record, unless the store failed or others were writing it for too long."""
+        if self._tracker and not self._failed and not self._busy:
             tracker = self._tracker
             self._try(lambda: tracker.log(record, self._study.folder_of(record)))
 
@@ -45,19 +54,20 @@ class Projector:
         measured: list[Record],
         before: Iterable[Record],
         known: Sequence[Record],
-        interrupted: bool,
+        stopping: Callable[[], bool],
         report: Path | None,
     ) -> None:
         """Write the parent's note, report and state, and the values of several records that changed.
 
         `before` are the records of cells that were done before, `known` all records of the study. What failed on the way is
-        tried once more: a lock may be gone.
+        tried once more. While others are writing the store it waits for them, for LAST_WAIT_S or until the user stops it.
         """
-        if self._tracker is None:
+        if self._tracker is None and not self._busy:
             return
-        tracker, self._failed = self._tracker, False
+        interrupted = stopping()
 
         def finish() -> None:
+            tracker = self._open()
             for record in measured:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
@@ -66,7 +76,13 @@ class Projector:
             tracker.finish_sweep(self._sweep, measured, state, note, report)
             update_values(tracker, self._study.folder, known)
 
-        self._try(finish)
+        deadline = time.monotonic() + LAST_WAIT_S
+        self._failed, self._busy = False, True
+        while self._busy and not self._failed:
+            self._busy = False
+            self._try(finish)
+            if self._busy and (stopping() or time.monotonic() > deadline):
+                self._failed = True
 
     def where(self) -> list[str]:
         """Return lines for the user: where the runs are, or how to write them later."""
@@ -86,7 +102,15 @@ class Projector:
     def _try(self, action: Callable[[], object]) -> None:
         try:
             action()
+        except StoreBusy as error:
+            self._busy = True
+            self._tell(f"{error}; the sweep goes on, and its runs are written in the end")
         except TrackingUnavailable as error:
-            if not self._failed:
-                self._console.print(f"note: {error}; the sweep goes on without MLflow", markup=False)
             self._failed = True
+            self._tell(f"{error}; the sweep goes on without MLflow")
+
+    def _tell(self, sentence: str) -> None:
+        """Print a note, once: what is tried again in the end may fail again."""
+        if sentence not in self._told:
+            self._console.print(f"note: {sentence}", markup=False)
+        self._told.add(sentence)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.record import own_files
-from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
+from launch.machine.secrets import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,16 +29,6 @@ SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
-# What SQLite says, and what is told instead. The first that is found counts.
-SQLITE_SAYS = {
-    "database is locked": f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)",
-    "database or disk is full": "has no space left on its disk",
-    "readonly database": "cannot be written: its file, or its file system, is read-only",
-    "disk i/o error": "cannot be written: its disk answers with an input/output error",
-    "unable to open database file": "cannot be opened: its folder cannot be written, or no further file may be open",
-    "malformed": "is damaged: move its file away, and the next sweep or sync makes it anew from the records",
-    "not a database": "is damaged: move its file away, and the next sweep or sync makes it anew from the records",
-}
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
@@ -55,15 +45,12 @@ class TrackingUnavailable(Exception):
     """The store cannot be reached or written; the message is one sentence without credentials."""
 
 
+class StoreBusy(TrackingUnavailable):
+    """Another launcher is writing the store; later it can be written."""
+
+
 class WrongUri(TrackingUnavailable):
     """No store can have this URI."""
-
-
-def without_credentials(text: str) -> str:
-    """Return a text in which users, passwords and secret query values of every URI are replaced by ***."""
-    text = re.sub(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@", r"\1***@", text, flags=re.IGNORECASE)
-    secret = r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+"
-    return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)
 
 
 def store_uri(given: str | None, output_dir: Path) -> str:
@@ -144,10 +131,8 @@ def _reason(error: Exception) -> str:
     """Return the end of a sentence: what an exception of MLflow, SQLAlchemy or requests says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = without_credentials(lines[0] if lines else "")
-    if said := next((said for known, said in SQLITE_SAYS.items() if known in text.lower()), ""):
-        return said
-    if isinstance(error, OSError) and error.errno:
-        return f"cannot be used: {because(error)}"
+    if "database is locked" in text:
+        return f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)"
     if isinstance(error, ImportError):
         return f"needs a package that is not installed: {text}"
     if cause := re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text):  # requests' way to say why
@@ -160,14 +145,15 @@ def store_lock(path: Path) -> Iterator[None]:
     """Hold the lock file at `path`: one launcher at a time writes to the store.
 
     Raises:
-        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, or it is no lock of Ringside's.
+        StoreBusy: another process held it for STORE_LOCK_WAIT_S.
+        TrackingUnavailable: it is no lock of Ringside's.
         OSError: the file cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with own_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
             if not ours:
-                raise TrackingUnavailable(f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s")
+                raise StoreBusy(f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s")
             yield
     except NotOurs as error:
         raise TrackingUnavailable(f"the store's lock {error}") from None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
 from launch.tracking import run_tags
 from launch.tracking.note import cut_to
@@ -37,7 +38,6 @@ from launch.tracking.store import (
     store_lock,
     store_uri,
     tracking_errors,
-    without_credentials,
 )
 
 if TYPE_CHECKING:

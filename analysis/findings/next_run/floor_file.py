@@ -17,6 +17,7 @@ from benchmarks.record.own_files import open_to_read
 
 FILE = "noise_floor.json"
 VERSION = 1
+MOST_RUNS = 2**53  # above it is no count of runs
 
 
 def floors_of(path: Path) -> dict[str, Scatters]:
@@ -27,8 +28,11 @@ def floors_of(path: Path) -> dict[str, Scatters]:
     """
     if not path.exists():
         return {}
-    with open_to_read(path) as file:
-        content = json.loads(file.read().decode("utf-8"))
+    try:
+        with open_to_read(path) as file:
+            content = json.loads(file.read().decode("utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is no noise floor: its JSON is nested too deep") from None
     version, studies = (content.get(name) if isinstance(content, dict) else None for name in ("version", "studies"))
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(f"{path} is no noise floor that this version can read (version={version!r})")
@@ -42,11 +46,12 @@ def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[FloorGroup, str], Scatter
             metric, runs, freedom, squares = (fields.pop(name) for name in ("metric", "runs", "freedom", "squares"))
             group = FloorGroup(**fields)
             types = [type(one) for one in (*group, metric, runs, freedom)]
-        except (TypeError, ValueError, KeyError):
+            squares = float(squares) if type(squares) is int else squares
+        except (TypeError, ValueError, KeyError, OverflowError):
             continue
-        right = types == [*FloorGroup.__annotations__.values(), str, int, int] and type(squares) in (int, float)
-        if right and 0 < freedom < runs and 0 <= squares < math.inf:
-            yield (group, metric), Scatter(runs, freedom, float(squares))
+        right = types == [*FloorGroup.__annotations__.values(), str, int, int] and type(squares) is float
+        if right and 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
+            yield (group, metric), Scatter(runs, freedom, squares)
 
 
 def of_other_studies(folder: Path) -> Scatters:
@@ -54,7 +59,7 @@ def of_other_studies(folder: Path) -> Scatters:
     folder, pooled = folder.absolute(), defaultdict[tuple[FloorGroup, str], Scatter](Scatter)
     try:
         studies = floors_of(folder.parent / FILE)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     for study, rows in studies.items():
         for key, scatter in rows.items() if study != folder.name else ():

@@ -1,5 +1,6 @@
 """The wires of a machine as a study knows them: their link classes, and GB/s between pairs where benchmark=p2p measured them."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -102,7 +103,7 @@ def _links(records: Sequence[Record]) -> Topology | None:
     words: dict[frozenset[int | str], str] = {}
     for pair, word in pairs.items():
         ends = pair.split("-")
-        if len(ends) == 2 and all(end.isdigit() for end in ends):
+        if len(ends) == 2 and all(re.fullmatch(r"[0-9]{1,4}", end) for end in ends):
             words[frozenset(map(int, ends))] = str(word)
     gpus = sorted({int(gpu) for pair in words for gpu in pair})
     if not gpus or any(frozenset(pair) not in words for pair in combinations(gpus, 2)):

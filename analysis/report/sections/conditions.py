@@ -14,7 +14,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.next_run.interval import WORDS, half_width
-from analysis.findings.provenance import hardware, inherited, mapping
+from analysis.findings.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, about_intervals, bounded
@@ -139,7 +139,9 @@ def _facts(record: Record) -> dict[str, Any]:
 
 
 def _variables(record: Record) -> Mapping[str, Any]:
-    return mapping(record.environment.get("variables"))
+    names = record.environment.get(LEFT_OUT)
+    left_out = {str(name): "left out: it looks like a secret" for name in (names if isinstance(names, list) else ())}
+    return {**mapping(record.environment.get("variables")), **left_out}
 
 
 def _distinct(values: Counter[str]) -> str:

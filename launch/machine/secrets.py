@@ -1,0 +1,92 @@
+"""Tell what looks like a secret, by its name or by its value, so that no record, page, store or log of ours holds one.
+
+A name looks like a secret by a part of it (TOKEN, KEY, …). A value does by its form: an address with a password, a token of a
+well-known service, a private key, or a random word: 20 or more letters and digits in a row that change between capitals, small
+letters and digits at more than 2 of 5 places. Hashes, UUIDs and paths do not; neither do words of several capitalised parts.
+A secret of lower-case hexadecimal digits alone cannot be told from a hash: only its name gives it away.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+
+from benchmarks.record.visible import one_line
+from conf.nccl import FIELDS, FURTHER
+
+# InfiniBand's partition key (NCCL_IB_PKEY, UCX_IB_PKEY) is a setting.
+_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|PWD|(?<!_P)KEY|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|BEARER",
+    re.IGNORECASE,
+)
+_SETTINGS = frozenset((*(f"NCCL_{name.upper()}" for name in FIELDS), *FURTHER))
+# Words of an option's name; `benchmark.keys` is an option of ours.
+_OPTION = re.compile(
+    r"(?:^|[._-])(?:token|secret|password|passwd|passphrase|api_?key|key|credentials?|cookie)$", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"://[^/\s]*@")
+_TOKEN = re.compile(
+    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{8,}|nvapi-[\w-]{16,}|AIza[\w-]{30,}|pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
+    re.DOTALL,
+)
+_WORD = re.compile(r"[A-Za-z0-9+]{20,}")
+
+
+def secret_name(name: str) -> bool:
+    """Tell whether the name of an environment variable looks like that of a secret. No setting of NCCL's does."""
+    return name not in _SETTINGS and _NAME.search(name) is not None
+
+
+def secret_value(value: str) -> bool:
+    """Tell whether a value looks like a secret, by its form."""
+    return any(form.search(value) for form in (_ADDRESS, _TOKEN)) or any(map(_is_random, _WORD.findall(value)))
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether an environment variable looks like a secret."""
+    return secret_name(name) or secret_value(value)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text in which `***` stands for everything that looks like a secret by its form."""
+    text = _TOKEN.sub("***", without_credentials(text))
+    return _WORD.sub(lambda word: "***" if _is_random(word[0]) else word[0], text)
+
+
+def argument_without_secrets(argument: str) -> str:
+    """Return an argument of the command line, `option=value`, with `***` for a value that looks like a secret."""
+    name, equals, _ = argument.partition("=")
+    return f"{name}=***" if equals and _OPTION.search(name) else without_secrets(argument)
+
+
+def told(sentence: str) -> str:
+    """Return a sentence as one line for the terminal and for logs of a batch system: without secrets, controls escaped."""
+    return one_line(without_secrets(sentence))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text in which users, passwords and secret query values of every URI are replaced by ***."""
+    text = re.sub(r"([a-z][a-z0-9+.-]*:/*)[^\s'\"]*@", r"\1***@", text, flags=re.IGNORECASE)
+    secret = r"([?&;][^=&\s]*(?:token|passw|pwd|secret|key|sig|cred)[^=&\s]*=)[^&\s'\"]+"
+    return re.sub(secret, r"\1***", text, flags=re.IGNORECASE)
+
+
+def configuration_without_secrets(text: str) -> str:
+    """Return a configuration file of NCCL's, lines NAME=value, with `***` for every value that looks like a secret."""
+    lines = (line.partition("=") for line in text.splitlines(keepends=True))
+    return "".join(
+        f"{name}=***\n" if is_secret(name.strip(), value) else f"{name}{equals}{value}" for name, equals, value in lines
+    )
+
+
+def names_of_secrets(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> list[str]:
+    """Return the names of variables with one of these prefixes that look like secrets, sorted."""
+    return sorted(name for name, value in environment.items() if name.startswith(prefixes) and is_secret(name, value))
+
+
+def _is_random(word: str) -> bool:
+    kinds = ["capital" if char.isupper() else "small" if char.islower() else "digit" for char in word]
+    changes = sum(one != other for one, other in itertools.pairwise(kinds))
+    return len(set(kinds)) == 3 and changes > 0.4 * (len(word) - 1)

@@ -1,0 +1,105 @@
+"""Name the rank for which the others wait, from what the kernel says of it, where it stands, and how far it came."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.record import Failure
+from launch.supervision.progress import Rank, Watch
+from launch.supervision.stacks import Place, Standing
+
+STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
+
+
+def hang(watch: Watch, what: str, state: Callable[[int], str], places: Mapping[int, Place]) -> Failure:
+    """Return a hang that names the rank that is not where the others are.
+
+    Args:
+        watch: what the ranks have reported.
+        what: what the rank did, as the end of a sentence.
+        state: returns what a process does now.
+        places: where each rank stands, by number, as far as it said so.
+    """
+    waiting = [rank for rank in watch.everyone if not rank.done] or watch.everyone
+    states = {rank.number: state(rank.pid) if rank.pid else "not started" for rank in waiting}
+    counts = {rank.number: watch.count(rank) for rank in waiting}
+    rank, why = _suspect(watch, waiting, states, counts, places)
+    each = _together(waiting, states, places)
+    if rank is None:
+        phase = waiting[0].phase or "start"
+        return Failure("hang", None, f"no rank is behind the others; each {what} in phase {phase!r}: {each}")
+    where = f"in phase {rank.phase or 'start'!r} after {counts[rank.number]} iterations"
+    others = _together([one for one in waiting if one is not rank], states, places)
+    does = _does(rank, states, places)
+    message = f"{rank.name} {what}, {where}: it {does}" + (f", while {others}" if others else "") + why
+    return Failure("hang", rank.number, message)
+
+
+def _suspect(
+    watch: Watch,
+    waiting: Sequence[Rank],
+    states: Mapping[int, str],
+    counts: Mapping[int, int],
+    places: Mapping[int, Place],
+) -> tuple[Rank | None, str]:
+    """Return the rank to name, and the end of the sentence where the evidence is weak.
+
+    In this order: a process that cannot go on; a rank that is asleep or in foreign code while another waits; one that wrote no
+    stack though others did; the fewest iterations; one that works while others wait; one that waits elsewhere than most, or
+    where foreign code began the wait; the last of those that wait in different places.
+    """
+    if stuck := [rank for rank in waiting if states[rank.number] in STUCK]:
+        return stuck[0], ""
+    if len(waiting) == 1:
+        return waiting[0], ""
+    standing = {rank.number: places[rank.number].standing for rank in waiting if rank.number in places}
+    least = min(standing.values(), default=Standing.WAITING)
+    away = [rank for rank in waiting if standing.get(rank.number) == least]
+    apart = bool(standing) and least < max(standing.values())
+    if apart and least <= Standing.FOREIGN:
+        return away[0], ""
+    if mute := [rank for rank in waiting if standing and rank.number not in standing]:
+        return mute[0], ""
+    # Servers count pushes, not steps: they are not compared.
+    stepping = [rank for rank in waiting if rank in watch.ranks]
+    fewest = min((counts[rank.number] for rank in stepping), default=0)
+    behind = [rank for rank in stepping if counts[rank.number] == fewest]
+    if len(behind) < len(stepping):
+        return behind[0], ""
+    if apart:
+        return away[0], ""
+    return _elsewhere([rank for rank in stepping if rank.number in places], places)
+
+
+def _elsewhere(ranks: Sequence[Rank], places: Mapping[int, Place]) -> tuple[Rank | None, str]:
+    """Return the rank that waits elsewhere than the others; None if all wait in one place."""
+    words = Counter(places[rank.number].words for rank in ranks)
+    if len(words) < 2:
+        return None, ""
+    most = max(words.values())
+    minority = [rank for rank in ranks if words[places[rank.number].words] < most]
+    if minority:
+        return minority[0], ""
+    foreign = [rank for rank in ranks if places[rank.number].called_from_foreign]
+    if foreign and len(foreign) < len(ranks):
+        return foreign[0], " (named because code outside Ringside and torch began its wait)"
+    return ranks[-1], " (nothing tells which of them is wrong; the last is named)"
+
+
+def _does(rank: Rank, states: Mapping[int, str], places: Mapping[int, Place]) -> str:
+    """Return what a rank does, as the end of a sentence."""
+    state = states[rank.number]
+    if state not in STUCK and rank.number in places:
+        return places[rank.number].words
+    return f"is {state}" if state in STUCK else f"wrote no stack, and its process is {state}"
+
+
+def _together(ranks: Sequence[Rank], states: Mapping[int, str], places: Mapping[int, Place]) -> str:
+    """Return what several ranks do, those that do the same together: 'rank 0, rank 2 wait…'."""
+    found: dict[str, list[str]] = {}
+    for rank in ranks:
+        found.setdefault(_does(rank, states, places), []).append(rank.name)
+    return ", ".join(f"{_names(names)} {does}" for does, names in found.items())
+
+
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {', '.join(names)}"

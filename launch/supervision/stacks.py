@@ -1,0 +1,182 @@
+"""Read where a rank stands, from the stacks that faulthandler wrote to its log when the supervisor asked for them.
+
+The handler is C: it answers also while the interpreter's lock is held. It names Python's frames only, so what a frame calls is
+read from its line of source.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import islice
+from pathlib import Path
+
+from launch.engines.environment import ROOT
+
+MOST_BYTES = 1 << 18  # of a log that are read
+MOST_LINES = 100_000  # of a file of source
+MOST_CHARACTERS = 60  # of a line of source in a sentence
+THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+TORCH = re.compile(r"/(?:site|dist)-packages/torch/(.*)$")
+STANDARD_LIBRARY = re.compile(r"^<frozen |/lib/python3[^/]*/(?!(?:site|dist)-packages/)")
+WAITING_CALL = re.compile(r"\.(?:wait|synchronize|item|cpu|tolist)\(")
+SLEEP = re.compile(r"\b(?:u|nano)?sleep\(")
+OWN = ("benchmarks", "trainers", "conf")  # packages that ranks run
+# Loops of ours that wait: file and function, and for what.
+LOOPS = {
+    ("trainers/kvstore/worker.py", "_meet"): "waits for the workers and servers to begin",
+    ("trainers/kvstore/worker.py", "wait_for_replies"): "waits for the servers",
+    ("trainers/kvstore/server.py", "run"): "waits for gradients",
+    ("trainers/kvstore/server_process.py", "_wait_for_workers"): "waits for the workers to begin",
+    ("trainers/kvstore/server_process.py", "_on_gpu"): "waits for the workers to begin",
+    ("benchmarks/rank/group.py", "on_rank_zero"): "waits for rank 0",
+    ("benchmarks/timing/spin_barrier.py", "wait"): "waits for the other ranks",
+    ("benchmarks/jacobi/halo.py", "receive"): "waits for its neighbours",
+}
+WORKING = ("trainers/kvstore/server.py", "serve")  # inside such a loop
+
+
+class Standing(IntEnum):
+    """How much a rank looks as if it waited for others, the least first."""
+
+    ASLEEP = 0
+    FOREIGN = 1  # in code that is neither torch's nor ours
+    BUSY = 2  # in torch or in our code: working, or blocked because a GPU's queue is full
+    WAITING = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands."""
+
+    standing: Standing
+    words: str  # 'waits in all_reduce', 'is in forward (my_model.py:12: `time.sleep(3)`)'
+    called_from_foreign: bool = False  # code that is neither torch's nor ours began the wait
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def torch(self) -> str | None:
+        """Return the path inside torch's package; None for other files."""
+        found = TORCH.search(self.file)
+        return found[1] if found else None
+
+    @property
+    def own(self) -> str | None:
+        """Return the path inside Ringside; None for other files."""
+        path = Path(self.file)
+        inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else None
+        return inside.as_posix() if inside and inside.parts[0] in OWN else None
+
+    def source(self) -> str:
+        """Return the line of source, '' where there is none to read."""
+        path = Path(self.file)
+        try:
+            if path.is_file():
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    return next(islice(file, self.line - 1, min(self.line, MOST_LINES)), "").strip()
+        except (OSError, ValueError):
+            pass
+        return ""
+
+
+def size(log: Path) -> int:
+    """Return the bytes of a log so far: what is asked for next comes behind them."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def place(log: Path, start: int) -> Place | None:
+    """Return where the process of a log stood, from what it wrote after the first `start` bytes; None if that is no stack."""
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            text = file.read(MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    threads = _threads(text)
+    if not threads or not threads[-1]:
+        return None
+    main = _standing(threads[-1])
+    # On GPUs backward runs in threads of torch's own, while the main one waits for them.
+    helpers = [_standing(frames) for frames in threads[:-1] if frames and _of_torch(frames)]
+    return min([main, *helpers], key=lambda one: one.standing)
+
+
+def _threads(text: str) -> list[list[Frame]]:
+    """Return the stacks of all threads, the newest call first; the main thread is the last."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if THREAD.match(line):
+            threads.append([])
+        elif threads and (found := FRAME.match(line)):
+            threads[-1].append(Frame(found[1], int(found[2]), found[3]))
+    return threads
+
+
+def _of_torch(frames: Sequence[Frame]) -> bool:
+    """Return whether C++ began a thread: Python's own begin in threading.py."""
+    return not frames[-1].function.startswith("_bootstrap")
+
+
+def _standing(frames: Sequence[Frame]) -> Place:
+    """Return what one thread does."""
+    known = [frame for frame in frames if not STANDARD_LIBRARY.search(frame.file)] or list(frames)
+    foreign = next((n for n, frame in enumerate(known) if frame.torch is None and frame.own is None), len(known))
+    inside = known[:foreign]  # above it is only torch's code and ours
+    called_from_foreign = any(_is_foreign(frame) for frame in known[foreign:])
+    if words := _wait(inside, known):
+        return Place(Standing.WAITING, words, called_from_foreign)
+    top = known[0]
+    source = top.source()
+    standing = Standing.FOREIGN if not inside else Standing.BUSY
+    if SLEEP.search(source):
+        standing = Standing.ASLEEP
+    elif not inside and WAITING_CALL.search(source):
+        standing = Standing.BUSY
+    shown = f": `{source[:MOST_CHARACTERS]}`" if source and top.torch is None else ""
+    return Place(standing, f"is in {top.function} ({Path(top.file).name}:{top.line}{shown})", called_from_foreign)
+
+
+def _is_foreign(frame: Frame) -> bool:
+    return frame.torch is None and frame.own is None and frame.function != "<module>"
+
+
+def _wait(inside: Sequence[Frame], known: Sequence[Frame]) -> str | None:
+    """Return for what a thread waits, from the frames of torch and of ours that it called last; None if it does not."""
+    if not inside:
+        return None
+    top = inside[0]
+    calls = []  # of torch, called last
+    for frame in inside:
+        if frame.torch is None:
+            break
+        calls.append(frame)
+    distributed = [frame for frame in calls if frame.torch and frame.torch.startswith("distributed/")]
+    if distributed:
+        named = [frame.function for frame in distributed if not frame.function.endswith("wrapper")]
+        return f"waits in {named[-1] if named else distributed[-1].function}"
+    if top.function == "_engine_run_backward":
+        return "waits in backward"
+    if top.torch and top.torch.startswith("cuda/") and top.function in ("synchronize", "wait", "query"):
+        return "waits for its GPU"
+    if top.torch == "nn/parallel/distributed.py":
+        return "waits in DDP"
+    for frame in inside:
+        if (frame.own, frame.function) == WORKING:
+            return None
+        if words := LOOPS.get((str(frame.own), frame.function)):
+            return words
+    if top.own and WAITING_CALL.search(top.source()):
+        return f"waits in {top.function}"
+    return None

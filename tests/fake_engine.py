@@ -1,0 +1,174 @@
+"""An engine without processes: its ranks are lines and states that a script writes, and its clock is turned by hand.
+
+A test supervises a cell of it in milliseconds: `supervised(tmp_path, FakeEngine(starts, begins, is_done, ends(0)))`.
+"""
+
+import json
+from pathlib import Path
+
+from cells import make_cell
+
+from benchmarks.record import CellFolder, Lines
+from conf.schema import Engine
+from launch.supervision import supervise
+
+ROOT = Path(__file__).parent.parent
+LIMITS = {"start_timeout_s": 300.0, "silence_timeout_s": 12.0, "cell_timeout_s": 1800.0, "stop_grace_s": 3.0}
+
+
+class FakeClock:
+    """A clock that stands still until somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def time(self):
+        return 1_700_000_000.0 + self.now
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class FakeEngine:
+    """Starts a job that follows a script: each poll takes the next step, a function of the job."""
+
+    def __init__(self, *steps, survivors=(), pause_s=0.0):
+        """`pause_s` passes before each step."""
+        self.steps, self.survivors, self.pause_s = list(steps), list(survivors), pause_s
+        self.clock, self.jobs = FakeClock(), []
+
+    def start(self, cell, folder, environment, profiler=()):
+        self.jobs.append(FakeJob(self, folder, cell))
+        return self.jobs[-1]
+
+
+class FakeJob:
+    """Ranks and servers that exist as lines in the cell's folder; a pid is 100 + the number."""
+
+    def __init__(self, engine, folder, cell):
+        self.engine, self.folder, self.cell, self.clock = engine, folder, cell, engine.clock
+        self.status, self.asked, self.stopped = None, [], []
+        self.states, self.stacks = {}, {}  # by number
+        self.numbers = range(cell.world_size + cell.servers)
+        self.lines = [Lines(folder.rank_lines(number)) for number in self.numbers]
+
+    def write(self, number, kind, **content):
+        self.lines[number].write(kind, self.clock.time(), **content)
+
+    def poll(self):
+        if self.status is None and self.engine.steps:
+            self.clock.sleep(self.engine.pause_s)
+            self.engine.steps.pop(0)(self)
+        return self.status
+
+    def process_state(self, pid):
+        return self.states.get(pid - 100, "sleeping")
+
+    def ask_for_stacks(self, pids):
+        self.asked.append(pids)
+        for number, text in self.stacks.items():
+            with self.folder.rank_log(number).open("a") as log:
+                log.write(text)
+
+    def stop(self, grace_s):
+        self.stopped.append(grace_s)
+        self.status = -9 if self.status is None else self.status
+        return self.engine.survivors
+
+
+def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, **limits):
+    """Supervise a job; returns (outcome, job, seconds on its clock)."""
+    folder = CellFolder(tmp_path / "cell").make()
+    strategy = {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers} if servers else None
+    cell = make_cell(gpus=tuple(range(ranks)), **({"strategy": strategy} if strategy else {}))
+    began = engine.clock.now
+    outcome = supervise.run(
+        cell, folder, {}, engine, Engine(**LIMITS | limits), stopping, lambda watch: None, clock=engine.clock
+    )
+    return outcome, engine.jobs[0], engine.clock.now - began
+
+
+# Steps of scripts.
+
+
+def starts(job):
+    for number in job.numbers:
+        job.write(number, "start", rank=number, pid=100 + number)
+
+
+def begins(job, iterations=(5, 5)):
+    for number, count in enumerate(iterations):
+        job.write(number, "beat", phase="timed", iterations=count)
+
+
+def reaches(phase, *iterations):
+    """Every process begins a phase; the first have begun so many iterations."""
+
+    def step(job):
+        for number in job.numbers:
+            job.write(number, "phase", phase=phase)
+            if number < len(iterations):
+                job.write(number, "beat", phase=phase, iterations=iterations[number])
+
+    return step
+
+
+def is_done(job):
+    for number in job.numbers:
+        job.write(number, "done")
+
+
+def ends(status):
+    """The agent ends."""
+    return lambda job: setattr(job, "status", status)
+
+
+def raises(number, kind, message):
+    return lambda job: job.write(number, "error", type=kind, message=message)
+
+
+def is_seen_to_end(*several, agent=1):
+    """The agent saw ranks end at one look, (number, status) each; it then ends with a status, or goes on (None)."""
+
+    def step(job):
+        found = {number: {"status": status, "time": job.clock.time()} for number, status in several}
+        job.folder.failures.write_text(json.dumps(found))
+        job.states |= dict.fromkeys(found, "zombie")
+        job.status = agent
+
+    return step
+
+
+def becomes(state, *numbers):
+    """Processes change their state in the kernel's words: stopped, zombie, gone."""
+    return lambda job: job.states.update(dict.fromkeys(numbers, state))
+
+
+def stands(**stacks):
+    """Say where processes stand when they are asked: rank0=[…], server=[…], frames with the newest call first."""
+
+    def step(job):
+        for name, frames in stacks.items():
+            number = job.cell.world_size if name == "server" else int(name.removeprefix("rank"))
+            job.stacks[number] = dump(*frames)
+
+    return step
+
+
+def dump(*threads):
+    """What faulthandler writes: threads of (file, line, function), the main thread last.
+
+    A thread may be a word instead, for a test to replace.
+    """
+    texts = []
+    for number, frames in enumerate(threads):
+        if isinstance(frames, str):
+            texts.append(frames)
+            continue
+        head = "Current thread" if number == len(threads) - 1 else "Thread"
+        lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+        texts.append("\n".join([f"{head} 0x00007f00000{number:05x} (most recent call first):", *lines, ""]))
+    return "\n".join(texts)

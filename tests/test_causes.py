@@ -1,0 +1,390 @@
+"""The cause and the rank of every kind of failure, from scripted ranks (fake_engine): no process, no waiting."""
+
+import json
+
+import pytest
+from fake_engine import (
+    ROOT,
+    FakeEngine,
+    becomes,
+    begins,
+    dump,
+    ends,
+    is_done,
+    is_seen_to_end,
+    raises,
+    reaches,
+    stands,
+    starts,
+    supervised,
+)
+
+from benchmarks import record as records
+from benchmarks.record import CellFolder
+from launch.supervision import logs, stacks
+from launch.supervision.progress import Watch
+from launch.supervision.stacks import Standing
+
+TORCH = "/env/lib/python3.12/site-packages/torch"
+WORKER = [(f"{ROOT}/benchmarks/rank/worker.py", 117, "_rank"), (f"{ROOT}/benchmarks/rank/worker.py", 64, "main")]
+STEP = [(f"{ROOT}/trainers/step.py", 60, "step"), *WORKER]
+
+
+def collective(name):
+    distributed = f"{TORCH}/distributed"
+    return [(f"{distributed}/distributed_c10d.py", 3000, name), (f"{distributed}/c10d_logger.py", 81, "wrapper"), *STEP]
+
+
+BACKWARD = [
+    (f"{TORCH}/autograd/graph.py", 900, "_engine_run_backward"), (f"{TORCH}/_tensor.py", 630, "backward"), *STEP,
+]  # fmt: skip
+ON_GPU = [(f"{TORCH}/cuda/__init__.py", 1000, "synchronize"), *STEP]
+COMPUTES = [(f"{TORCH}/nn/modules/conv.py", 553, "_conv_forward"), ("/home/me/my_model.py", 3, "forward"), *STEP]
+IN_STORE = [(f"{TORCH}/distributed/rendezvous.py", 300, "_env_rendezvous_handler"), *collective("init_process_group")]
+WAITS_FOR_SERVERS = [(f"{ROOT}/trainers/kvstore/worker.py", 240, "wait_for_replies"), *STEP]
+SERVES = [(f"{ROOT}/trainers/kvstore/server.py", 164, "run"), *WORKER]
+SUMS = [(f"{ROOT}/trainers/kvstore/server.py", 60, "serve"), *SERVES]
+IMPORTS = [("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"), ("/home/me/my_model.py", 1, "load")]
+ASLEEP = "it is in forward (my_model.py:3: `time.sleep(600)`)"
+PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+
+
+@pytest.fixture
+def asleep(tmp_path):
+    """Frames of a rank whose model sleeps."""
+    file = tmp_path / "my_model.py"
+    file.write_text("import time\ndef forward(x):\n    time.sleep(600)\n")
+    return [(str(file), 3, "forward"), (f"{TORCH}/nn/modules/module.py", 1700, "_call_impl"), *STEP]
+
+
+def told(tmp_path, *steps, **options):
+    """The failure of a script: (cause, rank, message), and the seconds until it was noticed."""
+    outcome, job, seconds = supervised(tmp_path, FakeEngine(*steps), **options)
+    assert outcome.state == "failed" and len(job.stopped) == 1
+    return (outcome.failure.cause, outcome.failure.rank, outcome.failure.message), seconds
+
+
+# Ranks that end. Each case: what happens after two ranks have begun to step, and what is said.
+ENDS = {
+    "killed": ([is_seen_to_end((1, -9))], ("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")),
+    "exits": (
+        [is_seen_to_end((1, 7))],
+        ("exception", 1, "rank 1 left with status 7 in phase 'timed' and wrote no reason"),
+    ),
+    "exits with 0": (
+        [is_seen_to_end((1, 0))],
+        ("exception", 1, "rank 1 left with status 0 in phase 'timed', before it was done, and wrote no reason"),
+    ),
+    "raises": (
+        [raises(1, "RuntimeError", "no such thing\nand more"), is_seen_to_end((1, 1))],
+        ("exception", 1, "rank 1 raised RuntimeError in phase 'timed': no such thing"),
+    ),
+    "raises what a lost peer would, and the agent ends the other": (
+        [raises(1, "RuntimeError", PEER), is_seen_to_end((1, 1))],
+        ("exception", 1, f"rank 1 raised RuntimeError in phase 'timed': {PEER}"),
+    ),
+    "raises what a lost peer would, and the peer really does": (
+        [raises(1, "RuntimeError", PEER), raises(0, "RuntimeError", "Broken pipe"), is_seen_to_end((0, 1), (1, 1))],
+        ("exception", 1, f"rank 1 raised RuntimeError in phase 'timed': {PEER}"),
+    ),
+    "is killed, and its peer raises at once": (
+        [raises(0, "RuntimeError", PEER), is_seen_to_end((0, 1), (1, -9))],
+        ("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'"),
+    ),
+    "is just ending, and its peer raises at once": (
+        [raises(0, "RuntimeError", PEER), is_seen_to_end((0, 1), (1, None))],
+        ("killed", 1, "rank 1 ended in phase 'timed', and the agent did not say how"),
+    ),
+    "writes why after its peer has seen it go": (
+        [raises(1, "ValueError", "mine"), raises(0, "RuntimeError", PEER), is_seen_to_end((0, 1))],
+        ("exception", 1, "rank 1 raised ValueError in phase 'timed': mine"),
+    ),
+    "two raise, one after the other": (
+        [raises(1, "ValueError", "first"), raises(0, "ValueError", "second"), is_seen_to_end((0, 1), (1, 1))],
+        ("exception", 1, "rank 1 raised ValueError in phase 'timed': first"),
+    ),
+    "SIGTERM by somebody else": (
+        [is_seen_to_end((0, -15))],
+        ("killed", 0, "rank 0 was ended by SIGTERM in phase 'timed'"),
+    ),
+    "an unknown signal": ([is_seen_to_end((0, -64))], ("killed", 0, "rank 0 was ended by SIGRTMAX in phase 'timed'")),
+    "gone while the agent does not move": (
+        [becomes("zombie", 1)],
+        ("killed", 1, "rank 1 ended in phase 'timed', and the agent did not say how"),
+    ),
+    "gone, and an agent that is slow to end the others says why": (
+        [becomes("gone", 1), is_seen_to_end((1, -11), agent=None)],
+        ("killed", 1, "rank 1 was ended by SIGSEGV in phase 'timed'"),
+    ),
+    "the agent is killed, and its ranks with it": (
+        [becomes("gone", 0, 1), ends(-9)],
+        ("killed", None, "the agent ended by SIGKILL before any rank failed"),
+    ),
+    "the agent fails": ([ends(1)], ("start", None, "the agent ended with status 1 before any rank failed")),
+    "the agent ends well too early": (
+        [ends(0)],
+        ("exception", 0, "rank 0 left with status 0 in phase 'timed', before it was done, and wrote no reason"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_first_that_ended_by_itself_is_the_cause(tmp_path, case):
+    steps, expected = ENDS[case]
+    failure, seconds = told(tmp_path, starts, begins, *steps)
+    assert failure == expected
+    assert seconds < 5
+
+
+def test_a_rank_that_is_gone_after_its_last_line_is_not_missed(tmp_path):
+    def ends_while_looked_at(job):
+        is_done(job)
+        job.states |= dict.fromkeys(job.numbers, "zombie")
+
+    outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, ends_while_looked_at, ends(0)))
+    assert outcome.state == "finished"
+
+
+def test_failures_of_a_former_agent_are_read(tmp_path):
+    def former(job):
+        job.folder.failures.write_text(json.dumps({"0": -15, "1": 7}))
+        job.status = 1
+
+    failure, _ = told(tmp_path, starts, begins, former)
+    assert failure[:2] == ("exception", 1) and "left with status 7" in failure[2]
+
+
+@pytest.mark.parametrize("damaged", ["[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}'])
+def test_damaged_failures_are_passed_over(tmp_path, damaged):
+    def breaks(job):
+        job.folder.failures.write_text(damaged)
+        job.status = 1
+
+    failure, _ = told(tmp_path, starts, begins, breaks)
+    assert failure == ("start", None, "the agent ended with status 1 before any rank failed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "cause"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB", "oom"),
+        ("AcceleratorError", "CUDA error: out of memory", "oom"),
+        ("MemoryError", "", "oom"),
+        ("OSError", "1234 MiB of shared memory in /dev/shm: there is not that much", "exception"),
+        ("DistBackendError", "NCCL error in: unhandled cuda error", "nccl"),
+        ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "exception"),
+        ("RuntimeError", "shape '[2]' is invalid", "exception"),
+    ],
+)
+def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, message, cause):
+    failure, _ = told(tmp_path, starts, begins, raises(1, kind, message), is_seen_to_end((1, 1)))
+    assert failure == (cause, 1, f"rank 1 raised {kind} in phase 'timed': {message or kind}")
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access was encountered", "exception"),
+        ("NCCL error: remote process exited", "nccl"),
+        (None, "killed"),
+    ],
+)
+def test_an_abort_in_a_thread_of_torch_is_told_by_what_it_printed(tmp_path, said, cause):
+    def prints(job):
+        text = f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {said}\nmore\n"
+        job.folder.rank_log(1).write_text(text if said else "nothing\n")
+
+    failure, _ = told(tmp_path, starts, begins, prints, is_seen_to_end((1, -6)))
+    ended = "rank 1 was ended by SIGABRT in phase 'timed'"
+    assert failure == (cause, 1, f"{ended}: {said}" if said else ended)
+
+
+# Ranks that live and do not go on. SLEEP among threads stands for the fixture `asleep`.
+HUNG = {
+    "sleeps": (
+        [begins, stands(rank0=[BACKWARD], rank1=["SLEEP"])],
+        (1, f"in phase 'timed' after 5 iterations: {ASLEEP}, while rank 0 waits in backward"),
+    ),
+    "sleeps though it is not behind": (
+        [lambda job: begins(job, (5, 7)), stands(rank0=[collective("all_reduce")], rank1=["SLEEP"])],
+        (1, f"after 7 iterations: {ASLEEP}, while rank 0 waits in all_reduce"),
+    ),
+    "sleeps while the other waits for its GPU": (
+        [begins, stands(rank0=["SLEEP"], rank1=[ON_GPU])],
+        (0, "(my_model.py:3: `time.sleep(600)`), while rank 1 waits for its GPU"),
+    ),
+    "sleeps in a thread of backward": (
+        [begins, stands(rank0=[BACKWARD], rank1=["SLEEP", BACKWARD])],
+        (1, f"{ASLEEP}, while rank 0 waits in backward"),
+    ),
+    "works in backward while its main thread waits": (
+        [begins, stands(rank0=["SLEEP"], rank1=[COMPUTES, BACKWARD])],
+        (0, "while rank 1 is in _conv_forward (conv.py:553)"),
+    ),
+    "is in the user's code": (
+        [begins, stands(rank0=[IMPORTS], rank1=[collective("barrier")])],
+        (0, "it is in load (my_model.py:1), while rank 1 waits in barrier"),
+    ),
+    "is behind": (
+        [lambda job: begins(job, (9, 7)), stands(rank0=[BACKWARD], rank1=[BACKWARD])],
+        (1, "in phase 'timed' after 7 iterations: it waits in backward, while rank 0 waits in backward"),
+    ),
+    "computes": (
+        [begins, stands(rank0=[BACKWARD], rank1=[COMPUTES])],
+        (1, "it is in _conv_forward (conv.py:553), while rank 0 waits in backward"),
+    ),
+    "is stopped": (
+        [begins, becomes("stopped", 0), stands(rank1=["SLEEP"])],
+        (0, "it is stopped, while rank 1 is in forward (my_model.py:3: `time.sleep(600)`)"),
+    ),
+    "writes no stack": (
+        [begins, stands(rank0=[collective("all_reduce")])],
+        (1, "it wrote no stack, and its process is sleeping, while rank 0 waits in all_reduce"),
+    ),
+    "nobody writes a stack": ([lambda job: begins(job, (5, 4))], (1, "it wrote no stack, and its process is sleeping")),
+    "waits in another collective that the user's code began": (
+        [begins, stands(rank0=[[*collective("broadcast")[:2], ("/home/me/my_model.py", 3, "forward"), *STEP]], rank1=[BACKWARD])],
+        (0, "waits in broadcast, while rank 1 waits in backward (named because code outside Ringside and torch began its wait)"),
+    ),
+    "waits in another collective": (
+        [begins, stands(rank0=[collective("all_reduce")], rank1=[collective("broadcast")])],
+        (1, "it waits in broadcast, while rank 0 waits in all_reduce (nothing tells which of them is wrong; the last is named)"),
+    ),
+    "all wait for the same": (
+        [begins, stands(rank0=[BACKWARD], rank1=[BACKWARD])],
+        (None, "no rank is behind the others; each gave no sign for 12 s in phase 'timed': each of rank 0, rank 1 waits in"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HUNG)
+def test_the_rank_that_is_not_where_the_others_are_is_named(tmp_path, asleep, case):
+    steps, (rank, said) = HUNG[case]
+
+    def with_sleep(job):
+        job.stacks = {number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()}
+
+    (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep)
+    assert (cause, named) == ("hang", rank), message
+    assert said in message
+    assert 12 < seconds < 15
+
+
+def test_of_many_ranks_the_one_that_waits_elsewhere_is_named(tmp_path):
+    steps = (lambda job: begins(job, (5, 5, 5)), stands(rank0=[BACKWARD], rank1=[IN_STORE], rank2=[BACKWARD]))
+    (_, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
+    assert rank == 1
+    assert message.endswith("it waits in init_process_group, while each of rank 0, rank 2 waits in backward")
+
+
+WAITING = stands(rank0=[WAITS_FOR_SERVERS], rank1=[WAITS_FOR_SERVERS], server=[SERVES])
+SERVERS = {
+    "is stopped before its first push": ([reaches("build"), becomes("stopped", 2), WAITING], 2, "it is stopped, while each"),
+    "sleeps before its first push": (
+        [reaches("build"), stands(rank0=[WAITS_FOR_SERVERS], rank1=[WAITS_FOR_SERVERS], server=["SLEEP"])],
+        2, f"server 0 gave no sign for 12 s, in phase 'build' after 0 iterations: {ASLEEP}, while each of rank 0, rank 1",
+    ),
+    "sums for ever": (
+        [reaches("timed", 5, 5), stands(rank0=[WAITS_FOR_SERVERS], rank1=[WAITS_FOR_SERVERS], server=[SUMS])],
+        2, "it is in serve (server.py:60",
+    ),
+    "waits as it should, while a rank sleeps": (
+        [reaches("timed", 5, 5), stands(rank0=["SLEEP"], rank1=[WAITS_FOR_SERVERS], server=[SERVES])],
+        0, "while rank 1 waits for the servers, server 0 waits for gradients",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_a_server_is_named_when_the_others_wait_for_it(tmp_path, asleep, case):
+    steps, rank, said = SERVERS[case]
+
+    def with_sleep(job):
+        job.stacks = {number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()}
+
+    (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep, servers=1)
+    assert (cause, named) == ("hang", rank), message
+    assert said in message
+    assert 12 < seconds < 15
+
+
+@pytest.mark.parametrize("status", [0, 7, -9])
+def test_a_server_that_ends_before_its_first_push_ends_the_cell(tmp_path, status):
+    (_, rank, message), seconds = told(
+        tmp_path, starts, reaches("build"), is_seen_to_end((2, status), agent=None), servers=1
+    )
+    assert rank == 2 and message.startswith("server 0 ")
+    assert seconds < 1
+
+
+def test_the_first_step_of_a_rank_may_be_long(tmp_path):
+    (cause, rank, message), seconds = told(
+        tmp_path, starts, reaches("first step", 0, 0), stands(rank0=[BACKWARD], rank1=[COMPUTES])
+    )
+    assert (cause, rank) == ("hang", 1) and "gave no sign for 300 s" in message
+    assert 300 < seconds < 305
+
+
+def test_a_rank_that_is_stopped_in_its_first_step_is_noticed_early(tmp_path):
+    (_, rank, _), seconds = told(tmp_path, starts, reaches("first step", 0, 0), becomes("stopped", 0))
+    assert rank == 0 and seconds < 15
+
+
+def test_a_log_without_a_stack_has_no_place(tmp_path):
+    log = tmp_path / "rank0.log"
+    assert stacks.place(log, 0) is None and stacks.size(log) == 0
+    log.write_text("Thread of mine\n  File nothing\n\x00\xff")
+    assert stacks.place(log, 0) is None
+    before = stacks.size(log)
+    with log.open("a") as file:
+        file.write(dump([("/home/me/fifo", 10**9, "f")]))
+    assert stacks.place(log, before).standing == Standing.FOREIGN
+
+
+def test_a_count_is_newer_than_the_last_line(tmp_path):
+    def counts(job):
+        for number, count in enumerate((90, 110, 110)):
+            job.folder.rank_count(number).write_text(str(count))
+
+    steps = (lambda job: begins(job, (100, 99, 98)), counts)
+    (cause, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
+    assert (cause, rank) == ("hang", 0) and "after 90 iterations" in message
+
+
+def test_a_torn_line_of_a_rank_is_passed_over(tmp_path):
+    folder = CellFolder(tmp_path).make()
+    folder.rank_lines(0).write_bytes(b'{"kind": "be\n\xff\n{"kind": "beat", "time": 3.0, "iterations": 7}\n{"kind"')
+    watch = Watch(folder, 1)
+    assert watch.update() and watch.ranks[0].iterations == 7
+
+
+def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
+    def one_starts(job):
+        job.write(0, "start", rank=0, pid=100)
+
+    (cause, rank, message), seconds = told(tmp_path, one_starts)
+    assert (cause, rank, message) == ("start", 1, "rank 1 did not report within 300 s")
+    assert 300 < seconds < 301
+
+
+CRASH = ["Fatal Python error: Segmentation fault", "Current thread 0x2 (most recent call first):", "  the call"]
+CALLERS = [f"  caller {number}" for number in range(40)]
+ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"]
+
+
+@pytest.mark.parametrize(
+    ("log", "tail"),
+    [
+        (CALLERS, CALLERS[20:]),
+        (
+            [CRASH[0], "", "Thread 0x1 (most recent call first):", "  other", *CRASH[1:], *CALLERS],
+            [*CRASH, *CALLERS[:17]],
+        ),
+        (9 * ASKED_AND_RAISED, [*ASKED_AND_RAISED[1:], *(6 * ASKED_AND_RAISED)]),
+    ],
+)
+def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
+    told = logs.with_log(records.Failure("hang", 0, "said"), CellFolder(tmp_path))
+    assert told.log_tail.splitlines() == tail

@@ -1,0 +1,83 @@
+"""What a sweep does while another launcher holds the store, and what it says of a store that fails."""
+
+import dataclasses
+import io
+import threading
+
+import pytest
+from filelock import FileLock
+from records import make_record
+from rich.console import Console
+from tracked import runs
+
+from benchmarks import record as records
+from benchmarks.record import CellFolder
+from conf.schema import Tracking
+from launch.study.identity import ProcessIdentity, Sweep
+from launch.study.study import StudyFolder
+from launch.tracking import projector, store
+from launch.tracking.projector import Projector
+
+
+@pytest.fixture
+def sweep(output_dir, monkeypatch):
+    """Two measured records of a sweep, and its projector; the lock of the store is waited for a moment."""
+    monkeypatch.setattr(store, "STORE_LOCK_WAIT_S", 0.2)
+    study = StudyFolder(str(output_dir), "s")
+    measured = []
+    for number in (1, 2):
+        record = dataclasses.replace(make_record(), record_id=f"{number:032x}", name=f"cell {number}", study="s")
+        record = dataclasses.replace(record, cell=dataclasses.replace(record.cell, seed=number))
+        folder = CellFolder(study.folder / record.cell.folder)
+        folder.path.mkdir()
+        records.write(folder, record)
+        measured.append(record)
+    asked = Sweep(measured[0].sweep_id, "s", [], measured[0].started_at, 2, ProcessIdentity.own())
+    console = Console(file=io.StringIO(), width=1000)
+    return Projector(Tracking(), study, asked, console), measured, console
+
+
+@pytest.mark.parametrize("held_from", ["the start", "the second cell"])
+def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output_dir, held_from):
+    projector, measured, console = sweep
+    lock = FileLock(output_dir / ".mlflow.db.lock", thread_local=False)
+    if held_from == "the start":
+        lock.acquire()
+    projector.open()
+    projector.log(measured[0])
+    lock.acquire()
+    projector.log(measured[1])
+    threading.Timer(1.0, lock.release, kwargs={"force": True}).start()
+    projector.close(measured, [], measured, stopping=lambda: False, report=None)
+    found = runs(projector._tracker)
+    assert {"cell 1", "cell 2"} < found.keys() and len(found) == 3
+    assert all(run.info.status == "FINISHED" for run in found.values())
+    assert console.file.getvalue().count("another process has held") == 1
+    assert "mlflow ui" in projector.where()[0]
+
+
+def test_a_user_who_stops_does_not_wait_for_the_holder(sweep, output_dir):
+    projector, measured, _ = sweep
+    with FileLock(output_dir / ".mlflow.db.lock"):
+        projector.open()
+        projector.close(measured, [], measured, stopping=lambda: True, report=None)
+    assert "python -m launch sync" in projector.where()[0]
+
+
+def test_waiting_for_a_holder_ends(sweep, output_dir, monkeypatch):
+    one, measured, _ = sweep
+    monkeypatch.setattr(projector, "LAST_WAIT_S", 0.1)
+    with FileLock(output_dir / ".mlflow.db.lock"):
+        one.open()
+        one.close(measured, [], measured, stopping=lambda: False, report=None)
+    assert "python -m launch sync" in one.where()[0]
+
+
+def test_the_same_failure_is_told_once(sweep, output_dir):
+    projector, measured, console = sweep
+    projector.open()
+    (output_dir / "mlflow.db").unlink()
+    for record in measured:
+        projector.log(record)
+    projector.close(measured, [], measured, stopping=lambda: False, report=None)
+    assert console.file.getvalue().count("note: ") == console.file.getvalue().count("is gone") == 1
