@@ -1,0 +1,62 @@
+"""Faults of ranks on GPUs: the right rank and the right cause, and the cell after them is as if nothing had been.
+
+python -m pytest -m 'gpu or multi_gpu' -n 0 tests/test_faults_gpu.py [--campaign-to FILE]
+"""
+
+from pathlib import Path
+
+import pytest
+from campaign import record_outcomes
+from faults import Fault, PlantedSweep
+from faults_seen import examine
+
+SILENCE_S = 8.0
+KINDS = Path(__file__).parent / "faults_gpu.py"
+HANG = {"cause": "hang", "deadline_s": SILENCE_S}
+STRANGER = "faults_gpu.stranger"
+ON_ANY = {  # kind: what must come of it
+    "SIGKILL": {"cause": "killed"},
+    "SIGSTOP": HANG,
+    "sleep": HANG,
+    "faults_gpu.illegal_access": {"cause": "exception"},
+    "faults_gpu.out_of_gpu_memory": {"cause": "oom"},
+    STRANGER: {},
+}
+BETWEEN_RANKS = {"wrong collective": HANG, "faults_gpu.another_collective_of_nccl": HANG}
+HEALTHY = 50  # its bucket_cap_mb
+OPTIONS = [
+    "device=cuda", "model=resnet18", "batch_size=64", f"engine.silence_timeout_s={SILENCE_S:g}", "report=false",
+    "benchmark.max_seconds=3", "benchmark.warmup_min_seconds=0.5", "benchmark.limit_iterations=0",
+    "benchmark.exposed_rounds=0", "benchmark.exchange_iterations=5", "noise_pairs=0",
+]  # fmt: skip
+
+
+def strike(folder, record_property, kinds, process, gpus):
+    """Run a sweep with one faulty cell for each kind and a healthy one at the end; look at all of them."""
+    faults = {
+        10 + number: Fault(kind, "timed", "rank", rank=process if expected else None, process=process, **expected)
+        for number, (kind, expected) in enumerate(kinds.items())
+    }
+    sweep = PlantedSweep(folder, faults, *OPTIONS, f"gpus=[{gpus}]", healthy=(HEALTHY,), also=(KINDS,))
+    try:
+        sweep.run(timeout_s=560)
+        outcomes = [examine(fault, sweep, cap) for cap, fault in faults.items()]
+    finally:
+        sweep.end()
+    record_outcomes(record_property, outcomes)
+    (healthy,) = sweep.records(HEALTHY)
+    assert (healthy.state, healthy.validity.verdict) == ("finished", "valid"), healthy.validity
+    (beside_a_stranger,) = sweep.records(10 + list(kinds).index(STRANGER))
+    assert "foreign_load" in beside_a_stranger.validity.codes
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_one_gpu(tmp_path, record_property):
+    strike(tmp_path, record_property, ON_ANY, 0, "0")
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(600)
+def test_two_gpus(tmp_path, record_property):
+    strike(tmp_path, record_property, ON_ANY | BETWEEN_RANKS, 1, "0,1")
