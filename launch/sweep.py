@@ -32,6 +32,7 @@ from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
+from launch.supervision.logs import few_lines
 from launch.tracking.projector import Projector
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
@@ -258,7 +259,7 @@ class SweepRun:
                 self.console.print(
                     f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}", markup=False
                 )
-                for line in record.failure.log_tail.splitlines()[-5:]:
+                for line in few_lines(record.failure.log_tail, 5):
                     self.console.print(f"    {line}", markup=False, style="dim")
                 folder, rank = self.study.folder_of(record), record.failure.rank
                 log = folder.agent_log if rank is None else folder.rank_log(rank)

@@ -388,3 +388,4 @@ def test_the_end_of_a_log_that_tells_most_is_kept(tmp_path, log, tail):
     (tmp_path / "logs" / "rank0.log").write_text("\n".join(log))
     told = logs.with_log(records.Failure("hang", 0, "said"), CellFolder(tmp_path))
     assert told.log_tail.splitlines() == tail
+    assert logs.few_lines(told.log_tail, 3) == (CRASH if CRASH[0] in tail else tail[-3:])

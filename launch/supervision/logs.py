@@ -9,6 +9,7 @@ from benchmarks.record import CellFolder, Failure
 MOST_BYTES = 1 << 20  # of a log's end that are read
 TAIL_LINES = 20
 TAIL_CHARACTERS = 500  # of a line
+STACK = ("Current thread", "Fatal Python error")  # how a tail begins that is faulthandler's
 
 
 def end_of(path: Path) -> str:
@@ -30,6 +31,12 @@ def with_log(failure: Failure, folder: CellFolder) -> Failure:
             tail = "\n".join(line[:TAIL_CHARACTERS] for line in lines)
             return Failure(failure.cause, failure.rank, failure.message, tail)
     return failure
+
+
+def few_lines(log_tail: str, most: int) -> list[str]:
+    """Return the lines of a failure's log tail to show where all are too many: a stack has its newest call first."""
+    lines = log_tail.splitlines()
+    return lines[:most] if lines and lines[0].startswith(STACK) else lines[-most:]
 
 
 def _tail(lines: list[str]) -> list[str]:
