@@ -20,6 +20,7 @@ from fake_engine import (
 )
 
 from benchmarks import record as records
+from benchmarks.rank.asked import collective_as_stack
 from benchmarks.record import CellFolder
 from launch.supervision import logs, stacks
 from launch.supervision.progress import Watch
@@ -47,6 +48,19 @@ SUMS = [(f"{ROOT}/trainers/kvstore/server.py", 60, "serve"), *SERVES]
 IMPORTS = [("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"), ("/home/me/my_model.py", 1, "load")]
 ASLEEP = "it is in forward (my_model.py:3: `time.sleep(600)`)"
 PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+
+
+def add_collectives(job, *names):
+    """Have ranks say which collective is not finished."""
+    for number, name in enumerate(names):
+        callers = [("/usr/lib/python3.12/runpy.py", "_run_code"), ("/home/me/my_model.py", "forward")][: number + 1]
+        frames = [{"filename": file, "line": 1, "name": function} for file, function in callers]
+        entries = [
+            {"profiling_name": "nccl:all_gather", "state": "completed", "retired": True},
+            {"profiling_name": f"nccl:{name}", "state": "started", "frames": frames},
+            {"profiling_name": "nccl:all_to_all", "state": "scheduled"},
+        ]
+        job.stacks[number] += collective_as_stack(entries)
 
 
 @pytest.fixture
@@ -244,11 +258,15 @@ HUNG = {
     "nobody writes a stack": ([lambda job: begins(job, (5, 4))], (1, "it wrote no stack, and its process is sleeping")),
     "waits in another collective that the user's code began": (
         [begins, stands(rank0=[[*collective("broadcast")[:2], ("/home/me/my_model.py", 3, "forward"), *STEP]], rank1=[BACKWARD])],
-        (0, "waits in broadcast, while rank 1 waits in backward (named because code outside Ringside and torch began its wait)"),
+        (0, "waits in broadcast, while rank 1 waits in backward; it is named because code outside Ringside and torch began"),
     ),
     "waits in another collective": (
         [begins, stands(rank0=[collective("all_reduce")], rank1=[collective("broadcast")])],
-        (1, "it waits in broadcast, while rank 0 waits in all_reduce (nothing tells which of them is wrong; the last is named)"),
+        (1, "broadcast, while rank 0 waits in all_reduce; nothing tells which of them is wrong, and the last is named"),
+    ),
+    "waits for its GPU in another collective": (
+        [begins, stands(rank0=[ON_GPU], rank1=[ON_GPU]), lambda job: add_collectives(job, "all_reduce", "broadcast")],
+        (1, "waits for its GPU (unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); it is"),
     ),
     "all wait for the same": (
         [begins, stands(rank0=[BACKWARD], rank1=[BACKWARD])],

@@ -5,7 +5,6 @@ Processes beyond the cell's ranks are the servers of its strategy.
 """
 
 import datetime
-import faulthandler
 import importlib.metadata
 import os
 import platform
@@ -16,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rank import lifetime
+from benchmarks.rank import asked, lifetime
 from benchmarks.record import CellFolder, Kind, own_files
 
 # torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
@@ -45,7 +44,7 @@ def main(folder: Path, started: str = "exec") -> int:
     log = own_files.open_own(cell_folder.rank_log(rank))
     os.dup2(log, 1)
     os.dup2(log, 2)
-    faulthandler.register(signal.SIGUSR1)  # at a hang the supervisor asks for every thread's stack
+    asked.answer()
     from benchmarks.rank.reporter import Reporter  # after the redirection
 
     reporter = Reporter(cell_folder, rank)

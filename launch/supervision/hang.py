@@ -81,8 +81,8 @@ def _elsewhere(ranks: Sequence[Rank], places: Mapping[int, Place]) -> tuple[Rank
         return minority[0], ""
     foreign = [rank for rank in ranks if places[rank.number].called_from_foreign]
     if foreign and len(foreign) < len(ranks):
-        return foreign[0], " (named because code outside Ringside and torch began its wait)"
-    return ranks[-1], " (nothing tells which of them is wrong; the last is named)"
+        return foreign[0], "; it is named because code outside Ringside and torch began its wait"
+    return ranks[-1], "; nothing tells which of them is wrong, and the last is named"
 
 
 def _does(rank: Rank, states: Mapping[int, str], places: Mapping[int, Place]) -> str:

@@ -1,7 +1,7 @@
-"""Read where a rank stands, from the stacks that faulthandler wrote to its log when the supervisor asked for them.
+"""Read where a rank stands, from what it wrote to its log when the supervisor asked (benchmarks.rank.asked).
 
-The handler is C: it answers also while the interpreter's lock is held. It names Python's frames only, so what a frame calls is
-read from its line of source.
+The stacks are written also while the interpreter's lock is held. They have Python's frames only, so what a frame calls is read
+from its line of source.
 """
 
 import re
@@ -17,6 +17,7 @@ MOST_BYTES = 1 << 18  # of a log that are read
 MOST_LINES = 100_000  # of a file of source
 MOST_CHARACTERS = 60  # of a line of source in a sentence
 THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+COLLECTIVE = re.compile(r"^Collective (\w+) \(most recent call first\):$")
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 TORCH = re.compile(r"/(?:site|dist)-packages/torch/(.*)$")
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib/python3[^/]*/(?!(?:site|dist)-packages/)")
@@ -104,24 +105,36 @@ def place(log: Path, start: int) -> Place | None:
             text = file.read(MOST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return None
-    threads = _threads(text)
-    if not threads or not threads[-1]:
+    stacks, collective, begun_by = _read(text)
+    if not stacks or not stacks[-1]:
         return None
-    main = _standing(threads[-1])
+    main = _standing(stacks[-1])
     # On GPUs backward runs in threads of torch's own, while the main one waits for them.
-    helpers = [_standing(frames) for frames in threads[:-1] if frames and _of_torch(frames)]
-    return min([main, *helpers], key=lambda one: one.standing)
+    helpers = [_standing(frames) for frames in stacks[:-1] if frames and _of_torch(frames)]
+    found = min([main, *helpers], key=lambda one: one.standing)
+    if found.standing is not Standing.WAITING or not collective:
+        return found
+    words = found.words if found.words.endswith(collective) else f"{found.words} (unfinished: {collective})"
+    return Place(found.standing, words, found.called_from_foreign or any(_is_foreign(frame) for frame in begun_by))
 
 
-def _threads(text: str) -> list[list[Frame]]:
-    """Return the stacks of all threads, the newest call first; the main thread is the last."""
+def _read(text: str) -> tuple[list[list[Frame]], str, list[Frame]]:
+    """Return the stacks of all threads, the main one last, and the name and stack of the first unfinished collective.
+
+    A stack has the newest call first.
+    """
     threads: list[list[Frame]] = []
+    collective = ""
+    begun_by: list[Frame] = []
+    current: list[Frame] = []
     for line in text.splitlines():
         if THREAD.match(line):
-            threads.append([])
-        elif threads and (found := FRAME.match(line)):
-            threads[-1].append(Frame(found[1], int(found[2]), found[3]))
-    return threads
+            threads.append(current := [])
+        elif found := COLLECTIVE.match(line):
+            collective, begun_by = found[1], (current := [])
+        elif found := FRAME.match(line):
+            current.append(Frame(found[1], int(found[2]), found[3]))
+    return threads, collective, begun_by
 
 
 def _of_torch(frames: Sequence[Frame]) -> bool:
@@ -149,7 +162,9 @@ def _standing(frames: Sequence[Frame]) -> Place:
 
 
 def _is_foreign(frame: Frame) -> bool:
-    return frame.torch is None and frame.own is None and frame.function != "<module>"
+    """Return whether a frame is neither torch's nor ours nor Python's own."""
+    ours = frame.torch or frame.own or STANDARD_LIBRARY.search(frame.file) or frame.function == "<module>"
+    return not ours
 
 
 def _wait(inside: Sequence[Frame], known: Sequence[Frame]) -> str | None:
@@ -178,5 +193,5 @@ def _wait(inside: Sequence[Frame], known: Sequence[Frame]) -> str | None:
         if words := LOOPS.get((str(frame.own), frame.function)):
             return words
     if top.own and WAITING_CALL.search(top.source()):
-        return f"waits in {top.function}"
+        return f"waits at {Path(top.file).name}:{top.line}"
     return None

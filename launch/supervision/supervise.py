@@ -17,6 +17,7 @@ from launch.supervision.progress import Rank, WallClock, Watch
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
+REST_SECONDS = 0.5  # for the rest of what they write
 AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
 
 
@@ -111,7 +112,7 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
         return {number: stacks.size(folder.rank_log(number)) for number in asked}
 
     _until(lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock)
-    clock.sleep(POLL_SECONDS)  # for the rest of what they write
+    clock.sleep(REST_SECONDS)
     places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
     return hang(watch, found.what, job.process_state, {number: one for number, one in places.items() if one})
 
