@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,8 @@ from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record
+from benchmarks.record.clock import now
+from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
@@ -22,6 +23,7 @@ from launch.engines.engine import LocalEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, environment, inherited, scrubbed
 from launch.machine.devices import Machine
 from launch.machine.facts import facts, left_out, variables
+from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
@@ -78,7 +80,7 @@ class CellRunner:
             },
         )
         outcome = self._run(cell, folder, variable, uuids, progress)
-        ended_at = time.time()
+        ended_at = now()
         if outcome.immortal:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
@@ -104,13 +106,16 @@ class CellRunner:
     ) -> Outcome:
         """Run the ranks of a cell, or of a pass of it, in a prepared folder; without `uuids` the machine is not sampled."""
         limits = self.config.engine
-        engine = LocalEngine(limits.start, limits.stop_grace_s)
+        engine, shortage = LocalEngine(limits.start, limits.stop_grace_s), Shortage.watched()
         try:
             sampled = uuids is not None and self.config.sample_gpus
             with gpu_samples.Sampler(folder, uuids or [], variable[TOKEN]) if sampled else contextlib.nullcontext():
-                return supervise.run(cell, folder, variable, engine, limits, self.stopping, progress, profiler)
+                outcome = supervise.run(cell, folder, variable, engine, limits, self.stopping, progress, profiler)
         except OSError as error:  # the agent could not be started, or the disk is full
-            return Outcome("failed", Failure("start", None, f"the cell could not be run: {error}"), [])
+            return Outcome("failed", Failure("start", None, f"the cell could not be run: {because(error)}"), [])
+        if outcome.state != "failed" or outcome.failure is None:
+            return outcome
+        return dataclasses.replace(outcome, failure=shortage.explain(outcome.failure, folder.path))
 
     def _profiled(
         self, cell: Cell, folder: CellFolder, variable: Mapping[str, str], progress: Callable[[Watch], None]
@@ -146,7 +151,7 @@ class CellRunner:
         try:
             inside = prepare(folder.tuning, cell.as_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
-            self.note(f"the tuning pass of {cell.name} could not be run: {error}")
+            self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return
         logged = {
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",

@@ -17,6 +17,7 @@ from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
 from benchmarks import record as records
 from benchmarks.record import Record
+from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
@@ -75,7 +76,8 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
         Refused: the request is wrong; nothing was started.
     """
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
-    planned = plan(requests, surrounding)
+    with _refused("the request could not be planned"):
+        planned = plan(requests, surrounding)
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
@@ -84,10 +86,19 @@ def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
         _print_plan(planned, console)
         return 0
     stopping = Stopping(console)
-    with stopping.listening():
+    with stopping.listening(), _refused(f"output_dir={planned.config.output_dir}: cannot be written"):
         return SweepRun(
             planned, [argument_without_secrets(text) for text in typed], surrounding, stopping, console
         ).run()
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Have an error of the operating system outside a cell be one sentence that begins with `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{what}: {because(error)}") from None
 
 
 class SweepRun:
@@ -183,7 +194,7 @@ class SweepRun:
         except OSError as error:
             self._writable = False
             screen.settle(number, "failed", None)
-            self._note(f"the sweep ends here: {self.study.folder} can no longer be written ({error})")
+            self._note(f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}")
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""

@@ -162,7 +162,7 @@ def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
     """Return the share of the cores that others used in each measured phase, {} without two samples of the CPU."""
     if len(lines) < 2:
         return {}
-    others = [(line["time"], line["busy_s"] - line["own_s"]) for line in lines]
+    others = sorted((line["time"], line["busy_s"] - line["own_s"]) for line in lines)
     known = {
         name: [(one, used) for one in same if (used := _between(others, one)) is not None]
         for name, same in _measured(phases).items()
@@ -179,7 +179,7 @@ def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
 
 def _between(others: Sequence[tuple[float, float]], phase: Phase) -> float | None:
     """Return how many CPU seconds others used in a phase, samples joined by straight lines; None where it was not sampled."""
-    if phase.opened < others[0][0] or phase.closed > others[-1][0]:
+    if not others[0][0] <= phase.opened <= phase.closed <= others[-1][0]:
         return None
 
     def at(moment: float) -> float:

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from benchmarks.rank import lifetime, rendezvous, worker
 from benchmarks.rank.ends import Ends
-from benchmarks.record import CellFolder, Kind, read_lines, write_json
+from benchmarks.record import CellFolder, Kind, clock, read_lines, write_json
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER, UMASK
@@ -102,7 +101,7 @@ class WatchfulAgent(LocalElasticAgent):
         return result
 
     def _note(self, ended: Iterable[int]) -> None:
-        now, statuses = time.time(), self._ends.statuses
+        now, statuses = clock.now(), self._ends.statuses
         failures = {
             str(rank): {"status": statuses[rank], "time": now}
             for rank in ended

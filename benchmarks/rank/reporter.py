@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.rank.result import Block
 from benchmarks.record import CellFolder, Kind, Lines, own_files
+from benchmarks.record.clock import now
 
 # Seconds between signs of life: far below any deadline, far above the cost of a line.
 BEAT_SECONDS = 1.0
@@ -28,7 +29,7 @@ class Reporter:
 
     def line(self, kind: str, **content: Any) -> None:
         """Write one line. It is on disk when this returns."""
-        self._lines.write(kind, time.time(), **content)
+        self._lines.write(kind, now(), **content)
         self._lines.sync()
 
     def phase(self, name: str) -> None:
@@ -41,10 +42,10 @@ class Reporter:
         self._iterations += iterations
         if iterations:
             os.pwrite(self._count, COUNT_FORMAT % self._iterations, 0)
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_SECONDS
-            self._lines.write(Kind.BEAT, time.time(), phase=self._phase, iterations=self._iterations)
+        moment = time.monotonic()
+        if moment >= self._next_beat:
+            self._next_beat = moment + BEAT_SECONDS
+            self._lines.write(Kind.BEAT, now(), phase=self._phase, iterations=self._iterations)
 
     def output(self, text: str) -> None:
         """Write what the benchmark prints. The launching process shows it when the cell has ended. One rank calls it."""

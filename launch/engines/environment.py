@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, clock
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import Machine
@@ -72,7 +72,8 @@ def environment(
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
     kept = with_absolute_path(kept)
-    own = {TOKEN: token, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    own = {TOKEN: token, clock.VARIABLE: repr(clock.BEGINNING)}
+    own |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
         threads = max(1, machine.cores // len(machine.everyone))

@@ -14,6 +14,7 @@ from conf.options import Refused
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Machine, look
+from launch.plan.limits import refuse_small_limits
 from launch.plan.order import PlannedCell, once_each, ordered, without_settings_alone
 from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers
@@ -73,6 +74,8 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     is_for_another_machine = first.topology is not None and first.dry_run
     configs, notices = _check(requests)
     refuse_outputs(first)
+    if not is_for_another_machine:
+        refuse_small_limits()
     configs, profiler = with_profilers(configs, surroundings)
 
     machine = machine_of_topology(first) if is_for_another_machine else look(first.device, surroundings)

@@ -56,7 +56,7 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         cell=cell,
         state=state,
         failure=failure,
-        ended_at=ended_at,
+        ended_at=max(ended_at, attempt["started_at"]),
         **{name: values.get(name, {}) for name in FIELDS},
         ranks=ranks,
         raw_sha256=folder.raw_sha256(),

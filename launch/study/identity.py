@@ -2,7 +2,6 @@
 
 import os
 import platform
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.record import Record
+from benchmarks.record.clock import now
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST_PID = 1 << 22  # Linux gives none above
@@ -76,7 +76,7 @@ class Sweep:
     @staticmethod
     def begin(study: str, overrides: list[str], cells: int) -> "Sweep":
         """Return a new sweep of the calling process, which starts now."""
-        return Sweep(uuid.uuid4().hex, study, overrides, time.time(), cells, ProcessIdentity.own())
+        return Sweep(uuid.uuid4().hex, study, overrides, now(), cells, ProcessIdentity.own())
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from analysis.findings.next_run.floor_file import FILE, as_json, floors_of
 from analysis.findings.study import Study
 from benchmarks.record import Record, own_files, write_json
+from benchmarks.record.os_errors import because
 
 LOCK_WAIT_S = 10.0
 
@@ -26,4 +27,5 @@ def update_noise_floor(study_folder: Path, records: Sequence[Record], note: Call
             if shown or study_folder.name in known:
                 write_json(path, as_json(others | ({study_folder.name: shown} if shown else {})))
     except (OSError, ValueError) as error:
-        note(f"the noise floor of this study was not added to {path}: {error}")
+        reason = because(error) if isinstance(error, OSError) else error
+        note(f"the noise floor of this study was not added to {path}: {reason}")

@@ -5,6 +5,8 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.record.os_errors import because
+
 REPORT = "report"  # the folder in a study's
 
 
@@ -15,10 +17,8 @@ def write_report(study_folder: Path, note: Callable[[str], None]) -> Path | None
 
         return report(study_folder, study_folder / REPORT)
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
-        note(
-            f"the report could not be written ({type(error).__name__}: {error}); "
-            f"to write it later: python -m analysis report {study_folder}"
-        )
+        reason = because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        note(f"the report could not be written: {reason}; to write it later: python -m analysis report {study_folder}")
         return None
 
 

@@ -7,7 +7,6 @@
 import contextlib
 import dataclasses
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, own_files, read_lines, write_json
+from benchmarks.record.clock import now
+from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
 from conf.options import Refused
@@ -63,7 +64,7 @@ class StudyFolder:
             own_files.make_folder(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
-            raise Refused(f"output_dir={output_dir}: cannot be written ({error.strerror}: {error.filename})") from None
+            raise Refused(f"output_dir={output_dir}: cannot be written ({because(error)})") from None
 
     def finished(self, cell: Cell) -> Record | None:
         """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
@@ -111,7 +112,7 @@ class StudyFolder:
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
             own_files.write_whole(folder.topology, topology.encode())
-        write_json(folder.attempt, {"record_id": token, "started_at": time.time(), **details})
+        write_json(folder.attempt, {"record_id": token, "started_at": now(), **details})
         self._line(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
 
@@ -174,7 +175,7 @@ class StudyFolder:
         self._line(kind, **content)
 
     def _line(self, kind: str, **content: Any) -> None:
-        self._journal.write(kind, time.time(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
+        self._journal.write(kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
         self._journal.sync()
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.record import CellFolder, Kind, Lines
+from benchmarks.record.clock import now
 from conf.variables import TOKEN
 from launch.supervision.cpu_load import CpuLoad
 
@@ -35,9 +36,12 @@ class Sampler:
     def __enter__(self) -> "Sampler":
         """Take the first sample, before any rank of the cell exists, and start the thread."""
         if self._gpus and self._gpu_lines:
-            self._gpu_lines.write(Kind.BEFORE, time.time(), gpus=self._gpus.settled())
+            self._gpu_lines.write(Kind.BEFORE, now(), gpus=self._gpus.settled())
         self._look_at_cpu()
-        self._thread.start()
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no further thread may be started: the checks say that there are no samples
+            self._thread.start()
         return self
 
     def __exit__(
@@ -45,7 +49,8 @@ class Sampler:
     ) -> None:
         """Stop sampling."""
         self._stop.set()
-        self._thread.join(timeout=5)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
         with contextlib.suppress(OSError):
             self._look_at_cpu()  # what the last phase used
 
@@ -54,7 +59,7 @@ class Sampler:
         try:
             while not self._stop.wait(PERIOD_SECONDS):
                 if self._gpus and self._gpu_lines:
-                    self._gpu_lines.write(Kind.SAMPLE, time.time(), gpus=self._gpus.sample())
+                    self._gpu_lines.write(Kind.SAMPLE, now(), gpus=self._gpus.sample())
                 tick += 1
                 if tick % CPU_EVERY == 0:
                     self._look_at_cpu()
@@ -63,7 +68,7 @@ class Sampler:
 
     def _look_at_cpu(self) -> None:
         if load := self._load.read():
-            self._cpu_lines.write(Kind.SAMPLE, time.time(), **load)
+            self._cpu_lines.write(Kind.SAMPLE, now(), **load)
 
 
 class SampledGpus:

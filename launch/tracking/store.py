@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.record import own_files
+from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from launch.machine.secrets import without_credentials
 
@@ -29,6 +30,16 @@ SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
+# What SQLite says, and what is told instead. The first that is found counts.
+SQLITE_SAYS = {
+    "database is locked": f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)",
+    "database or disk is full": "has no space left on its disk",
+    "readonly database": "cannot be written: its file, or its file system, is read-only",
+    "disk i/o error": "cannot be written: its disk answers with an input/output error",
+    "unable to open database file": "cannot be opened: its folder cannot be written, or no further file may be open",
+    "malformed": "is damaged: move its file away, and the next sweep or sync makes it anew from the records",
+    "not a database": "is damaged: move its file away, and the next sweep or sync makes it anew from the records",
+}
 CONNECT_WAIT_S = 20.0  # how long a database server may take to accept a connection
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
 ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
@@ -131,8 +142,10 @@ def _reason(error: Exception) -> str:
     """Return the end of a sentence: what an exception of MLflow, SQLAlchemy or requests says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = without_credentials(lines[0] if lines else "")
-    if "database is locked" in text:
-        return f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)"
+    if said := next((said for known, said in SQLITE_SAYS.items() if known in text.lower()), ""):
+        return said
+    if isinstance(error, OSError) and error.errno:
+        return f"cannot be used: {because(error)}"
     if isinstance(error, ImportError):
         return f"needs a package that is not installed: {text}"
     if cause := re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text):  # requests' way to say why

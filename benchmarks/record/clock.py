@@ -1,0 +1,20 @@
+"""One clock for a sweep: the time of day when its launcher began, plus what a clock that never jumps says since.
+
+The time of day may be set, by hand or by NTP, while a cell runs. A duration would be negative then, and samples would not
+match the phases that they are of.
+"""
+
+import os
+import time
+
+# The launcher's BEGINNING, for the processes of its cells.
+VARIABLE = "RINGSIDE_CLOCK"
+
+
+def now() -> float:
+    """Return seconds since 1970. The launcher and all processes of its cells agree, whatever is done to the time of day."""
+    return BEGINNING + time.monotonic()
+
+
+# When the monotonic clock was 0, in seconds since 1970. All processes of a host have the same monotonic clock.
+BEGINNING = float(os.environ.get(VARIABLE) or time.time() - time.monotonic())

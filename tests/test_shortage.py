@@ -1,0 +1,136 @@
+"""Where disk, memory, processes or descriptors run out, or the clock is set: the reason is told, and no number is wrong."""
+
+import errno
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from analysis.validity.gpu_samples import summary
+from benchmarks.record import CellFolder, Failure, clock
+from benchmarks.record.os_errors import because
+from conf.options import Refused
+from launch.machine import shortage
+from launch.machine.shortage import Shortage
+from launch.plan.limits import refuse_small_limits
+from launch.supervision.gpu_samples import Sampler
+from launch.tracking.store import TrackingUnavailable, tracking_errors
+
+ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "says"),
+    [
+        (errno.ENOSPC, None, "there is no space left"),
+        (errno.ENOSPC, "/tmp/nowhere/a/b", "there is no space left on the file system of /tmp"),
+        (errno.EROFS, "/x", "its file system is read-only"),
+        (errno.EFBIG, None, "a file may not be larger than"),
+        (errno.EMFILE, None, "files open here (ulimit -n)"),
+        (errno.EAGAIN, None, "no further process or thread may be started"),
+        (errno.ENOENT, "/tmp/nowhere/a", "/tmp/nowhere is gone"),
+        (errno.ENOENT, None, "No such file"),
+        (errno.EIO, None, "its disk answers with an input/output error"),
+        (errno.EACCES, "/x", "Permission denied (/x)"),
+    ],
+)
+def test_the_reason_of_an_error_is_plain(number, path, says):
+    assert because(OSError(number, os.strerror(number), path)).startswith(says) or says in because(
+        OSError(number, "", path)
+    )
+
+
+def test_a_file_size_limit_is_told_before_any_start(tmp_path):
+    """A real limit, in a process of its own."""
+    program = (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "from launch import sweep\nfrom launch.study.study import StudyFolder\n"
+        "with sweep._refused('output_dir=out: cannot be written'): StudyFolder(sys.argv[1], 's').note('sweep')"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    said = "output_dir=out: cannot be written: a file may not be larger than 0 bytes here (ulimit -f)"
+    assert done.stderr.splitlines()[-1] == f"conf.options.Refused: {said}"
+
+
+def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
+    before = Shortage.watched()
+    assert before.explain(ENDED, tmp_path) == ENDED
+    assert "is gone: removed, or no longer mounted" in before.explain(ENDED, tmp_path / "nowhere").message
+    killed = Shortage(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
+    assert (killed.cause, killed.rank) == ("oom", 1)
+    assert killed.message == f"{ENDED.message}; the kernel killed a process for want of memory meanwhile"
+    hang = Failure("hang", 1, "rank 1 gave no sign")
+    assert Shortage(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
+    refused = Shortage(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
+    assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
+    monkeypatch.setattr(shortage, "FULL_BYTES", 1 << 60)
+    full = before.explain(ENDED, tmp_path).message
+    assert full.endswith(f"; there is no space left on the file system of {tmp_path}; /dev/shm is full")
+
+
+@pytest.mark.parametrize(
+    ("sqlite_says", "told"),
+    [
+        ("database or disk is full", "has no space left on its disk"),
+        ("attempt to write a readonly database", "is read-only"),
+        ("database disk image is malformed", "is damaged: move its file away"),
+        ("file is not a database", "is damaged: move its file away"),
+    ],
+)
+def test_what_sqlite_says_is_told_plainly(sqlite_says, told):
+    with pytest.raises(TrackingUnavailable, match=told), tracking_errors("sqlite:////x/mlflow.db"):
+        raise sqlite3.OperationalError(sqlite_says)
+
+
+def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeypatch):
+    sampler = Sampler(CellFolder(tmp_path).make(), [], "t")
+
+    def refuse():
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sampler._thread, "start", refuse)
+    with sampler:
+        pass
+
+
+@pytest.mark.parametrize(("name", "value"), [("nofile", 100), ("as", 1 << 30), ("fsize", 1 << 20)])
+def test_a_limit_that_no_cell_could_bear_is_refused(name, value, monkeypatch):
+    refuse_small_limits()
+    real, kind = resource.getrlimit, getattr(resource, f"RLIMIT_{name.upper()}")
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (value, value) if asked == kind else real(asked))
+    with pytest.raises(Refused, match=r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"):
+        refuse_small_limits()
+
+
+# The clock.
+
+
+def test_the_time_of_day_may_be_set_while_a_sweep_runs(monkeypatch):
+    before = clock.now()
+    assert abs(before - time.time()) < 60
+    monkeypatch.setattr(time, "time", lambda: before - 3600)
+    assert 0 <= clock.now() - before < 60
+
+
+def test_every_process_of_a_sweep_has_the_launchers_clock():
+    program = "from benchmarks.record import clock; print(clock.BEGINNING)"
+    said = subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "RINGSIDE_CLOCK": "1234.5"})
+    assert float(said) == 1234.5
+
+
+def test_samples_of_a_clock_that_was_set_back_say_nothing(tmp_path):
+    """As an earlier Ringside wrote them."""
+    folder = CellFolder(tmp_path).make()
+    phases = [(100.0, "timed"), (103.0, "exchange"), (-3400.0, "compare")]
+    lines = [{"kind": "phase", "time": at, "phase": name} for at, name in phases] + [
+        {"kind": "result", "time": -3399.0}
+    ]
+    folder.rank_lines(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    load = [{"kind": "sample", "time": at, "cores": 2, "busy_s": 1.0, "own_s": 1.0} for at in (99, 102, -3399, -3398)]
+    folder.cpu_samples.write_text("".join(json.dumps(line) + "\n" for line in load))
+    assert summary(folder)[1] == {"cpu_samples": {"cores": 2, "others_share": {}}}
