@@ -84,6 +84,13 @@ def pytest_addoption(parser):
         "--skipped-to", metavar="FILE", help="write the tests that were skipped for want of a tool, one a line"
     )
     group.addoption("--seed", type=int, default=1, metavar="N", help="what the campaign draws its order and ranks from")
+    group.addoption("--faults", type=int, metavar="N", help="take only so many faults of each table of the campaign")
+    group.addoption(
+        "--kills", type=int, default=200, metavar="N", help="how many launchers the campaign kills at random"
+    )
+    group.addoption(
+        "--launchers", type=int, default=20, metavar="N", help="how often launchers share a study, and a store"
+    )
     group.addoption("--campaign-to", metavar="FILE", help="write what came of every fault of the campaign, as JSON")
     group.addoption("--nothing-skipped", action="store_true", help="a test that is skipped counts as failed")
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults_seen import CACHES, ORPHANS_S, alive, temporaries, tokens, until
+from faults_seen import CACHES, ORPHANS_S, alive, temporaries, tokens
 
 from benchmarks import record as records
 
@@ -45,11 +45,17 @@ class Fault:
     deadline_s: float | None = None  # of a hang
     process: int = 0  # the number of the rank or server that strikes
     after: int = 2  # iterations of the phase before it strikes
+    may_finish: bool = False  # it may come too late to end the cell
 
     @property
     def ends_the_cell(self):
         """Whether the cell has no other record than that of the fault, after a launcher that was stopped was run again."""
         return self.cause is not None and self.target != "launcher"
+
+
+def cap_of(record):
+    """The bucket_cap_mb by which a sweep's cells are told apart."""
+    return int(record.cell.strategy["bucket_cap_mb"])
 
 
 class PlantedSweep:
@@ -68,56 +74,73 @@ class PlantedSweep:
         shutil.copy(PLANTED, self.plant / "sitecustomize.py")
         for path in also:
             shutil.copy(path, self.plant)
-        planted = {str(key): dataclasses.asdict(fault) for key, fault in faults.items()}
-        (self.plant / "planted.json").write_text(json.dumps(planted))
-        self.overrides = [f"output_dir={self.output_dir}", f"strategy.bucket_cap_mb={','.join(map(str, self.caps))}"]
-        self.overrides += overrides
+        self.replant(faults)
+        self.overrides = [f"output_dir={self.output_dir}", *overrides]
         paths = {"PYTHONPATH": f"{self.plant}:{ROOT}", "TMPDIR": str(self.scratch)}
         self.environment = {**os.environ, **NO_MULTICAST, **paths, **dict(environment)}
-        self.processes, self._said = [], folder / "said.txt"
-        self.status = None  # of the first launcher
+        self.processes, self._said, self._told, self._orphans = [], folder / "said.txt", 0, None
+        self.status = None  # of the last launcher that ended
 
-    def start(self):
-        """Start a launcher; the second and later ones go on where the first was stopped."""
+    def replant(self, faults):
+        """Plant other faults for the next launcher."""
+        self.faults = faults
+        planted = {str(key): dataclasses.asdict(fault) for key, fault in faults.items()}
+        (self.plant / "planted.json").write_text(json.dumps(planted))
+        for path in self.plant.glob("struck-*.json"):
+            path.unlink()
+
+    def start(self, *overrides):
+        """Start a launcher, with its caps if no other `strategy.bucket_cap_mb` is among the overrides."""
+        if not any(one.startswith("strategy.bucket_cap_mb=") for one in overrides):
+            overrides = (f"strategy.bucket_cap_mb={','.join(map(str, self.caps))}", *overrides)
+        self._orphans = None
         with self._said.open("ab") as said:
+            self._told = said.tell()
             process = subprocess.Popen(
-                [sys.executable, "launch.py", "-m", *CELL, *self.overrides],
+                [sys.executable, "launch.py", "-m", *CELL, *self.overrides, *overrides],
                 cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
 
-    def run(self, timeout_s=600):
+    def run(self, *overrides, timeout_s=600):
         """Run a launcher to its end; return its exit status."""
-        return self.wait(self.start(), timeout_s)
+        return self.wait(self.start(*overrides), timeout_s)
 
     def wait(self, process, timeout_s=600):
-        """Wait for a launcher; one that does not end fails the test and is killed with its cells."""
+        """Wait for a launcher and return its exit status; None for one that has to be killed because it does not end."""
         try:
-            status = process.wait(timeout=timeout_s)
+            self.status = process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            self.end()
-            raise AssertionError(f"the launcher did not end within {timeout_s} s: {self.said}") from None
-        if self.status is None:
-            self.status = status
-        return status
+            self.status = None
+            self.close()
+        return self.status
 
-    def end(self):
+    def close(self):
         """Kill what still runs of this sweep."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-        for process in alive(tokens(self.study_dir)):
+        for process in alive(self.tokens()):
             process.kill()
 
     # --- what is there afterwards ---
 
     @property
     def said(self):
-        """Everything that the launchers printed."""
+        """Everything that the last launcher printed."""
+        return self._said.read_bytes()[self._told :].decode(errors="replace")
+
+    @property
+    def everything_said(self):
+        """What all launchers printed."""
         return self._said.read_text(errors="replace")
+
+    def tokens(self):
+        """The tokens of every attempt that was begun."""
+        return set().union(*(tokens(path.parent) for path in self.output_dir.glob("*/journal.jsonl")))
 
     def struck(self, key):
         """What the plant of a fault wrote when it struck; None if it did not."""
@@ -127,13 +150,13 @@ class PlantedSweep:
     def records(self, key=None):
         """The records of a cell, or of the whole sweep, in the order of their start."""
         found = records.read_study(self.study_dir)[0] if self.study_dir.exists() else []
-        return [one for one in found if key in (None, "launcher", int(one.cell.strategy["bucket_cap_mb"]))]
+        return [one for one in found if key in (None, "launcher", cap_of(one))]
 
     def others_finished(self, key):
         """Whether every other cell was finished, and those with a fault of their own have at least their record."""
         states = {}
         for one in self.records():
-            states.setdefault(int(one.cell.strategy["bucket_cap_mb"]), []).append(one.state)
+            states.setdefault(cap_of(one), []).append(one.state)
         return all(
             "finished" in states.get(cap, [])
             or (cap in self.faults and self.faults[cap].ends_the_cell and cap in states)
@@ -142,16 +165,17 @@ class PlantedSweep:
         )
 
     def orphans(self):
-        """Processes of the sweep's cells that are there ORPHANS_S after its launcher's end."""
-        try:
-            until(lambda: not alive(tokens(self.study_dir)), ORPHANS_S)
-        except AssertionError:
-            return alive(tokens(self.study_dir))
-        return []
+        """Processes of the sweep's cells that are there ORPHANS_S after its launcher's end; looked for once."""
+        if self._orphans is None:
+            deadline = time.monotonic() + ORPHANS_S
+            while (left := alive(self.tokens())) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self._orphans = left
+        return self._orphans
 
     def left_files(self):
         """What is left in TMPDIR and in shared memory, and temporaries in the output folder."""
-        marks = {token[:16] for token in tokens(self.study_dir)}
+        marks = {token[:16] for token in self.tokens()}
         shared = [str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)]
         scratch = [f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)]
         return sorted(scratch + shared + temporaries(self.output_dir))

@@ -60,7 +60,7 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     `key` is the fault's in `sweep.faults`; `record` is the hit attempt's, the cell's first if not given; `struck` is
     `{"time": seconds since 1970, "lines": {path in the cell's folder: [line, …]}}`, what the plant wrote if not given.
     """
-    struck = struck or sweep.struck(key)
+    struck, orphans = struck or sweep.struck(key), sweep.orphans()
     record = record or next(iter(sweep.records(key)), None)
     failure = record.failure if record else None
     seen = {
@@ -70,13 +70,15 @@ def examine(fault, sweep, key=None, record=None, struck=None):
         "goal_s": fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S,
         "others_finished": sweep.others_finished(key),
         "samples_lost": samples_lost(struck, record, sweep.study_dir) if struck and struck["lines"] else 0,
-        "orphans": len(sweep.orphans()),
+        "orphans": len(orphans),
         "left_files": sweep.left_files(),
         "status": sweep.status,
         "sentence": failure.message if failure else "",
         "traceback": bool(TRACEBACK.search(sweep.said)),
         "control_characters": bool(re.search(r"[\x00-\x08\x0b-\x1f\x7f]", sweep.said)),
     }
+    if fault.may_finish and record is not None and record.state == "finished":
+        fault = dataclasses.replace(fault, cause=None)
     expected = {"expected_cause": fault.cause, "expected_rank": fault.rank, "expected_status": fault.status}
     wrong = [] if struck else ["it did not strike"]
     for name, right in (("cause", fault.cause), ("rank", fault.rank), ("status", fault.status)):

@@ -1,0 +1,108 @@
+"""The campaign's table: which kind of fault strikes which process in which phase, and what must come of it.
+
+Pairs that are not in it, and why:
+    ranks, servers and agents in compose, projection and report: none of them runs then; in spawn the launcher alone knows of them
+    a server in the phases of the ranks between build and exit: it knows only that it waits for workers or serves (exchange)
+    a wrong collective in build and exit: there is no process group, or no other rank is in a collective
+    exit 0 in exit: that is what a rank does there
+    the agent leaving by itself: it has no phase of its own; that its ranks do it is in the table
+    SIGSTOP of the launcher: nobody is left to notice; it goes on at SIGCONT
+"""
+
+import random
+from dataclasses import replace
+
+from faults import OF_THE_LAUNCHER, PHASES, Fault
+
+SILENCE_S, START_S = 12.0, 40.0  # a busy machine may stop a process for seconds, and is slow to start ranks
+OF_RANKS = ("build", "first step", "warm-up", "timed", "exchange", "limits", "exposed", "exit")
+# Phases with a count of iterations behind them: a rank without one is given the time of a start (supervise._silent).
+STARTING = ("build", "first step")
+# What a fault of a rank or server is called in the record.
+CAUSES = {
+    "SIGKILL": "killed", "SIGSEGV": "killed", "SIGABRT": "killed",
+    "exit 0": "exception", "exit 7": "exception", "exception": "exception", "exception like a peer's": "exception",
+    "control characters": "exception", "MemoryError": "oom",
+    "SIGSTOP": "hang", "sleep": "hang", "GIL held": "hang", "wrong collective": "hang",
+}  # fmt: skip
+OF_SERVERS = ("SIGKILL", "SIGSEGV", "exit 0", "exit 7", "exception", "SIGSTOP", "sleep", "GIL held")
+# Exit status of a launcher that gets a signal: while it composes, and later.
+SIGNALS = {
+    "SIGKILL": (-9, -9), "SIGTERM": (-15, 130), "SIGINT": (130, 130), "SIGINT twice": (130, 130), "SIGHUP": (-1, 0),
+}  # fmt: skip
+SERVER = 2  # the number of the server of two ranks
+
+
+def fault_of(kind, phase, target, process):
+    """A fault of a rank or of a server, which the record must name."""
+    deadline = None
+    if CAUSES[kind] == "hang":
+        deadline = START_S if phase in STARTING else SILENCE_S
+    after = 0 if phase == "first step" else 1 if phase in ("exchange", "limits") else 2
+    return Fault(kind, phase, target, CAUSES[kind], process, deadline_s=deadline, process=process, after=after)
+
+
+def of_ranks(seed, ranks=2):
+    """Faults of ranks, in an order and of ranks that the seed draws; three ranks are for the wrong collective.
+
+    Of two ranks in two collectives nobody could say which one is wrong.
+    """
+    draw = random.Random(seed)
+    if ranks == 3:
+        pairs = [("wrong collective", phase) for phase in OF_RANKS if phase not in ("build", "exit")]
+    else:
+        pairs = [(kind, phase) for kind in CAUSES for phase in OF_RANKS if kind != "wrong collective"]
+        pairs.remove(("exit 0", "exit"))
+    draw.shuffle(pairs)
+    return [fault_of(kind, phase, "rank", draw.randrange(ranks)) for kind, phase in pairs]
+
+
+def of_servers(seed):
+    """Faults of a server and, beside it, of ranks that need it."""
+    draw = random.Random(seed)
+    faults = [fault_of(kind, phase, "server", SERVER) for kind in OF_SERVERS for phase in ("build", "exchange")]
+    faults += [fault_of(kind, "exchange", "rank", draw.randrange(2)) for kind in ("SIGKILL", "SIGSTOP", "exception")]
+    draw.shuffle(faults)
+    return faults
+
+
+def of_agents(seed):
+    """Faults of the agent, while its ranks are in a phase."""
+    killed = [Fault("SIGKILL", phase, "agent", "killed", None) for phase in OF_RANKS]
+    # Its ranks go on and end; that it does not is told after the time of a start.
+    stopped = [
+        Fault("SIGSTOP", phase, "agent", "hang", None, deadline_s=START_S) for phase in ("build", "timed", "exit")
+    ]
+    faults = [replace(one, after=0 if one.phase == "first step" else 1) for one in killed + stopped]
+    faults = [replace(one, may_finish=True) if one.phase == "exit" else one for one in faults]
+    random.Random(seed).shuffle(faults)
+    return faults
+
+
+def of_profiled_passes(seed):
+    """Faults of ranks in the profiled pass: what was measured before it stays finished."""
+    draw = random.Random(seed)
+    kinds = ("SIGKILL", "exit 7", "exception", "MemoryError", "SIGSTOP", "sleep")
+    return [Fault(kind, "profile", "rank", status=0, process=draw.randrange(2)) for kind in kinds]
+
+
+def of_the_launcher(seed):
+    """Signals to the launcher in every phase."""
+    faults = []
+    for kind, (composing, later) in SIGNALS.items():
+        for phase in PHASES:
+            ended = kind != "SIGHUP" and phase not in ("compose", "profile", "projection", "report")
+            faults.append(
+                Fault(
+                    kind, phase, "launcher", "interrupted" if ended else None,
+                    status=composing if phase == "compose" else later, after=0 if phase == "first step" else 1,
+                    may_finish=phase == "exit",
+                )
+            )  # fmt: skip
+    random.Random(seed).shuffle(faults)
+    return faults
+
+
+def key_of(fault, cap):
+    """Under which key a fault is planted: that of its cell, or of the launcher for phases in which no rank runs."""
+    return "launcher" if fault.target == "launcher" and fault.phase in OF_THE_LAUNCHER else cap

@@ -1,0 +1,76 @@
+"""The campaign: every kind of fault in every phase where it makes one. Takes minutes: `pytest -m campaign --seed N`.
+
+Two launchers run at once. `--faults N` takes N faults of each table, for a short look.
+"""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import faults_table
+import pytest
+from campaign import record_outcomes
+from faults_launchers import Killed, many
+from faults_sweeps import WITH_PASS, WITH_SERVER, launchers_of, sweep_of
+
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(7200)]
+AT_ONCE = 2  # launchers
+
+
+@pytest.fixture
+def seed(request):
+    return request.config.getoption("seed")
+
+
+@pytest.fixture
+def some(request, seed):
+    """Take as many faults of a table as were asked for."""
+    most = request.config.getoption("faults")
+    return lambda faults: faults if most is None else random.Random(seed).sample(faults, min(most, len(faults)))
+
+
+def at_once(jobs):
+    """What the functions return, in a list, AT_ONCE of them at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [outcome for outcomes in pool.map(lambda job: job(), jobs) for outcome in outcomes]
+
+
+def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_property):
+    ranks = some(faults_table.of_ranks(seed))
+    sweeps = {
+        "one": (ranks[::2],),
+        "other": (ranks[1::2],),
+        "three": (some(faults_table.of_ranks(seed, 3)), "gpus=0+1+2"),
+        "server": (some(faults_table.of_servers(seed)), *WITH_SERVER),
+        "agent": (some(faults_table.of_agents(seed)),),
+        "pass": (some(faults_table.of_profiled_passes(seed)), *WITH_PASS),
+    }
+    jobs = [lambda name=name, asked=asked: sweep_of(tmp_path / name, *asked) for name, asked in sweeps.items()]
+    record_outcomes(record_property, at_once(jobs))
+
+
+def test_signals_to_the_launcher(tmp_path, seed, some, store_template, record_property):
+    faults = some(faults_table.of_the_launcher(seed))
+    halves = {"one": faults[::2], "other": faults[1::2]}
+    jobs = [lambda n=name, half=half: launchers_of(tmp_path / n, half, store_template) for name, half in halves.items()]
+    record_outcomes(record_property, at_once(jobs))
+
+
+def test_launchers_that_are_killed_at_random(tmp_path, request, seed, store_template, record_property):
+    kills = request.config.getoption("kills")
+    shares = {number: kills * (number + 1) // AT_ONCE - kills * number // AT_ONCE for number in range(AT_ONCE)}
+    jobs = [
+        lambda n=number, share=share: Killed(tmp_path / str(n), random.Random(f"{seed} {n}"), store_template).run(share)
+        for number, share in shares.items()
+    ]
+    record_outcomes(record_property, at_once(jobs))
+
+
+@pytest.mark.parametrize(("studies", "launchers", "cells"), [(1, 5, 2), (3, 1, 1)])
+def test_launchers_that_share_a_study_or_a_store(
+    tmp_path, request, seed, store_template, record_property, studies, launchers, cells
+):
+    rounds = request.config.getoption("launchers")
+    draw = random.Random(seed)
+    asked = studies, launchers, cells
+    outcomes = [many(tmp_path / str(number), draw, store_template, *asked) for number in range(rounds)]
+    record_outcomes(record_property, outcomes)
