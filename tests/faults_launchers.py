@@ -13,12 +13,14 @@ from faults_seen import TRACEBACK, Outcome
 from faults_sweeps import SHORT
 
 from benchmarks.record import read_lines, read_study
+from conf.schema import Tracking
 from launch.tracking.compare import compare
 from launch.tracking.sync import sync
 
 BRIEF = [*SHORT, "benchmark.exchange_iterations=0", "benchmark.exposed_rounds=0", "tracking.enabled=true"]
 CELLS = 6  # of a study whose launchers are killed
 BURNER = "while True: pass"
+REACHED = 1.5  # cells that a launcher may measure before it is killed: then a study is good for many kills
 READING = threading.Lock()  # MLflow's client has state of the whole process
 
 
@@ -52,7 +54,7 @@ class Killed:
     @contextlib.contextmanager
     def _sweep(self, folder, cells):
         caps = [11 + number for number in cells]
-        with contextlib.closing(PlantedSweep(folder, {}, *BRIEF, "gpus=0+1", healthy=caps)) as sweep:
+        with contextlib.closing(PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps)) as sweep:
             (sweep.output_dir / "mlflow.db").write_bytes(self.template.read_bytes())
             yield sweep
 
@@ -63,14 +65,16 @@ class Killed:
             while True:
                 left = CELLS - len({one.cell_key for one in sweep.records() if one.state == "finished"})
                 launcher = sweep.start()
-                if len(hits) < most and self._kill(launcher, 1.05 * (self.overhead_s + left * self.cell_s)):
+                if len(hits) < most and self._kill(launcher, self.overhead_s + min(left, REACHED) * self.cell_s):
                     hits.append((where(sweep), len(sweep.orphans())))
                     continue
                 status = sweep.wait(launcher, timeout_s=300)
                 break
             wrong = [] if status == 0 else [f"the last launcher ended with {status}"]
             wrong += measured_once(sweep, CELLS) + in_the_store(sweep.study_dir) + left_by(sweep)
-            return [outcome("random SIGKILL", phase, sweep, wrong, orphans) for phase, orphans in hits]
+            kills = [outcome("random SIGKILL", phase, sweep, [], orphans) for phase, orphans in hits[:-1]]
+            last = hits[-1] if hits else ("undisturbed", 0)
+            return [*kills, outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.left_files())]
 
     def _kill(self, launcher, life_s):
         """Kill a launcher at a time that is drawn over its life; return whether it was still there."""
@@ -100,7 +104,7 @@ def many(folder, draw, template, studies, launchers, cells):
     There are `launchers` of them on each of `studies` studies of one store, each asked for the same `cells` cells.
     """
     caps = [11 + number for number in range(cells)]
-    sweep = PlantedSweep(folder, {}, *BRIEF, "gpus=0+1", healthy=caps)
+    sweep = PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps)
     with contextlib.closing(sweep), subprocess.Popen([sys.executable, "-c", BURNER]) as burner:
         try:
             (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
@@ -121,7 +125,7 @@ def many(folder, draw, template, studies, launchers, cells):
             wrong += measured_once(sweep, cells) + in_the_store(sweep.study_dir, synced=False)
         wrong += left_by(sweep)
         kind = f"{launchers} launchers on one study" if studies == 1 else f"{studies} launchers on one store"
-        return outcome(kind, "all", sweep, wrong, 0)
+        return outcome(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.left_files())
 
 
 # --- what must hold afterwards -------------------------------------------------------------------------------------
@@ -146,7 +150,7 @@ def in_the_store(study_dir, synced=True):
     with READING:
         if synced:
             sync(study_dir)
-        held, before = compare(study_dir), content(study_dir.parent / "mlflow.db")
+        held, before = compare(study_dir, Tracking()), content(study_dir.parent / "mlflow.db")
         again = sync(study_dir)
         wrong = [f"MLflow lacks the records {held.missing}"] if held.missing else []
         wrong += [f"MLflow has {held.differences} {held.unknown}"] if not held.right else []
@@ -168,12 +172,12 @@ def left_by(sweep):
     return left + ([f"processes {sweep.orphans()}"] if sweep.orphans() else [])
 
 
-def outcome(kind, phase, sweep, wrong, orphans):
+def outcome(kind, phase, sweep, wrong, orphans, left_files=()):
     """An Outcome of launchers, whose cells all finish."""
     traceback = bool(TRACEBACK.search(sweep.everything_said))
     wrong = [*wrong, *(["a traceback"] if traceback else []), *(["processes were left"] if orphans else [])]
     return Outcome(
         kind, phase, "launcher", expected_cause=None, cause=None, expected_rank=None, rank=None, noticed_s=None, goal_s=None,
-        others_finished=not wrong, samples_lost=0, orphans=orphans, left_files=sweep.left_files(), expected_status=0,
+        others_finished=not wrong, samples_lost=0, orphans=orphans, left_files=list(left_files), expected_status=0,
         status=sweep.status, sentence="", traceback=traceback, control_characters=False, wrong=wrong,
     )  # fmt: skip
