@@ -78,7 +78,8 @@ class PlantedSweep:
         self.overrides = [f"output_dir={self.output_dir}", *overrides]
         paths = {"PYTHONPATH": f"{self.plant}:{ROOT}", "TMPDIR": str(self.scratch)}
         self.environment = {**os.environ, **NO_MULTICAST, **paths, **dict(environment)}
-        self.processes, self._said, self._told, self._orphans = [], folder / "said.txt", 0, None
+        self.processes, self._said, self._told = [], folder / "said.txt", 0
+        self._orphans, self._left = None, set()
         self.status = None  # of the last launcher that ended
 
     def replant(self, faults):
@@ -93,7 +94,7 @@ class PlantedSweep:
         """Start a launcher, with its caps if no other `strategy.bucket_cap_mb` is among the overrides."""
         if not any(one.startswith("strategy.bucket_cap_mb=") for one in overrides):
             overrides = (f"strategy.bucket_cap_mb={','.join(map(str, self.caps))}", *overrides)
-        self._orphans = None
+        self._orphans, self._left = None, self.everything_left() if self.processes else set()
         with self._said.open("ab") as said:
             self._told = said.tell()
             process = subprocess.Popen(
@@ -174,11 +175,15 @@ class PlantedSweep:
         return self._orphans
 
     def left_files(self):
-        """What is left in TMPDIR and in shared memory, and temporaries in the output folder."""
+        """What the last launcher left in TMPDIR and in shared memory, and its temporaries in the output folder."""
+        return sorted(self.everything_left() - self._left)
+
+    def everything_left(self):
+        """What all launchers left there."""
         marks = {token[:16] for token in self.tokens()}
-        shared = [str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)]
-        scratch = [f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)]
-        return sorted(scratch + shared + temporaries(self.output_dir))
+        shared = {str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)}
+        scratch = {f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)}
+        return scratch | shared | set(temporaries(self.output_dir))
 
 
 # --- as tests/test_faults.py has it ---

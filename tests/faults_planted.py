@@ -109,9 +109,8 @@ def strike(key, plan, pid, cell=None):
     done = HERE / f"struck-{key}.json"
     if done.exists():
         return
-    lines = (
-        {path.relative_to(cell).as_posix(): whole_lines(path) for path in cell.glob("**/ranks/*.jsonl")} if cell else {}
-    )
+    written = [*cell.glob("ranks/*.jsonl"), *cell.glob("profile/ranks/*.jsonl")] if cell else []
+    lines = {path.relative_to(cell).as_posix(): whole_lines(path) for path in written}
     temporary = done.with_suffix(".writing")
     temporary.write_text(json.dumps({"time": time.time(), "pid": pid, "lines": lines}))
     temporary.rename(done)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 
-from faults import PlantedSweep, cap_of
+from faults import PlantedSweep
 from faults_seen import examine
 from faults_table import SILENCE_S, START_S, key_of
 
@@ -51,26 +51,35 @@ def launchers_of(folder, faults, template):
         for fault, cap in zip(faults, caps, strict=True):
             key = key_of(fault, cap)
             sweep.replant({key: fault})
-            sweep.run(f"strategy.bucket_cap_mb={cap},{HEALTHY[0]}", *of_phase(fault), timeout_s=180)
+            sweep.run(of_caps([cap, HEALTHY[0]]), *of_phase(fault), timeout_s=180)
             sweep.orphans()  # before anything ends them
             if fault.kind == "SIGKILL":
                 StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()  # as the next launcher does at once
             outcomes.append(examine(fault, sweep, key, record=hit_record(sweep, cap)))
         sweep.replant({})
-        every = ",".join(map(str, sorted({*caps, HEALTHY[0]})))
-        status = sweep.run(f"strategy.bucket_cap_mb={every}", timeout_s=60 * len(faults))
-        finished = [cap_of(one) for one in sweep.records() if one.state == "finished"]
-    passes = {cap for cap, fault in zip(caps, faults, strict=True) if fault.phase == "profile"}
-    once = all(finished.count(cap) == 1 or cap in passes for cap in {*caps, HEALTHY[0]})
-    if status == 0 and once:
+        passes = sorted({cap for fault, cap in zip(faults, caps, strict=True) if fault.phase == "profile"})
+        others = sorted({*caps, HEALTHY[0]}.difference(passes))
+        statuses = [sweep.run(of_caps(others), timeout_s=60 * len(faults))]
+        if passes:
+            statuses.append(sweep.run(of_caps([*passes, HEALTHY[0]]), *WITH_PASS, timeout_s=60 * len(faults)))
+        finished = [one.cell_key for one in sweep.records() if one.state == "finished"]
+    # A cell whose profiled pass was interrupted is measured anew, with its trace.
+    again = {one.cell_key for one in sweep.records() if one.cell.profiler != "none"}
+    twice = [key for key in set(finished) - again if finished.count(key) > 1]
+    if not any(statuses) and not twice and {one.cell_key for one in sweep.records()} == set(finished):
         return [dataclasses.replace(one, others_finished=True) for one in outcomes]
-    wrong = f"the last launcher ended with {status}, and cells were finished: {sorted(finished)}"
+    wrong = f"the last launchers ended with {statuses}; finished twice: {twice}"
     return [dataclasses.replace(one, others_finished=False, wrong=[*one.wrong, wrong]) for one in outcomes]
 
 
 def hit_record(sweep, cap):
     """The newest record of a cell: that of the launcher that just ended."""
     return next(reversed(sweep.records(cap)), None)
+
+
+def of_caps(caps):
+    """The override that asks for cells with these numbers."""
+    return f"strategy.bucket_cap_mb={','.join(map(str, caps))}"
 
 
 def of_phase(fault):
