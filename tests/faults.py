@@ -58,6 +58,11 @@ def cap_of(record):
     return int(record.cell.strategy["bucket_cap_mb"])
 
 
+def of_caps(caps):
+    """The override that asks for cells with these bucket_cap_mb."""
+    return f"strategy.bucket_cap_mb={','.join(map(str, caps))}"
+
+
 class PlantedSweep:
     """A sweep whose cells have faults: folder/out, folder/tmp (its TMPDIR), folder/plant."""
 
@@ -75,7 +80,7 @@ class PlantedSweep:
         for path in also:
             shutil.copy(path, self.plant)
         self.replant(faults)
-        self.overrides = [f"output_dir={self.output_dir}", *overrides]
+        self.overrides = [f"output_dir={self.output_dir}", of_caps(self.caps), *overrides]
         paths = {"PYTHONPATH": f"{self.plant}:{ROOT}", "TMPDIR": str(self.scratch)}
         self.environment = {**os.environ, **NO_MULTICAST, **paths, **dict(environment)}
         self.processes, self._said, self._told = [], folder / "said.txt", 0
@@ -90,24 +95,29 @@ class PlantedSweep:
         for path in self.plant.glob("struck-*.json"):
             path.unlink()
 
-    def start(self, *overrides):
-        """Start a launcher, with its caps if no other `strategy.bucket_cap_mb` is among the overrides."""
-        if not any(one.startswith("strategy.bucket_cap_mb=") for one in overrides):
-            overrides = (f"strategy.bucket_cap_mb={','.join(map(str, self.caps))}", *overrides)
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def start(self, *overrides, caps=None):
+        """Start a launcher, with cells of other `bucket_cap_mb` than the sweep's if `caps` are given."""
+        asked = [of_caps(caps) if caps and one == of_caps(self.caps) else one for one in self.overrides]
         self._orphans, self._left = None, self.everything_left() if self.processes else set()
         with self._said.open("ab") as said:
             self._told = said.tell()
             process = subprocess.Popen(
-                [sys.executable, "launch.py", "-m", *CELL, *self.overrides, *overrides],
+                [sys.executable, "launch.py", "-m", *CELL, *asked, *overrides],
                 cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         return process
 
-    def run(self, *overrides, timeout_s=600):
+    def run(self, *overrides, caps=None, timeout_s=600):
         """Run a launcher to its end; return its exit status."""
-        return self.wait(self.start(*overrides), timeout_s)
+        return self.wait(self.start(*overrides, caps=caps), timeout_s)
 
     def wait(self, process, timeout_s=600):
         """Wait for a launcher and return its exit status; None for one that has to be killed because it does not end."""
@@ -115,10 +125,10 @@ class PlantedSweep:
             self.status = process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.status = None
-            self.close()
+            self.end()
         return self.status
 
-    def close(self):
+    def end(self):
         """Kill what still runs of this sweep."""
         for process in self.processes:
             if process.poll() is None:

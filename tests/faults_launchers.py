@@ -54,7 +54,7 @@ class Killed:
     @contextlib.contextmanager
     def _sweep(self, folder, cells):
         caps = [11 + number for number in cells]
-        with contextlib.closing(PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps)) as sweep:
+        with PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps) as sweep:
             (sweep.output_dir / "mlflow.db").write_bytes(self.template.read_bytes())
             yield sweep
 
@@ -105,7 +105,7 @@ def many(folder, draw, template, studies, launchers, cells):
     """
     caps = [11 + number for number in range(cells)]
     sweep = PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps)
-    with contextlib.closing(sweep), subprocess.Popen([sys.executable, "-c", BURNER]) as burner:
+    with sweep, subprocess.Popen([sys.executable, "-c", BURNER]) as burner:
         try:
             (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
             names = [f"study{number}" for number in range(studies)]

@@ -1,6 +1,5 @@
 """Run the sweeps of the campaign: many faulty cells in one, and launchers that are signalled one after the other."""
 
-import contextlib
 import dataclasses
 
 from faults import PlantedSweep
@@ -33,7 +32,7 @@ HEALTHY = (1001, 1002)  # caps of cells without a fault
 def sweep_of(folder, faults, *overrides):
     """Return the outcomes of faults that one sweep has, each in a cell of its own, with a healthy cell at either end."""
     keyed = {FIRST_CAP + number: fault for number, fault in enumerate(faults)}
-    with contextlib.closing(PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY)) as sweep:
+    with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
         sweep.run(timeout_s=60 * len(faults) + 120)
         return [examine(fault, sweep, cap) for cap, fault in keyed.items()]
 
@@ -44,14 +43,13 @@ def launchers_of(folder, faults, template):
     `template` is an initialised store. A signal that lets the cell finish has a cell of its own.
     """
     caps = [FIRST_CAP if fault.cause else FIRST_CAP + 1 + number for number, fault in enumerate(faults)]
-    sweep = PlantedSweep(folder, {}, *SHORT, *QUIET[1:], healthy=HEALTHY[:1])
     outcomes = []
-    with contextlib.closing(sweep):
+    with PlantedSweep(folder, {}, *SHORT, *QUIET[1:], healthy=HEALTHY[:1]) as sweep:
         (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
         for fault, cap in zip(faults, caps, strict=True):
             key = key_of(fault, cap)
             sweep.replant({key: fault})
-            sweep.run(of_caps([cap, HEALTHY[0]]), *of_phase(fault), timeout_s=180)
+            sweep.run(*of_phase(fault), caps=[cap, HEALTHY[0]], timeout_s=180)
             sweep.orphans()  # before anything ends them
             if fault.kind == "SIGKILL":
                 StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()  # as the next launcher does at once
@@ -59,9 +57,9 @@ def launchers_of(folder, faults, template):
         sweep.replant({})
         passes = sorted({cap for fault, cap in zip(faults, caps, strict=True) if fault.phase == "profile"})
         others = sorted({*caps, HEALTHY[0]}.difference(passes))
-        statuses = [sweep.run(of_caps(others), timeout_s=60 * len(faults))]
+        statuses = [sweep.run(caps=others, timeout_s=60 * len(faults))]
         if passes:
-            statuses.append(sweep.run(of_caps([*passes, HEALTHY[0]]), *WITH_PASS, timeout_s=60 * len(faults)))
+            statuses.append(sweep.run(*WITH_PASS, caps=[*passes, HEALTHY[0]], timeout_s=60 * len(faults)))
         finished = [one.cell_key for one in sweep.records() if one.state == "finished"]
     # A cell whose profiled pass was interrupted is measured anew, with its trace.
     again = {one.cell_key for one in sweep.records() if one.cell.profiler != "none"}
@@ -75,11 +73,6 @@ def launchers_of(folder, faults, template):
 def hit_record(sweep, cap):
     """The newest record of a cell: that of the launcher that just ended."""
     return next(reversed(sweep.records(cap)), None)
-
-
-def of_caps(caps):
-    """The override that asks for cells with these numbers."""
-    return f"strategy.bucket_cap_mb={','.join(map(str, caps))}"
 
 
 def of_phase(fault):
