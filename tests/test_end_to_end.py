@@ -24,6 +24,7 @@ SMALL = [
 
 
 SECRET = "planted-hunter2"
+UMASK = 0o027
 # Their names begin like those of settings, which a record keeps.
 LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET, "OMP_PLAIN": f"https://me:{SECRET}@host"}
 
@@ -38,6 +39,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=200,
+        umask=UMASK,
     )
 
 
@@ -165,6 +167,14 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
     words = (kept / "timeline.svg").read_text()
     assert all(f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed"))
     assert ">exchange<" not in words  # it is within backward
+
+
+def test_no_file_has_a_right_that_the_umask_takes(swept):
+    folder, _, _ = swept
+    assert [path for path in folder.rglob("*") if path.stat().st_mode & UMASK] == []
+    modes = {(folder / name).stat().st_mode & 0o777 for name in ("m.db", "noise_floor.json", "default/journal.jsonl")
+             if (folder / name).exists()}  # fmt: skip
+    assert modes == {0o666 & ~UMASK}
 
 
 def test_the_last_lines_say_where_everything_is(swept):

@@ -1,10 +1,13 @@
 """Nothing of the user's own is ever replaced: places that results must not be written to are refused before any start."""
 
 import os
+import resource
+import tempfile
 
 import pytest
 
 from conf.schema import Tracking
+from launch.study.study import StudyFolder
 from launch.tracking.store import TrackingUnavailable
 from launch.tracking.tracker import Tracker
 
@@ -82,6 +85,59 @@ def test_a_folder_that_is_a_link_or_no_folder_is_refused(launch, tmp_path):
     study.touch()
     assert "default is no folder" in refusal(launch)
     assert not any(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["mlartifacts", "mlflow.db-journal", "mlflow.db-wal"])
+def test_what_mlflow_and_sqlite_write_beside_the_store_is_no_link(launch, tmp_path, name):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "outputs" / name).symlink_to(tmp_path / "mine")
+    assert "is a link" in refusal(launch)
+    with pytest.raises(TrackingUnavailable, match="is a link"):  # python -m launch sync
+        Tracker.open(Tracking(), tmp_path / "outputs", "s")
+    assert not any((tmp_path / "mine").iterdir()) and not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+def test_a_cell_that_becomes_a_link_after_the_plan_fails_alone(launch, tmp_path, monkeypatch):
+    elsewhere, lock, cells = tmp_path / "elsewhere", StudyFolder.lock, []
+    elsewhere.mkdir()
+
+    def planted(study, cell):
+        cells.append(study.folder / cell.folder)
+        cells[-1].symlink_to(elsewhere)
+        return lock(study, cell)
+
+    monkeypatch.setattr(StudyFolder, "lock", planted)
+    code, out, err = launch("-m", *CELL, "seed=1,2", "tracking=none", "report=false")
+    assert (code, err, len(cells)) == (1, "", 2) and "2 failed" in out
+    assert all(f"was not measured: {cell} is a link; it is left as it is" in out for cell in cells)
+    assert not any(elsewhere.iterdir())
+
+
+def in_a_circle(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    return f"{tmp_path}/circle"
+
+
+@pytest.mark.parametrize("place", [in_a_circle, lambda _: "/dev/full", lambda _: "/dev/null/x"])
+def test_a_place_that_cannot_be_written_is_one_line(launch, tmp_path, place):
+    code, _, err = launch(*CELL, f"output_dir={place(tmp_path)}")
+    assert (code, err.count("\n")) == (2, 1) and "cannot be written (" in err
+
+
+def test_planning_writes_nothing_and_a_full_disk_is_one_line(launch, tmp_path, monkeypatch):
+    """No folder for temporary files and no room in any file: a plan needs none."""
+    monkeypatch.setattr(tempfile, "_mkstemp_inner", None)
+    monkeypatch.setattr(tempfile, "mkdtemp", None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        plans = [launch(*CELL, *more, "dry_run=true") for more in ((), ("-m", "seed=1,2"))]
+        code, _, err = launch(*CELL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(status, said) for status, _, said in plans] == [(0, "")] * 2
+    assert (code, err) == (2, "launch.py: output_dir=outputs: cannot be written (File too large)\n")
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "-inf"])

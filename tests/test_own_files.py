@@ -14,6 +14,8 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
 from benchmarks.record.own_files import NotOurs
 from conf.options import Refused
+from conf.variables import UMASK
+from launch.engines import processes
 from launch.study.noise_floor import update_noise_floor
 from launch.study.study import StudyFolder
 from launch.tracking.store import TrackingUnavailable, store_lock
@@ -144,6 +146,14 @@ def test_the_umask_decides_who_may_read(tmp_path, mask, sticky):
     for path in tmp_path.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, path
     assert {path.name for path in folder.iterdir()} == set(WRITERS), "nothing else is left"
+
+
+def test_an_agent_behind_a_profiler_has_the_umask_of_the_launcher():
+    before = os.umask(0o027)
+    try:
+        assert int(processes.started_by_me({}, through_profiler=True)[UMASK], 8) == 0o027
+    finally:
+        os.umask(before)
 
 
 def test_a_drawing_takes_the_place_of_a_drawing_only(tmp_path):

@@ -115,7 +115,7 @@ def test_every_path_that_a_sweep_changes_is_where_it_may_be(traced):
 def test_a_sweep_leaves_nothing_elsewhere(traced):
     folders, paths, before = traced
     assert contents(folders["home"], folders["here"], folders["beside"]) == before
-    assert [path.name for path in folders["tmp"].iterdir() if not path.name.startswith("torchelastic_")] == []
+    assert [path.name for path in folders["tmp"].iterdir()] == []
     assert not [path for path in paths if path.startswith("/dev/shm/") and Path(path).exists()]
 
 
