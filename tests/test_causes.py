@@ -20,7 +20,7 @@ from fake_engine import (
 )
 
 from benchmarks import record as records
-from benchmarks.rank.asked import collective_as_stack
+from benchmarks.rank.asked import collective_as_stack, last_collectives
 from benchmarks.record import CellFolder
 from launch.supervision import logs, stacks
 from launch.supervision.progress import Watch
@@ -61,6 +61,25 @@ def add_collectives(job, *names):
             {"profiling_name": "nccl:all_to_all", "state": "scheduled"},
         ]
         job.stacks[number] += collective_as_stack(entries)
+
+
+def record(job, *histories, foreign=()):
+    """Have ranks say which collectives they began last; those of `foreign` ranks are begun by the user's code."""
+    for number, names in enumerate(histories):
+        file = "/home/me/my_model.py" if number in foreign else f"{ROOT}/trainers/step.py"
+        frames = [
+            {"filename": f"{TORCH}/distributed/distributed_c10d.py", "line": 3000, "name": "all_reduce"},
+            {"filename": file, "line": 1, "name": "forward"},
+        ]
+        job.stacks[number] += last_collectives(
+            [
+                {
+                    "profiling_name": f"nccl:{name}", "process_group": ["0", "default_pg"], "collective_seq_id": 7 + place,
+                    "frames": frames, "is_p2p": False, "input_sizes": [[1024, 2]],
+                }
+                for place, name in enumerate(names)
+            ]
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -267,6 +286,11 @@ HUNG = {
     "waits for its GPU in another collective": (
         [begins, stands(rank0=[ON_GPU], rank1=[ON_GPU]), lambda job: add_collectives(job, "all_reduce", "broadcast")],
         (1, "waits for its GPU (unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); it is"),
+    ),
+    "began another collective, and all later ones are off by one": (
+        [begins, stands(rank0=[ON_GPU], rank1=[collective("barrier")]), lambda job: record(
+            job, ["all_reduce", "broadcast", "all_reduce"], ["all_reduce", "all_reduce", "all_reduce"], foreign=(0,))],
+        (0, "its collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"),
     ),
     "all wait for the same": (
         [begins, stands(rank0=[BACKWARD], rank1=[BACKWARD])],

@@ -1,6 +1,6 @@
 """What a process of a cell writes to its log when it is asked where it stands (SIGUSR1), also while its main thread waits.
 
-First the stacks of all threads, by faulthandler, whose handler is C. Then the collective that was begun first and is not
+First the stacks of all threads, by faulthandler, whose handler is C. Then the last collectives and the first that is not
 finished, from torch's flight recorder, which records anyway: on a GPU every rank waits for the same device call, and only the
 recorder knows in which collective. A thread that sleeps until then answers: nothing happens inside a timed window.
 """
@@ -12,9 +12,11 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+MOST_COLLECTIVES = 300
+WITH_SIZES = ("all_reduce", "broadcast", "reduce")  # every rank gives them tensors of one size
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")  # those of NCCL and of gloo; older torch has only the first
 
 
@@ -33,7 +35,8 @@ def _answer(asked: int) -> None:
     while number := os.read(asked, 1):
         if number[0] == signal.SIGUSR1:
             with contextlib.suppress(Exception):  # whatever torch has instead of a recorder
-                os.write(2, collective_as_stack(_recorded()).encode())
+                recorded = _recorded()
+                os.write(2, (last_collectives(recorded) + collective_as_stack(recorded)).encode())
 
 
 def _recorded() -> list[Mapping[str, Any]]:
@@ -42,7 +45,7 @@ def _recorded() -> list[Mapping[str, Any]]:
     entries: list[Mapping[str, Any]] = []
     for name in RECORDERS:
         if dump := getattr(torch_side, name, None):
-            entries += pickle.loads(dump(onlyActive=True))["entries"]  # what this process itself has just packed
+            entries += pickle.loads(dump())["entries"]  # what this process itself has just packed
     return sorted(entries, key=lambda entry: entry["time_created_ns"])
 
 
@@ -56,3 +59,18 @@ def collective_as_stack(entries: Iterable[Mapping[str, Any]]) -> str:
             ]
             return "\n".join([f"Collective {name} (most recent call first):", *frames, ""])
     return ""
+
+
+def last_collectives(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each of the last collectives: its group, its number there, its name with sizes, and who began it."""
+    lines = []
+    for entry in entries[-MOST_COLLECTIVES:]:
+        if entry.get("is_p2p"):
+            continue
+        backend, _, name = entry["profiling_name"].rpartition(":")
+        sizes = "x".join(str(size) for one in entry["input_sizes"] for size in one) if name in WITH_SIZES else ""
+        callers = (one for one in entry.get("frames", ()) if "/torch/" not in one["filename"])
+        caller = next(callers, {"filename": "", "line": 0, "name": ""})
+        numbered = f"{backend}.{entry['process_group'][0]} {entry['collective_seq_id']} {name}{sizes and ':'}{sizes}"
+        lines.append(f'Recorded {numbered} "{caller["filename"]}", line {caller["line"]} in {caller["name"]}\n')
+    return "".join(lines)

@@ -41,11 +41,12 @@ def _suspect(
     counts: Mapping[int, int],
     places: Mapping[int, Place],
 ) -> tuple[Rank | None, str]:
-    """Return the rank to name, and the end of the sentence where the evidence is weak.
+    """Return the rank to name, and the end of the sentence where that needs a reason.
 
     In this order: a process that cannot go on; a rank that is asleep or in foreign code while another waits; one that wrote no
-    stack though others did; the fewest iterations; one that works while others wait; one that waits elsewhere than most, or
-    where foreign code began the wait; the last of those that wait in different places.
+    stack though others did; one that began another collective than the others; the fewest iterations; one that works while
+    others wait; one that waits elsewhere than most, or where foreign code began the wait; the last of those that wait in
+    different places.
     """
     if stuck := [rank for rank in waiting if states[rank.number] in STUCK]:
         return stuck[0], ""
@@ -59,6 +60,8 @@ def _suspect(
         return away[0], ""
     if mute := [rank for rank in waiting if standing and rank.number not in standing]:
         return mute[0], ""
+    if different := _different(waiting, places):
+        return different
     # Servers count pushes, not steps: they are not compared.
     stepping = [rank for rank in waiting if rank in watch.ranks]
     fewest = min((counts[rank.number] for rank in stepping), default=0)
@@ -68,6 +71,30 @@ def _suspect(
     if apart:
         return away[0], ""
     return _elsewhere([rank for rank in stepping if rank.number in places], places)
+
+
+def _different(ranks: Sequence[Rank], places: Mapping[int, Place]) -> tuple[Rank, str] | None:
+    """Return the rank that was the first to begin another collective than the others, and the end of the sentence.
+
+    It is the one whose collective the fewest ranks began, else the only one whose was begun by foreign code; else None.
+    """
+    recorded = {rank.number: places[rank.number].collectives for rank in ranks if rank.number in places}
+    recorded = {number: one for number, one in recorded.items() if one}
+    common = set.intersection(*(set(one) for one in recorded.values())) if len(recorded) > 1 else set()
+    for key in sorted(common, key=lambda key: key[1]):
+        begun = {number: one[key] for number, one in recorded.items()}
+        names = Counter(one.name for one in begun.values())
+        if len(names) < 2:
+            continue
+        odd = [number for number, one in begun.items() if names[one.name] < max(names.values())]
+        odd = odd or [number for number, one in begun.items() if one.foreign]
+        if len(odd) != 1:
+            return None
+        (rank,) = [rank for rank in ranks if rank.number == odd[0]]
+        its = begun[odd[0]].name
+        others = next(name for name in names if name != its)
+        return rank, f"; its collective {key[1]} was {its} where that of the others was {others}"
+    return None
 
 
 def _elsewhere(ranks: Sequence[Rank], places: Mapping[int, Place]) -> tuple[Rank | None, str]:

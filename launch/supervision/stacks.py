@@ -5,10 +5,10 @@ from its line of source.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from launch.engines.environment import ROOT
@@ -18,6 +18,7 @@ MOST_LINES = 100_000  # of a file of source
 MOST_CHARACTERS = 60  # of a line of source in a sentence
 THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 COLLECTIVE = re.compile(r"^Collective (\w+) \(most recent call first\):$")
+RECORDED = re.compile(r'^Recorded (\S+) (\d+) (\S+) "(.*)", line (\d+) in (.*)$')
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 TORCH = re.compile(r"/(?:site|dist)-packages/torch/(.*)$")
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib/python3[^/]*/(?!(?:site|dist)-packages/)")
@@ -54,6 +55,15 @@ class Place:
     standing: Standing
     words: str  # 'waits in all_reduce', 'is in forward (my_model.py:12: `time.sleep(3)`)'
     called_from_foreign: bool = False  # code that is neither torch's nor ours began the wait
+    collectives: Mapping[tuple[str, int], "Collective"] = field(default_factory=dict)  # by group and number in it
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that a rank has begun."""
+
+    name: str  # with its sizes, where every rank's are equal
+    foreign: bool  # whether code that is neither torch's nor ours began it
 
 
 @dataclass(frozen=True)
@@ -110,12 +120,25 @@ def place(log: Path, start: int) -> Place | None:
         return None
     main = _standing(stacks[-1])
     # On GPUs backward runs in threads of torch's own, while the main one waits for them.
-    helpers = [_standing(frames) for frames in stacks[:-1] if frames and _of_torch(frames)]
+    helpers = [_standing(frames) for frames in stacks[:-1] if frames and _begun_by_torch(frames)]
     found = min([main, *helpers], key=lambda one: one.standing)
-    if found.standing is not Standing.WAITING or not collective:
-        return found
-    words = found.words if found.words.endswith(collective) else f"{found.words} (unfinished: {collective})"
-    return Place(found.standing, words, found.called_from_foreign or any(_is_foreign(frame) for frame in begun_by))
+    if found.standing is Standing.WAITING and collective:
+        words = found.words if found.words.endswith(collective) else f"{found.words} (unfinished: {collective})"
+        foreign = found.called_from_foreign or any(_is_foreign(frame) for frame in begun_by)
+        found = Place(found.standing, words, foreign)
+    return replace(found, collectives=_recorded(text))
+
+
+def _recorded(text: str) -> dict[tuple[str, int], Collective]:
+    """Return the last collectives that a rank began."""
+    found = {}
+    for line in text.splitlines():
+        if match := RECORDED.match(line):
+            group, number, name, file, at, function = match.groups()
+            found[group, int(number)] = Collective(
+                name.replace(":", " of "), bool(file) and _is_foreign(Frame(file, int(at), function))
+            )
+    return found
 
 
 def _read(text: str) -> tuple[list[list[Frame]], str, list[Frame]]:
@@ -137,18 +160,17 @@ def _read(text: str) -> tuple[list[list[Frame]], str, list[Frame]]:
     return threads, collective, begun_by
 
 
-def _of_torch(frames: Sequence[Frame]) -> bool:
-    """Return whether C++ began a thread: Python's own begin in threading.py."""
+def _begun_by_torch(frames: Sequence[Frame]) -> bool:
+    """Return whether C++ began a thread: those of Python begin in threading.py."""
     return not frames[-1].function.startswith("_bootstrap")
 
 
 def _standing(frames: Sequence[Frame]) -> Place:
     """Return what one thread does."""
     known = [frame for frame in frames if not STANDARD_LIBRARY.search(frame.file)] or list(frames)
-    foreign = next((n for n, frame in enumerate(known) if frame.torch is None and frame.own is None), len(known))
-    inside = known[:foreign]  # above it is only torch's code and ours
-    called_from_foreign = any(_is_foreign(frame) for frame in known[foreign:])
-    if words := _wait(inside, known):
+    inside = list(takewhile(lambda frame: frame.torch or frame.own, known))  # what torch and we called last
+    called_from_foreign = any(_is_foreign(frame) for frame in known[len(inside) :])
+    if words := _wait(inside):
         return Place(Standing.WAITING, words, called_from_foreign)
     top = known[0]
     source = top.source()
@@ -167,20 +189,16 @@ def _is_foreign(frame: Frame) -> bool:
     return not ours
 
 
-def _wait(inside: Sequence[Frame], known: Sequence[Frame]) -> str | None:
+def _wait(inside: Sequence[Frame]) -> str | None:
     """Return for what a thread waits, from the frames of torch and of ours that it called last; None if it does not."""
     if not inside:
         return None
     top = inside[0]
-    calls = []  # of torch, called last
-    for frame in inside:
-        if frame.torch is None:
-            break
-        calls.append(frame)
-    distributed = [frame for frame in calls if frame.torch and frame.torch.startswith("distributed/")]
+    of_torch = takewhile(lambda frame: frame.torch, inside)  # what was called last
+    distributed = [frame.function for frame in of_torch if str(frame.torch).startswith("distributed/")]
     if distributed:
-        named = [frame.function for frame in distributed if not frame.function.endswith("wrapper")]
-        return f"waits in {named[-1] if named else distributed[-1].function}"
+        named = [function for function in distributed if not function.endswith("wrapper")]
+        return f"waits in {(named or distributed)[-1]}"
     if top.function == "_engine_run_backward":
         return "waits in backward"
     if top.torch and top.torch.startswith("cuda/") and top.function in ("synchronize", "wait", "query"):

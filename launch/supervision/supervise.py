@@ -17,7 +17,7 @@ from launch.supervision.progress import Rank, WallClock, Watch
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
-REST_SECONDS = 0.5  # for the rest of what they write
+REST_SECONDS = 0.5  # without another line: they have written all
 AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
 
 
@@ -112,7 +112,10 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
         return {number: stacks.size(folder.rank_log(number)) for number in asked}
 
     _until(lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock)
-    clock.sleep(REST_SECONDS)
+    deadline, before = clock.monotonic() + STACKS_SECONDS, sizes
+    while written() != before and clock.monotonic() < deadline:  # until nothing more comes
+        before = written()
+        clock.sleep(REST_SECONDS)
     places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
     return hang(watch, found.what, job.process_state, {number: one for number, one in places.items() if one})
 
