@@ -55,11 +55,11 @@ class Place:
     standing: Standing
     words: str  # 'waits in all_reduce', 'is in forward (my_model.py:12: `time.sleep(3)`)'
     called_from_foreign: bool = False  # code that is neither torch's nor ours began the wait
-    collectives: Mapping[tuple[str, int], "Collective"] = field(default_factory=dict)  # by group and number in it
+    collectives: Mapping[tuple[str, int], "Begun"] = field(default_factory=dict)  # by group and number in it
 
 
 @dataclass(frozen=True)
-class Collective:
+class Begun:
     """A collective that a rank has begun."""
 
     name: str  # with its sizes, where every rank's are equal
@@ -129,13 +129,13 @@ def place(log: Path, start: int) -> Place | None:
     return replace(found, collectives=_recorded(text))
 
 
-def _recorded(text: str) -> dict[tuple[str, int], Collective]:
+def _recorded(text: str) -> dict[tuple[str, int], Begun]:
     """Return the last collectives that a rank began."""
     found = {}
     for line in text.splitlines():
         if match := RECORDED.match(line):
             group, number, name, file, at, function = match.groups()
-            found[group, int(number)] = Collective(
+            found[group, int(number)] = Begun(
                 name.replace(":", " of "), bool(file) and _is_foreign(Frame(file, int(at), function))
             )
     return found
