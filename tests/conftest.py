@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
 LONGEST = (
-    "test_faults", "test_end_to_end", "test_measuring", "test_own_code", "test_requests", "test_report", "test_tracking",
+    "test_faulty_sweeps", "test_end_to_end", "test_measuring", "test_own_code", "test_requests", "test_report", "test_tracking",
     "test_planted", "test_as_asked", "test_lasting_output", "test_sweeper", "test_compare_store", "test_sync",
 )  # fmt: skip
 

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# What ranks call a phase, and what servers do; a phase that is not here has its own name.
+NAMES = {"limits": "references", "profile": "profiled pass"}
+OF_SERVERS = {"build": "waiting for workers", "exchange": "serving"}
 ENTERED = ("build", "profile", "exit")  # phases that strike when they begin; the others after some iterations
-NAMES = {"limits": "references", "profile": "profiled pass"}  # of phases, as a rank writes them
-AFTER = 2  # iterations of a phase
 
 # --- one function for each kind; it gets the process that it hits ------------------------------------------------
 
@@ -143,9 +144,10 @@ class Planted:
 
     def enters(self, phase):
         if self.mine:
-            wanted = NAMES.get(self.plan["phase"], self.plan["phase"])
-            self.inside, self.beats = phase == wanted, 0
-            if self.inside and (self.plan["phase"] in ENTERED or self.plan["after"] == 0):
+            planted = self.plan["phase"]
+            names = OF_SERVERS if self.plan["target"] == "server" else NAMES
+            self.inside, self.beats = phase == names.get(planted, planted), 0
+            if self.inside and (planted in ENTERED or self.plan["after"] == 0):
                 self.strikes()
 
     def counts(self, iterations):
