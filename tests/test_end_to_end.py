@@ -16,7 +16,7 @@ from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
-    "model=fmnist_cnn", "batch_size=16", "benchmark.max_seconds=0.5",
+    "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5",
     "benchmark.min_iterations=3", "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
     "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3",
     "benchmark.limit_iterations=2",
@@ -194,8 +194,8 @@ def test_the_same_command_measures_nothing_twice(swept):
 
 def test_ranks_can_start_anew(tmp_path):
     done = command(
-        "gpus=0", "strategy=none", "engine.start=exec", "tracking=none", "report=false", f"output_dir={tmp_path}",
-        "validity.noise_limit=10", "validity.foreign_cpu_limit=1", *SMALL,
+        "gpus=0", "benchmark=host_link", "benchmark.bytes=1048576", "benchmark.iterations=3", "engine.start=exec",
+        "tracking=none", "report=false", f"output_dir={tmp_path}", "validity.foreign_cpu_limit=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (record,), _ = read_study(tmp_path / "default")

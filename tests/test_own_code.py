@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from hashlib import sha256
@@ -121,7 +122,7 @@ def build(classes, channels, width=4):
     return nn.Sequential(*layers)
 
 
-def nothing(classes, channels):
+def nothing(classes, channels, width):
     return "no module"
 '''
 FILES = {
@@ -134,14 +135,16 @@ FILES = {
     "src/my_package/models.py": MODEL,
     "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, memory_bytes): ...\n",
     "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
+    "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 "),
     "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
 }
 SHORT = (
-    "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5", "benchmark.min_iterations=3",
+    "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.2", "benchmark.min_iterations=3",
     "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
     "benchmark.warmup_min_seconds=0",
 )  # fmt: skip
 QUIET = ("tracking=none", "report=false", "validity.foreign_cpu_limit=1")
+BARRIER = ("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")
 
 
 def forget_package():
@@ -150,41 +153,87 @@ def forget_package():
         del sys.modules[name]
 
 
-@pytest.fixture
-def own(tmp_path):
-    """The user's folder; call it to launch from there. src/ is on PYTHONPATH, by a relative name."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+def user(folder):
+    """The folder of a user; call it to launch from there. src/ is on PYTHONPATH, by a relative name."""
 
     def launch(*arguments):
         return subprocess.run(
-            [sys.executable, str(ROOT / "launch.py"), *arguments], cwd=tmp_path, capture_output=True, text=True,
+            [sys.executable, str(ROOT / "launch.py"), *arguments], cwd=folder, capture_output=True, text=True,
             timeout=240, check=False, env={**os.environ, "PYTHONPATH": "src", "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
 
-    launch.folder = tmp_path
+    launch.folder = folder
+    return launch
+
+
+def with_files(folder):
+    """A user with code of his own."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return user(folder)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A user with code of his own that has run nothing yet."""
     forget_package()
-    yield launch
+    yield with_files(tmp_path)
     forget_package()
     groups.search_also([])
 
 
-def only_record(own, done):
-    """The record of the one cell that ran."""
+def records_of(own, done, status=0):
+    """(Record, its file's content) of each cell that ran, in the order of the cells' names."""
     records, unreadable = read_study(own.folder / "outputs" / "default")
-    assert (done.returncode, unreadable, len(records)) == (0, [], 1), done.stdout + done.stderr
+    assert (done.returncode, unreadable) == (status, []), done.stdout + done.stderr
     assert files_with_auto(own.folder / "outputs") == []
-    return records[0], json.loads(next(own.folder.glob("outputs/default/*/record.json")).read_text())
+    contents = [json.loads(path.read_text()) for path in own.folder.glob("outputs/default/*/record.json")]
+    by_id = {content["record_id"]: content for content in contents}
+    return [(record, by_id[record.record_id]) for record in sorted(records, key=lambda record: record.name)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Strategies of one's own, one of which does not compute the mean, and a variant of ours: the records by strategy."""
+    own = with_files(tmp_path_factory.mktemp("trained"))
+    text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
+    text = text.replace("name: kvstore_device", "name: owners").replace("reduce: sharded ", "reduce: owner ")
+    (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
+    done = own("-m", "--config-dir", "conf", "gpus=0,1", "strategy=one_by_one,half,owners", *SHORT, *QUIET)
+    return own, {content["cell"]["strategy"]["name"]: (one, content) for one, content in records_of(own, done)}
+
+
+@pytest.fixture(scope="module")
+def timed_barrier(tmp_path_factory):
+    """A benchmark of one's own has run, and the report has its section."""
+    own = with_files(tmp_path_factory.mktemp("barrier"))
+    ((record, content),) = records_of(own, own(*BARRIER))
+    return own, record, content
+
+
+@pytest.fixture
+def copied(timed_barrier, tmp_path):
+    """A copy of the folder in which the benchmark has run, to change its files."""
+    return user(shutil.copytree(timed_barrier[0].folder, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """A model of one's own, and a builder that returns none: the two records and what was printed."""
+    own = with_files(tmp_path_factory.mktemp("networks"))
+    builders = "model.builder=my_package.models:build,my_package.models:nothing"
+    done = own("-m", "gpus=0,1", *SHORT, "model.library=python", builders, "+model.options.width=8", *QUIET)
+    return own, records_of(own, done, status=1), done.stdout
 
 
 def hash_of(own, name):
     return sha256((own.folder / "src" / "my_package" / name).read_bytes()).hexdigest()
 
 
-def test_a_strategy_of_ones_own_trains(own):
-    done = own("--config-dir", "conf", "gpus=0,1", "strategy=one_by_one", *SHORT, *QUIET)
-    record, content = only_record(own, done)
+def test_a_strategy_of_ones_own_trains(trained):
+    own, found = trained
+    record, content = found["one_by_one"]
     assert record.state == "finished" and record.validity.verdict != "invalid", record.validity
     assert record.checks["replicas_equal"] is True
     assert record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
@@ -194,15 +243,13 @@ def test_a_strategy_of_ones_own_trains(own):
     assert content["schema_version"] == SCHEMA_VERSION
 
 
-def test_a_strategy_of_ones_own_that_computes_something_else_is_invalid(own):
-    done = own("--config-dir", "conf", "gpus=0,1", "strategy=one_by_one", "strategy.scale=0.5", *SHORT, *QUIET)
-    record, _ = only_record(own, done)
+def test_a_strategy_of_ones_own_that_computes_something_else_is_invalid(trained):
+    record, _ = trained[1]["half"]
     assert record.validity.verdict == "invalid" and "gradient_not_mean" in record.validity.codes
 
 
-def test_a_benchmark_of_ones_own_runs(own):
-    done = own("--config-dir=conf", "gpus=0,1", "benchmark=barrier", *QUIET)
-    record, content = only_record(own, done)
+def test_a_benchmark_of_ones_own_runs(timed_barrier):
+    own, record, content = timed_barrier
     assert record.metrics["barrier/us"] > 0 and record.metrics["barrier/rounds"] == 7
     assert record.validity.verdict == "valid", record.validity
     assert content["cell"]["benchmark"] == {"name": "barrier", "rounds": 7}
@@ -217,9 +264,8 @@ def report_again(own, **environment):
     return (own.folder / "outputs" / "default" / "report" / "report.md").read_text()
 
 
-def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(own):
-    done = own("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none")
-    record, content = only_record(own, done)
+def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier, copied):
+    own, (_, record, content) = copied, timed_barrier
     assert content["cell"]["declared"]["benchmark"]["section"] == "my_package.barrier.section.section"
     folder = own.folder / "outputs" / "default" / "report"
     us, finding = record.metrics["barrier/us"], f"The shortest barrier took {record.metrics['barrier/us']:.9f} µs."
@@ -242,32 +288,31 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(own):
     assert "my\\_package.barrier.section.section failed (ZeroDivisionError: division by zero)." in text
 
 
-def test_a_model_of_ones_own_trains(own):
-    own_model = ("model.library=python", "model.builder=my_package.models:build", "+model.options.width=8")
-    done = own("gpus=0,1", *SHORT, *own_model, *QUIET)
-    record, content = only_record(own, done)
-    assert record.validity.verdict != "invalid" and record.name.startswith("models.build · ")
+def test_a_model_of_ones_own_trains(networks):
+    own, found, _ = networks
+    ((record, content),) = [(record, content) for record, content in found if record.name.startswith("models.build · ")]
+    assert (record.state, record.validity.verdict == "invalid") == ("finished", False)
     assert content["model"]["parameters"] == (9 + 1) * 8 + (8 + 1) * 10
     assert content["cell"]["declared"]["model"]["sha256"] == hash_of(own, "models.py")
 
 
-def test_a_changed_file_is_another_cell(own):
-    def name():
-        done = own("gpus=0", *SHORT, "model.library=python", "model.builder=my_package.models:build", *QUIET)
+def test_a_builder_that_returns_no_module_says_so(networks):
+    _, found, said = networks
+    assert sorted(record.state for record, _ in found) == ["failed", "finished"]
+    assert "model.builder=my_package.models:nothing: returned str, expected is a torch.nn.Module" in said
+
+
+def test_a_changed_file_is_another_cell(copied):
+    def names():
+        done = copied(*BARRIER, "report=false")
         assert done.returncode == 0, done.stdout + done.stderr
-        return {path.parent.name for path in own.folder.glob("outputs/default/*/record.json")}
+        return {path.parent.name for path in copied.folder.glob("outputs/default/*/record.json")}
 
-    first = name()
-    assert name() == first, "done before"
-    path = own.folder / "src" / "my_package" / "models.py"
-    path.write_text(path.read_text().replace("width=4", "width=5"))
-    assert len(name() - first) == 1
-
-
-def test_a_builder_that_returns_no_module_says_so(own):
-    done = own("gpus=0", *SHORT, "model.library=python", "model.builder=my_package.models:nothing", *QUIET)
-    assert done.returncode == 1
-    assert "model.builder=my_package.models:nothing: returned str, expected is a torch.nn.Module" in done.stdout
+    first = names()
+    assert len(first) == 1, "done before"
+    path = copied.folder / "src" / "my_package" / "barrier" / "measure.py"
+    path.write_text(path.read_text().replace("1e6 * min", "1e6 * max"))
+    assert len(names() - first) == 1
 
 
 @pytest.mark.parametrize(
@@ -352,13 +397,9 @@ def test_torch_in_the_launching_process_is_refused_before_a_start(own, rule):
     assert "my_package.with_torch.refuse: imports torch; the launching process calls it" in done.stderr
 
 
-def test_a_variant_that_differs_in_options_is_a_yaml_alone(own):
-    text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
-    text = text.replace("name: kvstore_device", "name: owners").replace("reduce: sharded ", "reduce: owner ")
-    (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
-    done = own("--config-dir", "conf", "gpus=0,1", "strategy=owners", *SHORT, *QUIET)
-    record, content = only_record(own, done)
-    assert record.validity.verdict != "invalid"
+def test_a_variant_that_differs_in_options_is_a_yaml_alone(trained):
+    record, content = trained[1]["owners"]
+    assert record.state == "finished" and record.validity.verdict != "invalid"
     assert content["cell"]["strategy"]["reduce"] == "owner"
     assert "sha256" not in content["cell"]["declared"]["strategy"], "Ringside's own code is known by its commit"
 
