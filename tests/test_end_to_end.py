@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5",
     "benchmark.min_iterations=3", "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
-    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=3", "benchmark.exchange_iterations=3",
+    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=20", "benchmark.exchange_iterations=3",
     "benchmark.limit_iterations=2",
 ]  # fmt: skip
 
@@ -203,11 +203,11 @@ def test_ranks_can_start_anew(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    """Two subsets with two strategies, one of them with a parameter server: the folder and the records."""
-    folder = tmp_path_factory.mktemp("four")
+def two(tmp_path_factory):
+    """Two strategies, one of them with a parameter server: the folder and the records."""
+    folder = tmp_path_factory.mktemp("two")
     done = command(
-        "-m", "gpus=0+1,0+3", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
+        "-m", "gpus=0,1", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
         "validity.foreign_cpu_limit=1", "validity.change_limit=10", "validity.pause_limit=1",
         "validity.slow_rank_limit=10", "benchmark.exposed_rounds=0", *SMALL,
     )  # fmt: skip
@@ -215,43 +215,41 @@ def four(tmp_path_factory):
     return folder, read_study(folder / "default")[0]
 
 
-@pytest.mark.parametrize("name", ["swept", "four"])
+@pytest.mark.parametrize("name", ["swept", "two"])
 def test_the_lines_of_the_ranks_give_every_number_again(name, request, capsys):
     folder = request.getfixturevalue(name)[0]
     assert analysis(["verify", str(folder / "default"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["differences"], found["not_recomputed"]) == ([], [])
-    assert found["recomputed"] == found["records"] == (1 if name == "swept" else 4)
+    assert found["recomputed"] == found["records"] == (1 if name == "swept" else 2)
     assert files_with_auto(folder / "default") == []
 
 
-def test_two_subsets_and_two_strategies_are_four_children(four):
-    folder, records = four
+def test_two_strategies_are_two_children(two):
+    folder, records = two
     (_,), children = runs(folder / "mlflow.db")
-    asked = {(run.data.params["gpus"], run.data.params["strategy"]) for run in children}
-    assert asked == {(gpus, strategy) for gpus in ("0,1", "0,3") for strategy in ("kvstore_dist_async", "none")}
+    asked = sorted((run.data.params["gpus"], run.data.params["strategy"]) for run in children)
+    assert asked == [("0,1", "kvstore_dist_async"), ("0,1", "none")]
     assert all("comm/exchange_ms" not in run.data.metrics for run in children if run.data.params["strategy"] == "none")
     assert not any(record.validity.codes for record in records), [record.validity for record in records]
 
 
-def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(four):
-    folder, records = four
-    served = [record for record in records if record.cell.strategy["name"] == "kvstore_dist_async"]
-    assert len(served) == 2
-    for record in served:
-        assert record.validity.verdict == "valid"
-        assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
-        metrics = record.metrics
-        assert 0 < metrics["staleness/mean"] <= metrics["staleness/max"] < metrics["staleness/updates"]
-        # Two buckets: dense_1 fills one alone. Steps: the timed ones, and others before.
-        assert metrics["staleness/updates"] >= 2 * metrics["step/iterations"]
-        assert [rank["rank"] for rank in record.ranks] == [0, 1]
-        (server,) = record.environment["servers"]
-        assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
-        assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
-    children = [run for run in runs(folder / "mlflow.db")[1] if run.data.params["strategy"] == "kvstore_dist_async"]
-    assert all("staleness/mean" in run.data.metrics for run in children)
-    assert "servers" not in next(r for r in records if r not in served).environment
+def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
+    folder, records = two
+    record, other = sorted(records, key=lambda one: one.cell.strategy["name"])
+    assert record.validity.verdict == "valid"
+    assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
+    metrics = record.metrics
+    assert 0 < metrics["staleness/mean"] <= metrics["staleness/max"] < metrics["staleness/updates"]
+    # Two buckets: dense_1 fills one alone. Steps: the timed ones, and others before.
+    assert metrics["staleness/updates"] >= 2 * metrics["step/iterations"]
+    assert [rank["rank"] for rank in record.ranks] == [0, 1]
+    (server,) = record.environment["servers"]
+    assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
+    assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
+    (child,) = [run for run in runs(folder / "mlflow.db")[1] if run.data.params["strategy"] == "kvstore_dist_async"]
+    assert "staleness/mean" in child.data.metrics
+    assert "servers" not in other.environment
 
 
 def readme_commands():
