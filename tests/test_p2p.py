@@ -185,7 +185,7 @@ def test_a_matrix_whose_head_is_lost_joins_no_other():
     first, second = matrix("P2P=Disabled Latency Matrix (us)", "GPU", (1, 2), (3, 4)), "     0   9.00   8.00 \n"
     run = only(first + second)
     assert run.entries == {"latency_gpu_disabled": {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}}
-    assert run.notes == ["line 5: row 0 has no header of its own; it and the rows after it are left out"]
+    assert run.notes[0] == "line 5: row 0 has no header of its own; it and the rows after it are left out"
 
 
 def test_short_long_and_cut_rows_are_told():
@@ -198,9 +198,29 @@ def test_short_long_and_cut_rows_are_told():
     assert [pair for pair, _ in zip(run.entries["bidirectional_enabled"], range(9), strict=False)] == [
         (0, n) for n in range(4)
     ]
-    assert run.notes == [
+    assert run.notes[:2] == [
         "3 cut or torn row(s) left out, the first in line 4", "bidirectional_enabled has no row 1, 2, 3"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["p2p_h200_x2.txt", "p2p_h200_x2_sm.txt"])
+def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
+    runs = (DATA / name).read_text().split("[P2P (Peer")
+    text = f"[P2P (Peer{runs[1]}"
+    whole = only(text)
+    assert whole.notes == []
+    silent = []
+    for cut in range(len(text)):
+        try:
+            run = only(text[:cut])
+        except UnreadableInput:
+            continue
+        assert all(values.items() <= whole.entries[of].items() for of, values in run.entries.items())
+        if run.entries != whole.entries and not run.notes:
+            silent.append(cut)
+    assert silent == []
+    again = parse_p2p(text + text[: text.index("Unidirectional")])
+    assert len(again) == 1 and "a run without a matrix" in again[0].notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ _DEVICE = re.compile(
 _ACCESS = re.compile(r"\s*Device=(\d{1,4}) (CAN|CANNOT) Access Peer Device=(\d{1,4})\s*", re.ASCII)
 
 
+# What every release of the sample since 2014 prints, in this order. Latency of the CPU came later, reads are asked for.
+_PRINTED = (
+    "unidirectional_disabled", "unidirectional_enabled", "bidirectional_disabled", "bidirectional_enabled",
+    "latency_gpu_disabled", "latency_gpu_enabled",
+)  # fmt: skip
+
+
 @dataclass(slots=True)
 class Matrices:
     """The output of one run. `entries[name][row, column]` are its numbers by GPU id: GB/s, or µs for latency_….
@@ -82,6 +89,9 @@ def parse_p2p(text: str) -> list[Matrices]:
     runs = [run for run in reader.runs if any(run.entries.values())]
     if not runs:
         raise UnreadableInput(f"{_EXPECTED}; {reader.nothing(text)}")
+    for run in reader.runs:
+        if run not in runs:
+            runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
     return runs
 
 
@@ -211,6 +221,8 @@ class _MatrixReader:
             present = {row for row, _ in run.entries[name]}
             if absent := [str(row) for row in columns if row not in present]:
                 run.notes.append(f"{name} has no row {', '.join(absent)}")
+        if absent := _not_printed(run):
+            run.notes.append(f"the text has no {', '.join(absent)}: it is cut or incomplete")
 
     def nothing(self, text: str) -> str:
         """Say why a text holds no matrix."""
@@ -222,3 +234,14 @@ class _MatrixReader:
         if self.runs:
             return f"line {self.runs[0].line} looks like this output, but no matrix follows"
         return f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"
+
+
+def _not_printed(run: Matrices) -> list[str]:
+    """Return the matrices that the program prints after or before those of a run, and that the run lacks."""
+    wanted = [*_PRINTED]
+    if any(name.startswith("latency_cpu") for name in run.ids):
+        wanted += ["latency_cpu_disabled", "latency_cpu_enabled"]
+    if any(name.endswith("_reads") for name in run.ids):
+        wanted += ["unidirectional_enabled_reads", "latency_gpu_enabled_reads"]
+        wanted += ["latency_cpu_enabled_reads"] if "latency_cpu_disabled" in run.ids else []
+    return [name for name in wanted if name not in run.ids]
