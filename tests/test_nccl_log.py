@@ -559,6 +559,16 @@ def test_an_unfinished_last_line_is_not_used():
     assert log.settings == {}
 
 
+def test_a_log_cut_inside_a_line_says_so_at_every_offset():
+    text = (DATA / "nccl_dgx1_gpus_0_3_p2p_level_1.log").read_text()
+    untold = []
+    for cut in range(text.index("\n") + 1, len(text)):
+        inside = text[cut - 1] != "\n" and text[:cut].rpartition("\n")[2].strip() != ""
+        if parse_nccl_log(text[:cut]).truncated != inside:
+            untold.append(cut)
+    assert untold == []
+
+
 @pytest.mark.parametrize("text", ["", "\0" * 1000, "Epoch 1/3\n", "GPU0\tGPU1\n X \tNV18\n", "NCCL INFO cut"])
 def test_foreign_text_is_refused_with_what_was_expected(text):
     with pytest.raises(UnreadableInput, match="NCCL_DEBUG=INFO"):

@@ -39,8 +39,8 @@ def read_events(text: str, number: int = 0) -> LogEvents:
     reader = _TextReader(number)
     rows = text.split("\n")
     last = rows.pop()
-    # without its newline the last line may have lost its end, and a number its last digits
-    reader.found.truncated = "NCCL" in last
+    # Without its newline the last line may have lost its end, a number its last digits, and NCCL's mark may be still to come.
+    reader.found.truncated = last.strip() != ""
     for index, row in enumerate(rows):
         reader.read(row, is_first=index == 0)
     return reader.found
