@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import groups, schema, sweeper
-from conf.command_line import config_dirs, normalise, only_informs
+from conf.command_line import config_dirs, hydras_options, normalise, only_informs
 from conf.hydra_errors import explain
 from conf.options import Refused
 from launch.display.lasting_output import close_quietly
@@ -48,7 +48,8 @@ def main() -> int:
         groups.search_also(config_dirs(typed))
         arguments = normalise(typed)
         sys.argv[1:] = arguments
-        collect()
+        with hydras_options():
+            collect()
         if not composed and not only_informs(typed):
             raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
         requests = [

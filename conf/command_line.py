@@ -1,9 +1,12 @@
 """Read the command line before Hydra does: rewrite what Hydra would misread, refuse what it should not see."""
 
+import argparse
+import contextlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from conf import gpus
 from conf.groups import ROOT, WITH_RULES
@@ -27,7 +30,9 @@ FLAGS = (
     "--shell-completion",
 )
 CONFIG_DIR = ("-cd", "--config-dir")
+FOLDERS = ("-cp", "--config-path", *CONFIG_DIR)
 VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
+LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 INFO = ("-i", "--info")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
@@ -42,8 +47,28 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     Raises:
         Refused: names the argument and the right form.
     """
+    for argument in arguments:
+        if len(argument) > LONGEST_ARGUMENT:
+            raise Refused(
+                f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at most {LONGEST_ARGUMENT:,}"
+            )
     options, overrides = _separated(arguments)
     return [*options, *map(_rewritten, gpus.normalise(overrides))]
+
+
+@contextlib.contextmanager
+def hydras_options() -> Iterator[None]:
+    """Have argparse, by which Hydra reads its own options, raise Refused instead of printing lines and ending the process."""
+    kept = argparse.ArgumentParser.error
+
+    def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise Refused(f"{message}; options are -m, --help, --cfg job and those of --hydra-help")
+
+    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.error = kept  # type: ignore[method-assign]
 
 
 def config_dirs(arguments: Sequence[str]) -> list[Path]:
@@ -74,6 +99,8 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             options.append(argument)
             waiting = "" if equals else name
             continue
+        if waiting in VALUED and equals and waiting not in FOLDERS:
+            raise Refused(f"{waiting} {argument}: {waiting} has no value; {argument} would be taken for it")
         (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(argument)
         waiting = ""
     return options, overrides

@@ -18,16 +18,18 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from conf.groups import ROOT
+from conf.options import Refused
 
 HYDRAS_OWN_MODE = hydras_own.Hydra.get_mode
 MAY_SET_MODE = re.compile(r"[+~]*(experiment|hydra)\b")
+MOST_JOBS = 20_000
 TOLD_EVERY = 100  # jobs; a sweep of fewer is composed before anyone looks
 
 
@@ -36,12 +38,15 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
 
     Raises:
         HydraException: options that do not compose.
+        Refused: more jobs than anyone waits for.
     """
     assert sweeper.hydra_context is not None and sweeper.config is not None
     loader: Any = sweeper.hydra_context.config_loader
     launcher: Any = sweeper.launcher
     parse = OverridesParser.create(config_loader=loader).parse_overrides
-    (jobs,) = sweeper.split_arguments(parse([*sweeper._parse_config(), *arguments]), None)
+    asked = parse([*sweeper._parse_config(), *arguments])
+    _refuse_too_many(asked)
+    (jobs,) = sweeper.split_arguments(asked, None)
     overrides = {text: parse([text])[0] for text in dict.fromkeys(itertools.chain(*jobs))}
     bases: dict[tuple[str, ...], _Base] = {}
     for number, job in enumerate(jobs):
@@ -50,6 +55,20 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
             bases[choices] = _Base(loader.load_sweep_config(sweeper.config, list(choices)))
         launcher.task_function(bases[choices].of_job([overrides[text] for text in job], choices))
         _tell(number + 1, len(jobs))
+
+
+def _refuse_too_many(overrides: Sequence[Override]) -> None:
+    """Refuse a sweep of more than MOST_JOBS jobs before they are written out. Raises Refused."""
+    jobs: float = 1
+    for override in overrides:
+        value = override.value()
+        if isinstance(value, ChoiceSweep):
+            jobs *= len(value.list)
+        elif isinstance(value, RangeSweep):
+            step, span = value.step or 0, (value.stop or 0) - (value.start or 0)
+            jobs *= max(1, span // step) if step else MOST_JOBS + 1
+        if not jobs <= MOST_JOBS:  # also of a number that is none
+            raise Refused(f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are fewer")
 
 
 def run_one(task_function: TaskFunction, config: DictConfig, **_: Any) -> JobReturn:

@@ -1,0 +1,174 @@
+"""Hostile requests (tests/hostile.py): each is refused in one line with status 2, or is planned and does no harm.
+
+No harm: no traceback, an end in time, bounded memory, no character that a terminal obeys, nothing opened for writing outside
+TMPDIR, nothing executed, and every file beside TMPDIR as it was.
+"""
+
+import hashlib
+import os
+import resource
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pytest
+from hostile import MODULE, OBEYED, draw
+
+from benchmarks.record.visible import visible
+
+CPU_SECONDS = 20.0  # of one request; planning one takes one
+MEMORY_BYTES = 1 << 30  # beside what the tests hold already
+LONGEST_REFUSAL = 6000  # characters
+CAMPAIGN = 500
+watched = []  # what is done while a request runs: (event, detail)
+is_watching = False
+
+
+def _watch(event, arguments):
+    """An audit hook: it cannot be taken away again, so it looks at a switch."""
+    if not is_watching:
+        return
+    if (
+        event == "open"
+        and isinstance(arguments[2], int)
+        and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    ):
+        watched.append((event, os.fspath(arguments[0]) if not isinstance(arguments[0], int) else arguments[0]))
+    elif event in (
+        "os.rename",
+        "os.remove",
+        "os.mkdir",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "os.chmod",
+    ):
+        watched.append((event, arguments[0]))
+    elif event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "socket.bind"):
+        watched.append((event, arguments[0] if event != "subprocess.Popen" else arguments[1]))
+
+
+sys.addaudithook(_watch)
+
+
+class TooLong(BaseException):
+    """No `except Exception` swallows it."""
+
+
+def _too_long(number, frame):
+    raise TooLong
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A folder with what hostile requests may want to reach; TMPDIR lies beside it."""
+    world, scratch = tmp_path / "world", tmp_path / "scratch"
+    (world / "study").mkdir(parents=True)
+    scratch.mkdir()
+    (world / "file").write_text("precious")
+    (world / "link").symlink_to(world / "file")
+    (world / "mlflow.db").write_text("precious")
+    (world / "obey.py").write_text(MODULE)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("HOME", str(world))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.syspath_prepend(str(world))
+    return world
+
+
+def _state(folder):
+    """Every path below a folder: kind, mode, time of change and content."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and not path.is_symlink() else ""
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+def complaints(request, launch, world):
+    """What a request did that it must not; empty if it was refused in one line or harmless."""
+    global is_watching
+    for name, content in request.files.items():
+        path = world / "study" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    os.chdir(world)
+    before, scratch = _state(world), world.parent / "scratch"
+    memory, hard = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    watched.clear()
+    handler = signal.signal(signal.SIGPROF, _too_long)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, hard))
+    is_watching = True
+    try:
+        code, out, err = launch("dry_run=true", *request.arguments)
+    except TooLong:
+        return [f"more than {CPU_SECONDS} s of CPU"]
+    except BaseException as error:
+        return [f"{type(error).__name__}: {error}"[:500]]
+    finally:
+        is_watching = False
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        after = _state(world)
+    wrong = []
+    if code not in (0, 2):
+        wrong.append(f"status {code}")
+    if code == 2 and (err.count("\n") != 1 or len(err) > LONGEST_REFUSAL):
+        wrong.append(f"{err.count(chr(10))} lines of {len(err)} characters on stderr")
+    if code == 0 and err:
+        wrong.append(f"status 0, and said: {err[:200]}")
+    if "Traceback" in out + err:
+        wrong.append("a traceback")
+    if visible(out + err) != out + err:
+        wrong.append("a character that a terminal obeys")
+    if after != before:
+        wrong.append(
+            f"changed {sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))}"
+        )
+    if left := list(scratch.iterdir()):
+        wrong.append(f"left in TMPDIR: {left}")
+    for event, what in watched:
+        if not _is_allowed(event, what, scratch):
+            wrong.append(f"{event} {what}")
+    if OBEYED in after or "obey" in sys.modules:
+        wrong.append("executed something")
+    return wrong
+
+
+def _is_allowed(event, what, scratch):
+    if event in ("subprocess.Popen", "os.posix_spawn"):
+        return Path((what if isinstance(what, list) else [what])[0]).name in ("nvidia-smi", "nsys")
+    return isinstance(what, int) or str(what).startswith((str(scratch), "/dev/null"))
+
+
+def _run(requests, launch, world):
+    """{request: complaints} of those that are neither refused nor harmless."""
+    bad = []
+    for request in requests:
+        if wrong := complaints(request, launch, world):
+            bad.append((request.arguments, {name: data[:300] for name, data in request.files.items()}, wrong))
+        for name in request.files:
+            (world / "study" / name).unlink()
+        sys.modules.pop("obey", None)
+        (world / OBEYED).unlink(missing_ok=True)
+    return bad
+
+
+def test_a_dozen_hostile_requests_are_refused_or_harmless(launch, world):
+    random = Random(7)
+    assert _run([draw(random) for _ in range(12)], launch, world) == []
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_every_hostile_request_is_refused_or_harmless(launch, world, request):
+    random = Random(request.config.getoption("seed"))
+    bad = _run([draw(random) for _ in range(CAMPAIGN)], launch, world)
+    assert not bad, "\n".join(ascii(one)[:3000] for one in bad)
