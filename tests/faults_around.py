@@ -348,19 +348,21 @@ def nsys(place, fault):
     """Nsight Systems is not there, or does not do what it should."""
     folder = place.folder / "bin"
     folder.mkdir()
-    yield
-    if fault == "is missing":
-        place.environment |= {"PATH": str(folder)}
-        place.environment.pop("NSYS", None)
-    else:
-        version, run = FAKES[fault]
+
+    def put(name):
+        version, run = FAKES[name]
         (folder / "nsys").write_text(NSYS.format(version=version, run=run))
         (folder / "nsys").chmod(0o755)
-        place.environment["NSYS"] = str(folder / "nsys")
+        place.environment |= {"PATH": os.environ["PATH"], "NSYS": str(folder / "nsys")}
+
     yield
-    place.environment |= {"PATH": os.environ["PATH"]}
-    place.environment.pop("NSYS", None)
-    place.overrides = [option for option in place.overrides if not option.startswith("profiler")]
+    if fault == "is missing":
+        place.environment["PATH"] = str(folder)
+        place.environment.pop("NSYS", None)
+    else:
+        put(fault)
+    yield
+    put("leaves no report")  # it works, as far as the study goes
 
 
 # --- standard streams, TMPDIR, HOME, PATH -----------------------------------------------------------------------------
@@ -412,7 +414,7 @@ def variable(place, name_and_state):
 NO_SPACE, READ_ONLY = "there is no space left", "read-only"
 MLFLOW = ("tracking=mlflow",)
 REPORT = ("report=true",)
-TORCH, NSYS = ("profiler=torch",), ("profiler=nsys", "engine.start_timeout_s=40")
+TORCH, BY_NSYS = ("profiler=torch",), ("profiler=nsys", "engine.start_timeout_s=60")
 CASES = (
     *(Case(disk_full, "start", NO_SPACE, (1, 2), value=kib) for kib in (0, 8, 24, 64)),
     *(Case(disk_full, phase, NO_SPACE, value=kib) for phase in ("build", "timed") for kib in (0, 8)),
@@ -433,15 +435,18 @@ CASES = (
     Case(shared_memory_full, "start", "/dev/shm is full"),
     Case(shared_memory_full, "start", "0 MiB are free", (2,), KVSTORE, "staged"),
     Case(shared_memory_full, "build", "shared memory in /dev/shm", options=KVSTORE, value="staged"),
-    Case(oom_killed, "timed", "memory", options=("gpus=0+1",), rank=1, finished=1, cause="oom"),
+    Case(oom_killed, "timed", "want of memory", options=("gpus=0+1",), rank=1, finished=1, cause="oom"),
     *(Case(no_memory, phase, "raised MemoryError", finished=1, cause="oom") for phase in ("build", "timed")),
     *(Case(address_space, "start", "ulimit -v", (2,), value=mib) for mib in (300, 3000)),
     *(Case(descriptors, "start", "ulimit -n", (2,), value=count) for count in (12, 64)),
-    Case(descriptors, "timed", "descriptors|files", value=0, finished=1),
-    Case(descriptors, "projection", "descriptors|files", (0, 1), MLFLOW, 0, finished=1),
-    *(Case(processes, "start", "process|thread", (1, 2), value=count) for count in (2, 6)),
+    Case(descriptors, "timed", "", (0,), value=0, finished=2),
+    Case(descriptors, "projection", "files open|cannot be", (0, 1), MLFLOW, 0, finished=1),
+    *(
+        Case(processes, "start", "no further process or thread|start new thread", (1, 2), value=count)
+        for count in (2, 6)
+    ),
     Case(processes, "timed", "", (0, 1), value=0),
-    Case(processes, "projection", "process|thread", (0, 1), MLFLOW, 0, finished=1),
+    Case(processes, "projection", "no further process or thread|start new thread", (0, 1), MLFLOW, 0, finished=1),
     *(
         Case(clock_step, phase, "", (0,), MLFLOW, f"{who}:{hours}", 2)
         for phase, who, hours in (("build", "launcher", 1), ("timed", "everyone", -1), ("timed", "launcher", -1))
@@ -454,7 +459,7 @@ CASES = (
     Case(store_damaged, "timed", "cannot be used", (0,), MLFLOW, 0, 2),
     Case(store_damaged, "timed", "cannot be used", (0,), MLFLOW, 4096, 2),
     Case(store_read_only, "start", "readonly|read-only", (0,), MLFLOW, finished=2),
-    Case(store_read_only, "timed", "readonly|read-only", (0,), MLFLOW, finished=2),
+    Case(store_read_only, "timed", "", (0,), MLFLOW, finished=2),
     Case(store_removed, "timed", "is gone", (0,), MLFLOW, finished=2),
     Case(store_removed, "report", "is gone", (0,), (*MLFLOW, *REPORT), finished=2),
     *(
@@ -462,12 +467,12 @@ CASES = (
         for phase in ("start", "timed", "projection")
     ),
     Case(server_gone, "timed", "", (0,), MLFLOW, "soon", 2),
-    Case(nsys, "start", "nsys is not on PATH", (2,), NSYS, "is missing"),
-    Case(nsys, "start", "does not say a version", (2,), NSYS, "says no version"),
-    Case(nsys, "start", "SIGSEGV", (0,), NSYS, "crashes", 2),
-    Case(nsys, "start", "did not report within", (0,), NSYS, "hangs", 2),
-    Case(nsys, "start", "left no report", (0,), NSYS, "leaves no report", 2),
-    Case(nsys, "start", "did not end within", (0,), NSYS, "ignores TERM", 2),
+    Case(nsys, "start", "nsys is not on PATH", (2,), BY_NSYS, "is missing"),
+    Case(nsys, "start", "does not say a version", (2,), BY_NSYS, "says no version"),
+    Case(nsys, "start", "SIGSEGV", (0,), BY_NSYS, "crashes", 2),
+    Case(nsys, "start", "did not report within", (0,), BY_NSYS, "hangs", 2),
+    Case(nsys, "start", "left no report", (0,), BY_NSYS, "leaves no report", 2),
+    Case(nsys, "start", "did not end within", (0,), BY_NSYS, "ignores TERM", 2),
     *(
         Case(stream, "start", "", (0,), value=how, finished=2)
         for how in (">&-", "2>&-", ">&- 2>&-", ">/dev/full 2>/dev/full", "<&-", "<&- >&- 2>&-")

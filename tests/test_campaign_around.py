@@ -1,6 +1,6 @@
 """The campaign's faults of the surroundings, each in a launcher of its own.
 
-    python -m pytest -m campaign tests/test_campaign_around.py
+    python -m pytest -m campaign --dist load tests/test_campaign_around.py
 
 After each fault the same command is run again without it, and must end the study.
 """

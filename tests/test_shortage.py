@@ -1,6 +1,7 @@
 """Where disk, memory, processes or descriptors run out, or the clock is set: the reason is told, and no number is wrong."""
 
 import errno
+import io
 import json
 import os
 import resource
@@ -8,17 +9,24 @@ import sqlite3
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+from tracked import make_record
 
 from analysis.validity.gpu_samples import summary
 from benchmarks.record import CellFolder, Failure, clock
 from benchmarks.record.os_errors import because
 from conf.options import Refused
+from conf.schema import Tracking
 from launch.machine import shortage
 from launch.machine.shortage import Shortage
 from launch.plan.limits import refuse_small_limits
+from launch.study.identity import Sweep
+from launch.study.study import StudyFolder
 from launch.supervision.gpu_samples import Sampler
+from launch.tracking.projector import Projector
 from launch.tracking.store import TrackingUnavailable, tracking_errors
 
 ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
@@ -28,7 +36,6 @@ ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
     ("number", "path", "says"),
     [
         (errno.ENOSPC, None, "there is no space left"),
-        (errno.ENOSPC, "/tmp/nowhere/a/b", "there is no space left on the file system of /tmp"),
         (errno.EROFS, "/x", "its file system is read-only"),
         (errno.EFBIG, None, "a file may not be larger than"),
         (errno.EMFILE, None, "files open here (ulimit -n)"),
@@ -85,6 +92,17 @@ def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
 def test_what_sqlite_says_is_told_plainly(sqlite_says, told):
     with pytest.raises(TrackingUnavailable, match=told), tracking_errors("sqlite:////x/mlflow.db"):
         raise sqlite3.OperationalError(sqlite_says)
+
+
+def test_an_error_of_the_studys_files_costs_only_mlflow(tmp_path):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    out = io.StringIO()
+    projector = Projector(Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out))
+    projector._tracker = SimpleNamespace(log=refuse)
+    projector.log(make_record())
+    assert "files open here (ulimit -n); the sweep goes on without it" in out.getvalue().replace("\n", " ")
 
 
 def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeypatch):

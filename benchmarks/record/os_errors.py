@@ -13,8 +13,7 @@ def because(error: OSError) -> str:
     if isinstance(error, NotOurs):
         return f"{error.filename} {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" on the file system of {_existing(error.filename)}" if error.filename else ""
-        return f"there is no space left{where}" + (" for this user (a quota)" if error.errno == errno.EDQUOT else "")
+        return "there is no space left" + (" for this user (a quota)" if error.errno == errno.EDQUOT else "")
     if error.errno == errno.EROFS:
         return "its file system is read-only"
     if error.errno == errno.EFBIG:
@@ -30,11 +29,6 @@ def because(error: OSError) -> str:
     if error.errno == errno.EIO:
         return "its disk answers with an input/output error"
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-
-
-def _existing(path: str) -> Path:
-    """Return the nearest folder of a path that exists."""
-    return next((folder for folder in Path(os.fsdecode(path)).absolute().parents if folder.exists()), Path("/"))
 
 
 def _missing(path: str) -> Path:

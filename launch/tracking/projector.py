@@ -9,6 +9,7 @@ from rich.console import Console
 from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Record
+from benchmarks.record.os_errors import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import Sweep
@@ -108,6 +109,9 @@ class Projector:
         except TrackingUnavailable as error:
             self._failed = True
             self._tell(f"{error}; the sweep goes on without MLflow")
+        except OSError as error:  # of the study's own files
+            self._failed = True
+            self._tell(f"runs cannot be written to MLflow: {because(error)}; the sweep goes on without it")
 
     def _tell(self, sentence: str) -> None:
         """Print a note, once: what is tried again in the end may fail again."""

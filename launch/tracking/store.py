@@ -149,7 +149,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"needs a package that is not installed: {text}"
     if cause := re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text):  # requests' way to say why
-        return f"does not answer: {cause[1]}"
+        return f"does not answer: {cause[1].split(chr(39))[-1]}"  # of one inside another the inner one
     return f"cannot be used: {type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
 
 
