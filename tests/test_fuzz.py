@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fuzz_mutations
 import pytest
-from fuzz import GOOD, OUTCOMES, damaged
+from fuzz_case import GOOD, OUTCOMES, damaged
 from fuzz_readers import BY_NAME, READERS, others
 
 ROOT = Path(__file__).parent.parent
@@ -84,11 +84,13 @@ def test_every_outcome_is_found(tmp_path, outcome):
     program = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-import fuzz, fuzz_mutations
-from fuzz_readers import BY_NAME, Reader, Seed, Wrong
+import fuzz, fuzz_case, fuzz_mutations
+from fuzz_calls import Wrong
+from fuzz_readers import BY_NAME, Reader
+from fuzz_seeds import Seed
 def read(seed, folder, number):
     {FAULTS[outcome]}
-fuzz.CASE_SECONDS = 0.2
+fuzz_case.CASE_SECONDS = 0.2
 BY_NAME["faulty"] = Reader("faulty", lambda: [Seed(b"a" * 100)], read, (fuzz_mutations.cut,), removing=(fuzz_mutations.cut,))
 import json
 print(json.dumps(fuzz.campaign([BY_NAME["faulty"]], 4, 1, 60, 1)["faulty"]))

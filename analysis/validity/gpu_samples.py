@@ -24,6 +24,10 @@ PERIOD_SECONDS = 0.6
 FEWEST_OF_A_MEAN = 3  # samples of a phase: the clock of one may still be on its way from the phase before
 LEAST_CPU_SECONDS = 1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
 
+OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
+OF_GPU = {"busy_percent", "memory_bytes", "own_bytes", "power_w", "reasons", "sm_mhz", "temperature_c"}
+MOST = 2**63  # of bytes or anything else that a sample counts
+
 Sample = dict[str, Any]
 
 
@@ -48,12 +52,34 @@ class Phase:
 
 
 def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return (metrics of the timed window, facts for the validity checks) from the samples of a cell; empty without samples."""
+    """Return (metrics of the timed window, facts for the validity checks) from the samples of a cell; empty without samples.
+
+    A line that the sampler did not write so is passed over.
+    """
     phases = _phases(folder)
-    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if "gpus" in line], phases)
-    if cpu := _cpu(list(read_lines(folder.cpu_samples)), phases):
+    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if _is_of_gpus(line)], phases)
+    if cpu := _cpu([line for line in read_lines(folder.cpu_samples) if _has_numbers(line, OF_CPU)], phases):
         facts["cpu_samples"] = cpu
     return metrics, facts
+
+
+def _is_of_gpus(line: Sample) -> bool:
+    """Tell whether a line is a sample of the GPUs, each value of its kind. What a driver does not say is absent."""
+    gpus = line.get("gpus")
+    return isinstance(gpus, list) and all(
+        isinstance(gpu, dict)
+        and _has_numbers(gpu, OF_GPU & gpu.keys())
+        and isinstance(gpu.get("foreign_pids", []), list)
+        for gpu in gpus
+    )
+
+
+def _has_numbers(sample: Sample, names: Iterable[str]) -> bool:
+    """Tell whether a sample has a number of each of these names; bits and counts are whole."""
+    kinds = {"reasons": int, "cores": int}
+    return all(
+        isinstance(sample.get(name), kinds.get(name, (int, float))) and abs(sample[name]) < MOST for name in names
+    )
 
 
 def _gpus(lines: Sequence[Sample], phases: Sequence[Phase]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -168,7 +194,7 @@ def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
         for name, same in _measured(phases).items()
     }
     seconds = {name: math.fsum(one.closed - one.opened for one, _ in parts) for name, parts in known.items()}
-    cores = lines[0]["cores"]
+    cores = max(1, lines[0]["cores"])
     shares = {
         name: max(0.0, math.fsum(used for _, used in known[name]) / (cores * duration))
         for name, duration in seconds.items()

@@ -42,7 +42,12 @@ def same(one: Any, other: Any) -> bool:
     if (isinstance(one, float) and isinstance(other, int | float)) or (
         isinstance(other, float) and isinstance(one, int)
     ):
-        return one == other or (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=TOLERANCE)
+        try:
+            return (
+                one == other or (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=TOLERANCE)
+            )
+        except OverflowError:  # a whole number beyond every double
+            return False
     return bool(one == other)
 
 

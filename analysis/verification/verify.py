@@ -19,6 +19,8 @@ from benchmarks.record.raw_files import ABSENT as NOT_THERE
 from benchmarks.record.raw_files import changed
 
 RECORD = "record.json"
+# What raw files that hold something else than Ringside wrote may raise.
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
 QUOTIENTS = {
     "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
@@ -88,6 +90,9 @@ def verify(study: Path) -> Verification:
             result.omissions.append(Omission(name, str(error), wrong=record.state == "finished"))
         except NotRecomputable as error:
             result.omissions.append(Omission(name, str(error), wrong=False))
+        except DAMAGED as error:
+            said = f"its raw files do not hold what Ringside wrote ({type(error).__name__}: {error})"
+            result.omissions.append(Omission(name, said, wrong=True))
         else:
             _compare(name, record, made, result)
     return result

@@ -37,7 +37,7 @@ def ends(folder: CellFolder) -> dict[int, End]:
     try:
         found = json.loads(folder.failures.read_text())
         return {int(rank): _end(one) for rank, one in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return {}
 
 
@@ -53,7 +53,7 @@ def first_cause(watch: Watch, folder: CellFolder, ended: Mapping[int, End], agen
     `agent_status` is the exit status of the agent, None if it still ran.
     """
     wrote = {rank.number: float(rank.error["time"]) for rank in watch.everyone if rank.error}
-    ended = {number: end for number, end in ended.items() if number < len(watch.everyone)}
+    ended = {number: end for number, end in ended.items() if 0 <= number < len(watch.everyone)}
     first = min([end.time for end in ended.values()], default=math.inf)
     # A rank that wrote why was ending even if the agent had not seen it yet.
     candidates = {number for number, end in ended.items() if end.time <= first}
