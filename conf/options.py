@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -75,7 +75,7 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and abs(value) <= sys.float_info.max  # neither NaN nor infinite, nor a whole number that no double holds
         and (least is None or value >= least)
         and (most is None or value <= most)
         and not (metadata.get("whole") and value != int(value))

@@ -67,6 +67,8 @@ def refuse_too_large(path: Path) -> None:
                 )
     except yaml.YAMLError:
         return
+    except RecursionError:
+        raise Refused(f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study") from None
 
 
 def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]) -> None:

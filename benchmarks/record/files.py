@@ -53,6 +53,8 @@ def _record(content: dict[str, Any]) -> Record:
     for name in ("model", "metrics", "within_run", "series", "checks", "tables"):
         content[name] = restored(content.get(name, {}) if name in ("tables", "within_run") else content[name])
     content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
+    if "verdict" not in content["validity"]:  # it must not become valid by default
+        raise KeyError("validity.verdict")
     content["validity"] = Validity(**content["validity"])
     content["cell"] = Cell.from_dict(content["cell"])
     record = Record(**content)
