@@ -14,9 +14,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -25,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from benchmarks.rank import lifetime, rendezvous, worker
 from benchmarks.rank.ends import Ends
-from benchmarks.record import CellFolder, Kind, clock, read_lines, write_json
+from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER, UMASK
@@ -91,27 +92,27 @@ class WatchfulAgent(LocalElasticAgent):
         """
         if not self._ends.pids:
             self._ends = Ends({worker.global_rank: worker.id for worker in worker_group.workers})
-        self._note(self._ends.wait(MONITOR_SECONDS))
+        if failed := self._failed(self._ends.wait(MONITOR_SECONDS)):
+            now, failed = time.time(), failed + self._failed(self._ends.rest())
+            self._end({rank: self._ends.statuses[rank] for rank in failed}, now)
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():  # a rank ended between the two looks
+        if result.is_failed():  # a rank ended between the two looks, and torch has ended the others by SIGTERM
             statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            ended_by_torch = [rank for rank, status in statuses.items() if status == -signal.SIGTERM]
-            self._ends.statuses |= statuses
-            self._note([rank for rank in statuses if rank not in ended_by_torch] or ended_by_torch)
+            first = {rank: status for rank, status in statuses.items() if status != -signal.SIGTERM}
+            self._end(first or statuses, time.time())
         return result
 
-    def _note(self, ended: Iterable[int]) -> None:
-        now, statuses = clock.now(), self._ends.statuses
-        failures = {
-            str(rank): {"status": statuses[rank], "time": now}
-            for rank in ended
-            if statuses[rank] != 0 or not self._is_done(rank)
-        }
-        if failures:
-            print(f"ranks that ended: {failures}", file=sys.stderr, flush=True)
-            with contextlib.suppress(OSError):  # a full disk: the log may have it
-                write_json(self._folder.failures, failures)
-            raise RankEnded
+    def _end(self, statuses: Mapping[int, int | None], now: float) -> NoReturn:
+        """Write down how ranks ended at one time, seconds since 1970. Raises RankEnded."""
+        print(f"ranks that ended: {statuses}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk: the log may have it
+            failures = {str(rank): {"status": status, "time": now} for rank, status in statuses.items()}
+            write_json(self._folder.failures, failures)
+        raise RankEnded
+
+    def _failed(self, ended: Sequence[int]) -> list[int]:
+        """Return the ranks of these that should not have ended."""
+        return [rank for rank in ended if self._ends.statuses[rank] != 0 or not self._is_done(rank)]
 
     def _is_done(self, rank: int) -> bool:
         return any(line["kind"] == Kind.DONE for line in read_lines(self._folder.rank_lines(rank)))

@@ -30,23 +30,25 @@ class Ends:
             self._poll.register(self._running[rank], select.POLLIN)
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the ranks that ended by themselves since the last call, by number; wait up to some seconds for one.
-
-        Those that are just ending belong to them: their sockets may be closed already, and a peer may have ended of that.
-        """
+        """Return the ranks that ended since the last call; wait up to some seconds for one."""
         if self._running:
             self._poll.poll(1000 * seconds)
         else:
             time.sleep(seconds)
+        return self._look()
+
+    def rest(self) -> list[int]:
+        """Return the ranks that had begun to end by themselves, now that they have; after LEAVING_SECONDS with status None.
+
+        To be asked when a rank has ended: a peer may have ended earlier, and its process not be gone yet.
+        """
         found = self._look()
         deadline = time.monotonic() + LEAVING_SECONDS
-        while found and (leaving := self._leaving()) and time.monotonic() < deadline:
+        while (leaving := self._leaving()) and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
             found += self._look()
-        if found and leaving:
-            self.statuses |= dict.fromkeys(leaving)
-            found += leaving
-        return sorted(found)
+        self.statuses |= dict.fromkeys(leaving)
+        return found + leaving
 
     def _look(self) -> list[int]:
         """Return the ranks that have ended since the last look. Their processes stay for torch to be reaped."""
