@@ -104,7 +104,7 @@ class PlantedSweep:
     def start(self, *overrides, caps=None):
         """Start a launcher, with cells of other `bucket_cap_mb` than the sweep's if `caps` are given."""
         asked = [of_caps(caps) if caps and one == of_caps(self.caps) else one for one in self.overrides]
-        self._orphans, self._left = None, self.everything_left() if self.processes else set()
+        self._orphans, self._left = None, self.all_left() if self.processes else set()
         with self._said.open("ab") as said:
             self._told = said.tell()
             process = subprocess.Popen(
@@ -186,10 +186,10 @@ class PlantedSweep:
 
     def left_files(self):
         """What the last launcher left in TMPDIR and in shared memory, and its temporaries in the output folder."""
-        return sorted(self.everything_left() - self._left)
+        return sorted(self.all_left() - self._left)
 
-    def everything_left(self):
-        """What all launchers left there."""
+    def all_left(self):
+        """What all launchers left there, by name."""
         marks = {token[:16] for token in self.tokens()}
         shared = {str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)}
         scratch = {f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)}

@@ -74,7 +74,7 @@ class Killed:
             wrong += measured_once(sweep, CELLS) + in_the_store(sweep.study_dir) + left_by(sweep)
             kills = [outcome("random SIGKILL", phase, sweep, [], orphans) for phase, orphans in hits[:-1]]
             last = hits[-1] if hits else ("undisturbed", 0)
-            return [*kills, outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.left_files())]
+            return [*kills, outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.all_left())]
 
     def _kill(self, launcher, life_s):
         """Kill a launcher at a time that is drawn over its life; return whether it was still there."""
@@ -125,7 +125,7 @@ def many(folder, draw, template, studies, launchers, cells):
             wrong += measured_once(sweep, cells) + in_the_store(sweep.study_dir, synced=False)
         wrong += left_by(sweep)
         kind = f"{launchers} launchers on one study" if studies == 1 else f"{studies} launchers on one store"
-        return outcome(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.left_files())
+        return outcome(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.all_left())
 
 
 # --- what must hold afterwards -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def content(database):
 
 def left_by(sweep):
     """Sentences about processes and files that are left."""
-    left = [f"left: {', '.join(sweep.left_files())}"] if sweep.left_files() else []
+    left = [f"left: {', '.join(sorted(sweep.all_left()))}"] if sweep.all_left() else []
     return left + ([f"processes {sweep.orphans()}"] if sweep.orphans() else [])
 
 
