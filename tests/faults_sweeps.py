@@ -33,7 +33,7 @@ def sweep_of(folder, faults, *overrides):
     """Return the outcomes of faults that one sweep has, each in a cell of its own, with a healthy cell at either end."""
     keyed = {FIRST_CAP + number: fault for number, fault in enumerate(faults)}
     with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
-        sweep.run(timeout_s=60 * len(faults) + 120)
+        sweep.run(timeout_s=90 * len(faults) + 300)
         return [examine(fault, sweep, cap) for cap, fault in keyed.items()]
 
 

@@ -47,18 +47,21 @@ def main(folder: Path, started: str = "exec") -> int:
     asked.answer()
     from benchmarks.rank.reporter import Reporter  # after the redirection
 
-    reporter = Reporter(cell_folder, rank)
+    reporter = None
     try:
+        reporter = Reporter(cell_folder, rank)
         _measure(cell_folder, rank, started, reporter)
+        reporter.line(Kind.DONE)
     except BaseException as error:
         try:
             traceback.print_exc()
             sys.stderr.flush()
-            reporter.line(Kind.ERROR, type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
+            if reporter is not None:
+                reporter.line(Kind.ERROR, type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
         finally:
-            # Not the ordinary exit: the destructors of a broken process group can wait for ever.
+            # Not the ordinary exit: the destructors of a broken process group can wait for ever, and for an exception that
+            # leaves this function torch keeps a file in TMPDIR.
             os._exit(1)
-    reporter.line(Kind.DONE)
     return 0
 
 
