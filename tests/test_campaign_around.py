@@ -92,6 +92,7 @@ def run(case, place):
     again = place.wait(place.start(), LONGEST_S)
     left += [f"{path} in the end" for path in place.left_files()]
     lost = acknowledged - place.lines()
+    # A cell whose pass under a profiler was cut short is measured again, with its pass; the first record stays.
     every = Counter(one.cell_key for one in place.records() if one.state == "finished")
     kept = {one.record_id for one in records} <= {one.record_id for one in place.records()}
     says = next((line for line in said.splitlines() if case.says and re.search(case.says, line, re.I)), "")
@@ -107,7 +108,8 @@ def run(case, place):
         f"{len(lost)} lines were lost": not lost,
         "a record was lost": kept,
         f"again: status {again}: {place.said}": again == 0,
-        f"cells were finished {[*every.values()]} times": [*every.values()] == [1, 1],
+        f"cells were finished {[*every.values()]} times": sorted(every.values())
+        in ([1, 1], [1, 1 + (case.phase == "profile")]),
         "a cell ended before it began": all(one.ended_at >= one.started_at for one in place.records()),
     }
     wrong = [what for what, right in checks.items() if not right]
