@@ -424,7 +424,7 @@ CASES = (
     Case(disk_full, "profile", NO_SPACE, options=TORCH, value=0, finished=1),
     *(Case(file_size, "start", "ulimit -f", (2,), value=kib) for kib in (16, 64)),
     Case(file_size, "timed", "may not be larger", value=1, finished=1),
-    Case(file_size, "projection", "may not be larger", options=MLFLOW, value=64, finished=1),
+    Case(file_size, "projection", "may not be larger|input/output error", (0,), MLFLOW, 64, 2),
     Case(file_size, "report", "may not be larger", (0,), REPORT, value=4, finished=2),
     Case(disk_fails, "start", READ_ONLY, (2,)),
     *(Case(disk_fails, phase, f"{READ_ONLY}|input/output error") for phase in ("build", "timed", "exit")),
