@@ -20,7 +20,8 @@ from launch.tracking.sync import sync
 BRIEF = [*SHORT, "benchmark.exchange_iterations=0", "benchmark.exposed_rounds=0", "tracking.enabled=true"]
 CELLS = 6  # of a study whose launchers are killed
 BURNER = "while True: pass"
-REACHED = 1.5  # cells that a launcher may measure before it is killed: then a study is good for many kills
+# Cells that a launcher may measure before it is killed, drawn from: a study is then good for many kills, of every part of a life.
+REACHED = (0, 1.5, 1.5)
 READING = threading.Lock()  # MLflow's client has state of the whole process
 
 
@@ -65,7 +66,8 @@ class Killed:
             while True:
                 left = CELLS - len({one.cell_key for one in sweep.records() if one.state == "finished"})
                 launcher = sweep.start()
-                if len(hits) < most and self._kill(launcher, self.overhead_s + min(left, REACHED) * self.cell_s):
+                life_s = self.overhead_s + min(left, self.draw.choice(REACHED)) * self.cell_s
+                if len(hits) < most and self._kill(launcher, life_s):
                     hits.append((where(sweep), len(sweep.orphans())))
                     continue
                 status = sweep.wait(launcher, timeout_s=300)
