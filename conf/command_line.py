@@ -64,7 +64,7 @@ def hydras_options() -> Iterator[None]:
     def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         raise Refused(f"{message}; options are -m, --help, --cfg job and those of --hydra-help")
 
-    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
+    argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:

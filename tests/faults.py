@@ -81,7 +81,8 @@ class PlantedSweep:
             shutil.copy(path, self.plant)
         self.replant(faults)
         self.overrides = [f"output_dir={self.output_dir}", of_caps(self.caps), *overrides]
-        paths = {"PYTHONPATH": f"{self.plant}:{ROOT}", "TMPDIR": str(self.scratch)}
+        imports = [str(self.plant), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = {"PYTHONPATH": os.pathsep.join(imports), "TMPDIR": str(self.scratch)}
         self.environment = {**os.environ, **NO_MULTICAST, **paths, **dict(environment)}
         self.processes, self._said, self._told = [], folder / "said.txt", 0
         self._orphans, self._left = None, set()

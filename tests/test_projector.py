@@ -1,17 +1,17 @@
 """What a sweep does while another launcher holds the store, and what it says of a store that fails."""
 
+import contextlib
 import dataclasses
 import io
 import threading
 
 import pytest
-from filelock import FileLock
 from records import make_record
 from rich.console import Console
 from tracked import runs
 
 from benchmarks import record as records
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, own_files
 from conf.schema import Tracking
 from launch.study.identity import ProcessIdentity, Sweep
 from launch.study.study import StudyFolder
@@ -40,14 +40,16 @@ def sweep(output_dir, monkeypatch):
 @pytest.mark.parametrize("held_from", ["the start", "the second cell"])
 def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output_dir, held_from):
     projector, measured, console = sweep
-    lock = FileLock(output_dir / ".mlflow.db.lock", thread_local=False)
+    holder = contextlib.ExitStack()
+    lock = own_files.locked(output_dir / ".mlflow.db.lock")
     if held_from == "the start":
-        lock.acquire()
+        assert holder.enter_context(lock)
     projector.open()
     projector.log(measured[0])
-    lock.acquire()
+    if held_from != "the start":
+        assert holder.enter_context(lock)
     projector.log(measured[1])
-    threading.Timer(1.0, lock.release, kwargs={"force": True}).start()
+    threading.Timer(1.0, holder.close).start()
     projector.close(measured, [], measured, stopping=lambda: False, report=None)
     found = runs(projector._tracker)
     assert {"cell 1", "cell 2"} < found.keys() and len(found) == 3
@@ -58,7 +60,7 @@ def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output
 
 def test_a_user_who_stops_does_not_wait_for_the_holder(sweep, output_dir):
     projector, measured, _ = sweep
-    with FileLock(output_dir / ".mlflow.db.lock"):
+    with own_files.locked(output_dir / ".mlflow.db.lock"):
         projector.open()
         projector.close(measured, [], measured, stopping=lambda: True, report=None)
     assert "python -m launch sync" in projector.where()[0]
@@ -67,7 +69,7 @@ def test_a_user_who_stops_does_not_wait_for_the_holder(sweep, output_dir):
 def test_waiting_for_a_holder_ends(sweep, output_dir, monkeypatch):
     one, measured, _ = sweep
     monkeypatch.setattr(projector, "LAST_WAIT_S", 0.1)
-    with FileLock(output_dir / ".mlflow.db.lock"):
+    with own_files.locked(output_dir / ".mlflow.db.lock"):
         one.open()
         one.close(measured, [], measured, stopping=lambda: False, report=None)
     assert "python -m launch sync" in one.where()[0]

@@ -115,8 +115,8 @@ def _read_ranges(export: Export) -> list[_Range]:
             and isinstance(last, int)
             and start <= last < LATEST
         ):
-            process, thread = (tid >> 24, tid & 0xFFFFFF) if isinstance(tid, int) else (_NO_PROCESS, 0)
-            found.append(_Range(start, last, process, thread, name))
+            process, number_of_thread = (tid >> 24, tid & 0xFFFFFF) if isinstance(tid, int) else (_NO_PROCESS, 0)
+            found.append(_Range(start, last, process, number_of_thread, name))
     return found
 
 
