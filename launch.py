@@ -1,6 +1,7 @@
 """Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it, hands it to `launch`."""
 
 import os
+import signal
 import sys
 from typing import cast
 
@@ -61,6 +62,7 @@ def main() -> int:
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not change the exit status
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
         return 130
     print(told(f"launch.py: {sentence}"), file=sys.stderr)

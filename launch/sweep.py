@@ -58,8 +58,11 @@ class Stopping:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if (
+                not self._asked
+            ):  # after that a second Ctrl-C, while this process leaves, must not change its exit status
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
         if not self._asked:
