@@ -67,6 +67,9 @@ class FakeJob:
     def process_state(self, pid):
         return self.states.get(pid - 100, "sleeping")
 
+    def agent_state(self):
+        return self.states.get("agent", "sleeping")
+
     def ask_for_stacks(self, pids):
         self.asked.append(pids)
         for number, text in self.stacks.items():

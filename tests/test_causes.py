@@ -292,6 +292,10 @@ HUNG = {
             job, ["all_reduce", "broadcast", "all_reduce"], ["all_reduce", "all_reduce", "all_reduce"], foreign=(0,))],
         (0, "its collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"),
     ),
+    "all wait for the agent": (
+        [begins, becomes("stopped", "agent"), stands(rank0=[BACKWARD], rank1=[BACKWARD])],
+        (None, "the agent, which starts the ranks and serves their store, is stopped; each rank waits"),
+    ),
     "all wait for the same": (
         [begins, stands(rank0=[BACKWARD], rank1=[BACKWARD])],
         (None, "no rank is behind the others; each gave no sign for 12 s in phase 'timed': each of rank 0, rank 1 waits in"),

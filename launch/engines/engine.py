@@ -28,6 +28,9 @@ class Job(Protocol):
     def process_state(self, pid: int) -> str:
         """Return what a process does: 'running', 'stopped', 'zombie', …; 'gone' if there is none."""
 
+    def agent_state(self) -> str:
+        """Return what the agent does, in the same words."""
+
     def ask_for_stacks(self, pids: Sequence[int]) -> None:
         """Have ranks write to their logs where each of their threads stands."""
 
@@ -82,6 +85,10 @@ class LocalJob:
     def process_state(self, pid: int) -> str:
         """Return what the kernel says that a process does; 'gone' if there is none."""
         return processes.state(pid)
+
+    def agent_state(self) -> str:
+        """Return what the kernel says that the agent does, or the profiler that started it."""
+        return processes.state(self._agent.pid)
 
     def ask_for_stacks(self, pids: Sequence[int]) -> None:
         """Have ranks write to their logs where each of their threads stands."""

@@ -104,6 +104,10 @@ def _vanished(watch: Watch, job: Job) -> list[Rank]:
 
 def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
+    if (does := job.agent_state()) in STUCK:
+        return Failure(
+            "hang", None, f"the agent, which starts the ranks and serves their store, is {does}; each rank waits"
+        )
     asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and job.process_state(rank.pid) not in STUCK}
     sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
     job.ask_for_stacks([rank.pid for rank in watch.everyone if rank.pid])
