@@ -103,10 +103,12 @@ def search_also(folders: Iterable[Path]) -> None:
         Refused: a file is too large to be read.
     """
     _folders[1:] = folders
-    for path in (
-        path for folder in _folders[1:] for pattern in ("*.yaml", "*/*.yaml") for path in folder.glob(pattern)
-    ):
-        refuse_too_large(path)
+    try:
+        for folder in _folders[1:]:
+            for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
+                refuse_too_large(path)
+    except OSError as error:
+        raise Refused(f"--config-dir: {error.filename}: cannot be read ({error.strerror})") from None
 
 
 def choices(group: str) -> list[str]:

@@ -70,8 +70,8 @@ def draw(random: Random) -> Request:
     """The next request: a third of them with a study YAML."""
     if random.random() < 0.35:
         return _study(random)
-    arguments = [_argument(random) for _ in range(random.choice((1, 1, 1, 2, 2, 3, 5)))]
-    if random.random() < 0.3:
+    arguments = [_argument(random) for _ in range(random.choice((1, 1, 1, 1, 1, 2, 3)))]
+    if random.random() < 0.2:
         arguments.insert(random.randrange(len(arguments) + 1), random.choice(FLAGS))
     return Request(tuple(arguments))
 
@@ -86,6 +86,8 @@ def _value(random):
 def _argument(random):
     if random.random() < 0.06:
         return random.choice((_value(random), random.choice(FLAGS)))
+    if random.random() < 0.6:  # only the value is odd: it comes further
+        return f"{random.choice(OPTIONS)}={random.choice(WORDS)}"
     sign = random.choice(("", "", "", "", "+", "++", "~", "+~"))
     package = random.choice(("", "", "", "", "", "@model", "@_global_", "@:x", "@a:b"))
     return f"{sign}{random.choice(OPTIONS)}{package}{random.choice(('=', '=', '=', '=', '', '==', ' = ', ':'))}{_value(random)}"
