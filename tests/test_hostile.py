@@ -98,12 +98,12 @@ def complaints(request, launch, world):
         path.write_bytes(content)
     os.chdir(world)
     before, scratch = _state(world), world.parent / "scratch"
-    memory, hard = resource.getrlimit(resource.RLIMIT_AS)
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    memory, hard = resource.getrlimit(resource.RLIMIT_DATA)  # a low RLIMIT_AS is refused by itself
+    held = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) << 10
     watched.clear()
     handler = signal.signal(signal.SIGPROF, _too_long)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, hard))
     is_watching = True
     try:
         code, out, err = launch("dry_run=true", *request.arguments)
@@ -113,7 +113,7 @@ def complaints(request, launch, world):
         return [f"{type(error).__name__}: {error}"[:500]]
     finally:
         is_watching = False
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, handler)
         after = _state(world)
