@@ -26,13 +26,18 @@ LARGEST_BYTES = 1 << 20
 MOST_VALUES = 10_000  # with every alias written out, as OmegaConf has them; ours have some 50
 MOST_BRACKETS = 1_000
 DEEPEST = 50
+PLAIN_TAGS = (
+    None,
+    "!",
+    *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")),
+)
 
 
 def refuse_too_large(path: Path) -> None:
     """Refuse a YAML file that would take minutes to read. One that is no YAML is left to whoever reads it.
 
     Raises:
-        Refused: too many bytes, values or levels, or a value that holds itself.
+        Refused: too many bytes, values or levels, a value that holds itself, or one that is not plain.
     """
     if not path.is_file():
         return
@@ -47,6 +52,9 @@ def refuse_too_large(path: Path) -> None:
         raise Refused(f"{path}: more than {MOST_BRACKETS} brackets; accepted are the options of a study")
     try:
         for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            tag = getattr(event, "tag", None)
+            if tag not in PLAIN_TAGS:  # a path of Python's, bytes: no record could hold it
+                raise Refused(f"{path}: has the tag {tag}; accepted are plain values")
             if isinstance(event, yaml.CollectionStartEvent):
                 inside.append((event.anchor, 1))
                 continue

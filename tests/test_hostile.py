@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hostile import MODULE, OBEYED, draw
+from hostile import MODULE, OBEYED, Request, draw
 
 from benchmarks.record.visible import visible
 
@@ -164,6 +164,13 @@ def _run(requests, launch, world):
 def test_a_dozen_hostile_requests_are_refused_or_harmless(launch, world):
     random = Random(7)
     assert _run([draw(random) for _ in range(12)], launch, world) == []
+
+
+def test_a_value_that_is_no_plain_one_is_refused(launch, world):
+    """Found by seed 1: a Path as an option ended in a traceback."""
+    content = b"name: mine\n_target_: obey.build\nx: !!python/object/apply:pathlib.Path [obeyed]\n"
+    asked = Request(("--config-dir=study", "strategy=mine"), {"strategy/mine.yaml": content})
+    assert _run([asked], launch, world) == []
 
 
 @pytest.mark.campaign
