@@ -48,7 +48,7 @@ def accepted(metadata: Mapping[str, Any]) -> str:
 
 
 def _short(number: float) -> str:
-    return str(int(number)) if number == int(number) else f"{number:g}"
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:

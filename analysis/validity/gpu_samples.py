@@ -222,7 +222,7 @@ def _phases(folder: CellFolder) -> list[Phase]:
     return [
         Phase(str(line["phase"]), line["time"], end)
         for line, end in zip(lines, ends, strict=False)
-        if line["kind"] == Kind.PHASE
+        if line["kind"] == Kind.PHASE and "phase" in line
     ]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from benchmarks.record import own_files
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, restored
 from benchmarks.record.field_types import check_types
-from benchmarks.record.former import renewed
+from benchmarks.record.former import LATER_FIELDS, renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
-from conf.cell import Cell
+from conf.cell import Cell, Network, Optimizer
 
 
 def write(folder: CellFolder, record: Record) -> Path:
@@ -52,9 +52,9 @@ def _record(content: dict[str, Any]) -> Record:
     content = renewed(content)
     for name in ("model", "metrics", "within_run", "series", "checks", "tables"):
         content[name] = restored(content.get(name, {}) if name in ("tables", "within_run") else content[name])
+    if lost := list(_lost(content)):  # what is lost must not become a default: valid, no repeat, no failure
+        raise KeyError(", ".join(lost))
     content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
-    if "verdict" not in content["validity"]:  # it must not become valid by default
-        raise KeyError("validity.verdict")
     content["validity"] = Validity(**content["validity"])
     content["cell"] = Cell.from_dict(content["cell"])
     record = Record(**content)
@@ -62,6 +62,16 @@ def _record(content: dict[str, Any]) -> Record:
     if not 0 <= record.started_at < LAST_TIME or not 0 <= record.ended_at < LAST_TIME:
         raise ValueError("started_at and ended_at are no times")
     return record
+
+
+def _lost(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields that a record of its schema has and this one does not."""
+    later = LATER_FIELDS if content["schema_version"] < SCHEMA_VERSION else ()
+    cell, failure = content["cell"], content["failure"]
+    parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
+    parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
+    for kind, part in [*parts, (Failure, failure)] if isinstance(failure, Mapping) else parts:
+        yield from (field.name for field in dataclasses.fields(kind) if field.name not in (*part, *later))
 
 
 def read_study(
