@@ -116,6 +116,7 @@ def campaign(readers, cases, workers, seconds, seed):
     found = {
         reader.name: {"cases": 0, **dict.fromkeys(OUTCOMES, 0), "seconds": 0.0, "failing": []} for reader in readers
     }
+    scratch = tempfile.tempdir = tempfile.mkdtemp(prefix="fuzz-of-")  # what a killed worker leaves goes with it
     waiting, until = chunks_of(readers, cases), time.monotonic() + seconds
     crew = [Worker(seed) for _ in range(min(workers, len(waiting)))]
     try:
@@ -136,6 +137,8 @@ def campaign(readers, cases, workers, seconds, seed):
     finally:
         for worker in crew:
             worker.end()
+        tempfile.tempdir = None
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _take(worker, found):
@@ -186,10 +189,7 @@ def main(arguments=None):
     if asked.case is not None:
         return _one(readers[0], asked.seed, asked.case)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fuzz-of-") as scratch:
-        tempfile.tempdir = scratch  # what a killed worker leaves goes with it
-        found = campaign(readers, asked.cases, asked.workers, asked.seconds, asked.seed)
-        tempfile.tempdir = None
+    found = campaign(readers, asked.cases, asked.workers, asked.seconds, asked.seed)
     for name, own in found.items():
         each = 1e3 * own["seconds"] / max(1, own["cases"])
         bad = ", ".join(f"{own[one]} {one}" for one in OUTCOMES[2:] if own[one]) or "none failed"
