@@ -27,6 +27,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a thread for each core takes more addresses than a case may have
 sys.path[:0] = [one for one in (str(Path(__file__).parents[1]), str(Path(__file__).parent)) if one not in sys.path]
 
 from fuzz_calls import Refusal  # noqa: E402

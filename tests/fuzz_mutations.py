@@ -284,7 +284,7 @@ def sql(random, data, folder):
         connection.execute("PRAGMA journal_mode=OFF")
         for _ in range(random.choice((1, 1, 2, 4))):
             _statement(random, connection)
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # the second: Python cannot decode SQLite's own words
         pass  # damaged before
     finally:
         connection.close()

@@ -50,7 +50,7 @@ def with_facts(record):
 
 
 PAIR = with_facts(
-    next(r for r in REAL if r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks)
+    next(r for r in REAL if r.cell.trains and r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks)
 )
 
 
@@ -62,7 +62,7 @@ def changed(change, record=PAIR):
 
 
 def test_real_records_of_clean_cells_have_no_code_of_a_check():
-    finished = [record for record in REAL if record.state == "finished"]
+    finished = [record for record in REAL if record.state == "finished" and record.cell.trains]
     assert len(finished) >= 15
     for record in finished:
         found = judge(dataclasses.replace(record, effective={}), LIMITS)
@@ -81,7 +81,8 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
         beside |= (wires if apart else set()) | ({"efficiency_above_one"} if no_baseline else set())
         assert set(found.not_applicable) == beside
         late = {"faster_than_reference"} if exchanged and not compared else set()
-        assert set(found.unchecked) == set(NEW_FACTS) - beside | late
+        older = "batches_differ" not in record.checks  # than the facts that ranks find today
+        assert set(found.unchecked) == (set(NEW_FACTS) - beside if older else set()) | late
 
 
 # Checks of facts that the records of older versions lack.
