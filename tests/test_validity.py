@@ -50,7 +50,11 @@ def with_facts(record):
 
 
 PAIR = with_facts(
-    next(r for r in REAL if r.cell.trains and r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks)
+    next(
+        r
+        for r in REAL
+        if r.cell.trains and r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks
+    )
 )
 
 
