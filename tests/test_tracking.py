@@ -253,7 +253,7 @@ def test_the_summary_is_one_row_for_each_record():
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
-    assert escaped("\x1b]0;\r\n\\|[x](y)*") == " \\]0;  \\\\\\|\\[x\\](y)\\*"
+    assert escaped("\x1b]0;\r\n\\|[x](y)*") == "\\\\x1b\\]0;  \\\\\\|\\[x\\](y)\\*"
     assert len(cut_to("line\n" * 5000, 8000)) <= 8000
 
 
