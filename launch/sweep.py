@@ -128,14 +128,11 @@ class SweepRun:
         """Measure every cell that is not done, then write the report and close the sweep; return the exit status.
 
         Raises:
-            Refused: the study's folder cannot be written; nothing was started.
+            OSError: the study's folder cannot be written; nothing was started.
         """
         order = [one.cell.folder for one in self.cells]
-        try:
-            self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
-            self._close_left()
-        except OSError as error:
-            raise Refused(f"output_dir={self.config.output_dir}: cannot be written ({error.strerror})") from None
+        self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
+        self._close_left()
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
@@ -195,9 +192,13 @@ class SweepRun:
             screen.settle(number, "failed", None)
             self._note(f"{self.cells[number].cell.name} was not measured: {error}")
         except OSError as error:
-            self._writable = False
             screen.settle(number, "failed", None)
-            self._note(f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}")
+            self._end_here(error)
+
+    def _end_here(self, error: OSError) -> None:
+        """Start no further cell: the study's folder can no longer be written."""
+        self._writable = False
+        self._note(f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}")
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
@@ -228,7 +229,10 @@ class SweepRun:
                 self._note(f"waiting for {self.cells[number].cell.name}: {self._who_holds(number)} (Ctrl-C leaves)")
             while self.held and self._writable and not self.stopping():
                 time.sleep(HELD_POLL_S)
-                known += self._close_left()
+                try:
+                    known += self._close_left()
+                except OSError as error:
+                    self._end_here(error)
                 looked_at, self.held = self.held, []
                 for number in looked_at:
                     if self._writable and not self.stopping():
