@@ -57,7 +57,8 @@ def sleep(pid):
 
 
 def hold_the_gil(pid):
-    ctypes.PyDLL(None).sleep(3600)  # unlike CDLL, a call of PyDLL keeps Python's lock
+    while True:  # a signal ends one sleep
+        ctypes.PyDLL(None).sleep(3600)  # unlike CDLL, a call of PyDLL keeps Python's lock
 
 
 def another_collective(pid):

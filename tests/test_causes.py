@@ -292,6 +292,10 @@ HUNG = {
             job, ["all_reduce", "broadcast", "all_reduce"], ["all_reduce", "all_reduce", "all_reduce"], foreign=(0,))],
         (0, "its collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"),
     ),
+    "does not end though it is done": (
+        [begins, is_done, becomes("gone", 0), stands(rank1=["SLEEP"])],
+        (1, f"in phase 'exit' after 5 iterations: {ASLEEP}"),
+    ),
     "all wait for the agent": (
         [begins, becomes("stopped", "agent"), stands(rank0=[BACKWARD], rank1=[BACKWARD])],
         (None, "the agent, which starts the ranks and serves their store, is stopped; each rank waits"),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.record import Failure
+from launch.supervision.deadlines import ENDED
 from launch.supervision.progress import Rank, Watch
 from launch.supervision.stacks import Place, Standing
 
@@ -16,11 +17,12 @@ def hang(watch: Watch, what: str, state: Callable[[int], str], places: Mapping[i
     Args:
         watch: what the ranks have reported.
         what: what the rank did, as the end of a sentence.
-        state: returns what a process does now.
+        state: returns what a process did when the deadline had passed.
         places: where each rank stands, by number, as far as it said so.
     """
-    waiting = [rank for rank in watch.everyone if not rank.done] or watch.everyone
-    states = {rank.number: state(rank.pid) if rank.pid else "not started" for rank in waiting}
+    states = {rank.number: state(rank.pid) if rank.pid else "not started" for rank in watch.everyone}
+    waiting = [rank for rank in watch.everyone if not rank.done]
+    waiting = waiting or [rank for rank in watch.everyone if states[rank.number] not in ENDED] or watch.everyone
     counts = {rank.number: watch.count(rank) for rank in waiting}
     rank, why = _suspect(watch, waiting, states, counts, places)
     each = _together(waiting, states, places)

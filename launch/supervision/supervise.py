@@ -108,7 +108,9 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
         return Failure(
             "hang", None, f"the agent, which starts the ranks and serves their store, is {does}; each rank waits"
         )
-    asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and job.process_state(rank.pid) not in STUCK}
+    # As they are now: what a process is asked may wake it up.
+    states = {rank.pid: job.process_state(rank.pid) for rank in watch.everyone if rank.pid}
+    asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and states[rank.pid] not in STUCK}
     sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
     job.ask_for_stacks([rank.pid for rank in watch.everyone if rank.pid])
 
@@ -121,7 +123,7 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
         before = written()
         clock.sleep(REST_SECONDS)
     places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
-    return hang(watch, found.what, job.process_state, {number: one for number, one in places.items() if one})
+    return hang(watch, found.what, states.__getitem__, {number: one for number, one in places.items() if one})
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
