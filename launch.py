@@ -22,6 +22,8 @@ from launch.machine.versions import version_lines
 from launch.plan.plan import Request
 from launch.sweep import run
 
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
+
 composed: list[tuple[DictConfig, list[str]]] = []
 
 
@@ -62,14 +64,16 @@ def main() -> int:
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not change the exit status
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     print(told(f"launch.py: {sentence}"), file=sys.stderr)
     return 2
 
 
 if __name__ == "__main__":
     status = main()
+    if status == INTERRUPTED:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a second one, while Python ends, must not change the exit status
     close_quietly()
     sys.exit(status)

@@ -61,7 +61,8 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     `{"time": seconds since 1970, "lines": {path in the cell's folder: [line, …]}}`, what the plant wrote if not given.
     """
     struck, orphans = struck or sweep.struck(key), sweep.orphans()
-    record = record or next(iter(sweep.records(key)), None)
+    if fault.phase != "compose":  # where no cell has begun
+        record = record or next(iter(sweep.records(key)), None)
     failure = record.failure if record else None
     # A launcher that was killed ends nothing: its cell is closed by the next one.
     timed = failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher")
