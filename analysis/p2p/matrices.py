@@ -35,6 +35,7 @@ _HEX = r"([0-9a-fA-F]{1,8})"
 _DEVICE = re.compile(
     rf"\s*Device: (\d{{1,4}}), (.+), pciBusID: {_HEX}, pciDeviceID: {_HEX}, pciDomainID: ?{_HEX}\s*", re.ASCII
 )
+_WORKER = re.compile(r"CPU worker \d{1,4}\s*", re.ASCII)
 _ACCESS = re.compile(r"\s*Device=(\d{1,4}) (CAN|CANNOT) Access Peer Device=(\d{1,4})\s*", re.ASCII)
 
 
@@ -107,6 +108,7 @@ class _MatrixReader:
         self._common: tuple[int, ...] | None = None  # the columns of every matrix of this run
         self._last = -1  # the index in `_columns` of the last row
         self._lost: list[int] = []  # numbers of this run's rows that do not fit
+        self._workers = False  # this run is of CPU workers: Ringside's own, in the program's form
 
     def read(self, number: int, line: str) -> None:
         if _BANNER.fullmatch(line):
@@ -115,6 +117,9 @@ class _MatrixReader:
             bus, device, domain = (int(found[index], 16) for index in (3, 4, 5))
             name = {"name": found[2], "bus_id": f"{domain:04x}:{bus:02x}:{device:02x}"}
             self._run(number).devices[int(found[1])] = name
+        elif _WORKER.fullmatch(line):
+            self._run(number)
+            self._workers = True
         elif found := _ACCESS.fullmatch(line):
             self._allow(number, int(found[1]), int(found[3]), found[2] == "CAN")
         elif found := _TITLE.fullmatch(line):
@@ -216,12 +221,12 @@ class _MatrixReader:
         if self._lost:
             count, first = len(self._lost), self._lost[0]
             run.notes.append(f"{count} cut or torn row(s) left out, the first in line {first}")
-        self._lost = []
+        workers, self._lost, self._workers = self._workers, [], False
         for name, columns in run.ids.items():
             present = {row for row, _ in run.entries[name]}
             if absent := [str(row) for row in columns if row not in present]:
                 run.notes.append(f"{name} has no row {', '.join(absent)}")
-        if absent := _not_printed(run):
+        if absent := _not_printed(run, workers):
             run.notes.append(f"the text has no {', '.join(absent)}: it is cut or incomplete")
 
     def nothing(self, text: str) -> str:
@@ -236,12 +241,15 @@ class _MatrixReader:
         return f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"
 
 
-def _not_printed(run: Matrices) -> list[str]:
-    """Return the matrices that the program prints after or before those of a run, and that the run lacks."""
+def _not_printed(run: Matrices, workers: bool) -> list[str]:
+    """Return the matrices that the program prints after or before those of a run, and that the run lacks.
+
+    CPU workers (`workers`) have no GPU whose clock could time a copy.
+    """
     wanted = [*_PRINTED]
     if any(name.startswith("latency_cpu") for name in run.ids):
         wanted += ["latency_cpu_disabled", "latency_cpu_enabled"]
     if any(name.endswith("_reads") for name in run.ids):
         wanted += ["unidirectional_enabled_reads", "latency_gpu_enabled_reads"]
         wanted += ["latency_cpu_enabled_reads"] if "latency_cpu_disabled" in run.ids else []
-    return [name for name in wanted if name not in run.ids]
+    return [name for name in wanted if name not in run.ids and not (workers and name.startswith("latency_gpu"))]
