@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -153,8 +154,13 @@ def launch(monkeypatch, tmp_path):
         GlobalHydra.instance().clear()
         monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)  # a process that was interrupted ignores them while it ends
         return ended.value.code, out.getvalue(), err.getvalue()
 
     return run
