@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Failure, Record
+from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from conf.cell import Cell
@@ -85,7 +86,11 @@ class CellRunner:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
             self._tuning_pass(cell, folder, variable)
-        record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
+        try:
+            record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
+        except RecordError as error:  # the files that this launcher made are gone, or not what it wrote
+            number = errno.EIO if folder.cell.exists() else errno.ENOENT
+            raise OSError(number, str(error), str(folder.cell)) from None
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
