@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from benchmarks.rank import lifetime, rendezvous, worker
 from benchmarks.rank.ends import Ends
 from benchmarks.record import CellFolder, Kind, read_lines, write_json
+from benchmarks.record.clock import now
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER, UMASK
@@ -52,7 +52,7 @@ def main(folder: Path, ranks: int, start: str) -> int:
         monitor_interval=PAUSE_SECONDS, **ran,
     )  # fmt: skip
     try:
-        result = WatchfulAgent(spec, CellFolder(folder), "fork").run()
+        result = WatchfulAgent(spec, CellFolder(folder)).run()
     except RankEnded:
         return 1
     except SignalException as error:  # end as anybody does who is asked to
@@ -80,8 +80,8 @@ class NoFiles(DefaultLogsSpecs):
 class WatchfulAgent(LocalElasticAgent):
     """torch's elastic agent, which also writes down the first ranks that ended by themselves before it ends the others."""
 
-    def __init__(self, spec: WorkerSpec, folder: CellFolder, start_method: str) -> None:
-        super().__init__(spec, NoFiles(), start_method)
+    def __init__(self, spec: WorkerSpec, folder: CellFolder) -> None:
+        super().__init__(spec, NoFiles(), "fork")  # of functions; a command is a new process anyway
         self._folder, self._ends = folder, Ends({})
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -93,20 +93,20 @@ class WatchfulAgent(LocalElasticAgent):
         if not self._ends.pids:
             self._ends = Ends({worker.global_rank: worker.id for worker in worker_group.workers})
         if failed := self._failed(self._ends.wait(MONITOR_SECONDS)):
-            now, failed = time.time(), failed + self._failed(self._ends.rest())
-            self._end({rank: self._ends.statuses[rank] for rank in failed}, now)
+            seen, failed = now(), failed + self._failed(self._ends.rest())
+            self._end({rank: self._ends.statuses[rank] for rank in failed}, seen)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():  # a rank ended between the two looks, and torch has ended the others by SIGTERM
             statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
             first = {rank: status for rank, status in statuses.items() if status != -signal.SIGTERM}
-            self._end(first or statuses, time.time())
+            self._end(first or statuses, now())
         return result
 
-    def _end(self, statuses: Mapping[int, int | None], now: float) -> NoReturn:
-        """Write down how ranks ended at one time, seconds since 1970. Raises RankEnded."""
+    def _end(self, statuses: Mapping[int, int | None], seen: float) -> NoReturn:
+        """Write down how ranks ended, and when that was seen, in seconds since 1970. Raises RankEnded."""
         print(f"ranks that ended: {statuses}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):  # a full disk: the log may have it
-            failures = {str(rank): {"status": status, "time": now} for rank, status in statuses.items()}
+            failures = {str(rank): {"status": status, "time": seen} for rank, status in statuses.items()}
             write_json(self._folder.failures, failures)
         raise RankEnded
 

@@ -51,7 +51,7 @@ class CellFolder:
 
     @property
     def failures(self) -> Path:
-        """Return the path of the the ranks that ended first and not as they should: {rank: {status, time}}."""
+        """Return the path of how and when the ranks ended that failed first: {rank: {status, time}}."""
         return self.path / "failures.json"
 
     @property

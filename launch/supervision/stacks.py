@@ -91,12 +91,12 @@ class Frame:
         """Return the line of source, '' where there is none to read."""
         path = Path(self.file)
         try:
-            if path.is_file():
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    return next(islice(file, self.line - 1, min(self.line, MOST_LINES)), "").strip()
-        except (OSError, ValueError):
-            pass
-        return ""
+            if not path.is_file():
+                return ""
+            with path.open(encoding="utf-8", errors="replace") as file:
+                return next(islice(file, self.line - 1, min(self.line, MOST_LINES)), "").strip()
+        except (OSError, ValueError):  # the log names a file that cannot be one: the sentence is told without its line
+            return ""
 
 
 def size(log: Path) -> int:
