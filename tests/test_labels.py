@@ -11,7 +11,7 @@ from analysis.findings import comparisons, labels, link_value, scaling, waterfal
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study
-from analysis.report.main_point import compared_with, main_point
+from analysis.report.finding.main_point import compared_with, main_point
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"

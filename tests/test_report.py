@@ -23,7 +23,7 @@ from analysis.findings.examine import findings_of
 from analysis.findings.model import Estimate, Findings, Noise, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
-from analysis.report.finding import sentences
+from analysis.report.finding.sentences import sentences
 from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page

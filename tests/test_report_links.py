@@ -9,9 +9,9 @@ from records import EVIL, record, study
 
 from analysis.findings.model import Findings
 from analysis.findings.study import open_study
-from analysis.report import finding
 from analysis.report.build import examine, report
 from analysis.report.contents import benchmark_sections
+from analysis.report.finding import sentences as finding
 from analysis.report.style import style, within
 
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}

@@ -19,7 +19,7 @@ from analysis.findings.runs import named
 from analysis.findings.study import Study, open_study
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
-from analysis.report.finding import sentences
+from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
 from analysis.report.measured_values import RATE, about_intervals
 from analysis.report.page import Report, markdown_page, page

@@ -10,10 +10,10 @@ from analysis.findings.provenance import mapping
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
+from analysis.report.microbenchmarks import DEFAULTS, largest_cells, links_alone, ranking
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import finite
 from analysis.report.section import Section
-from analysis.report.sections.microbenchmarks import DEFAULTS, largest_cells, links_alone, ranking
 from analysis.report.style import COLOURS, INK, LABEL_PLACE, LABEL_STEP, MARKERS, Picture, new_figure, rendered, spread
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, single_line

@@ -6,10 +6,10 @@ from analysis.findings.model import Findings
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group
+from analysis.report.microbenchmarks import NAMED, largest_cells, links_alone
 from analysis.report.names import short_names
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.sections.microbenchmarks import NAMED, largest_cells, links_alone
 from analysis.report.text import join_words, single_line
 
 

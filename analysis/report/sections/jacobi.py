@@ -8,9 +8,9 @@ from analysis.findings.model import Findings
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, bounded, median_and_interval, records_of
+from analysis.report.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.names import run_name
 from analysis.report.section import Section
-from analysis.report.sections.microbenchmarks import largest_cells, links_alone, ranking
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import single_line
 from benchmarks.record import Record

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
-from analysis.report.main_point import main_point
+from analysis.report.finding.main_point import main_point
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture

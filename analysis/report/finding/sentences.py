@@ -9,13 +9,13 @@ from analysis.findings.provenance import hardware
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import first_metric
-from analysis.report.main_point import MainPoint, compared_with, main_point
+from analysis.report.finding.main_point import MainPoint, compared_with, main_point
 from analysis.report.measured_values import RATE, bounded, first_records, median_and_interval
+from analysis.report.microbenchmarks import largest_cells
 from analysis.report.names import run_name, unit_of
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.microbenchmarks import largest_cells
 from analysis.report.text import count, single_line
 from benchmarks.record import Record, metrics
 
