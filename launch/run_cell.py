@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
-from analysis.findings.provenance import INHERITED, LEFT_OUT
+from analysis.findings.provenance import LEFT_OUT
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
@@ -21,15 +21,15 @@ from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
 from launch.engines.engine import LocalEngine
-from launch.engines.environment import NCCL_SUBSYSTEMS, environment, inherited, scrubbed
-from launch.machine.devices import Machine
-from launch.machine.facts import facts, left_out, variables
+from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
+from launch.machine.facts import left_out
 from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder, prepare
+from launch.study.surroundings import Surroundings
 from launch.supervision import gpu_samples, supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
@@ -45,10 +45,9 @@ class CellRunner:
     """Measures the cells of a sweep; holds what is the same for all of them."""
 
     config: Config
-    machine: Machine
+    here: Surroundings
     study: StudyFolder
     sweep: Sweep
-    surrounding: Mapping[str, str]
     nsys: Nsys | None
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # prints a sentence for the user
@@ -61,8 +60,8 @@ class CellRunner:
         """
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
-        variable = environment(cell, self.machine, folder, token, self.surrounding)
-        uuids = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
+        variable = self.here.variables(cell, folder, token)
+        uuids = [d.uuid for gpu in cell.gpus for d in self.here.machine.devices if d.id == gpu and d.uuid]
         attempt = self.study.begin(
             cell,
             token,
@@ -72,11 +71,9 @@ class CellRunner:
                 "overrides": self.sweep.overrides,
                 "drift": planned.drift,
                 "environment": {
-                    **facts(),
+                    **self.here.around(cell, variable),
                     "planned_uuids": uuids,
-                    "variables": variables(variable),
                     LEFT_OUT: left_out(variable),
-                    INHERITED: inherited(variable, cell, self.surrounding),
                 },
             },
         )

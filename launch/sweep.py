@@ -29,10 +29,12 @@ from launch.machine.secrets import argument_without_secrets
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import CellRunner
+from launch.study.done_before import done_before
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
+from launch.study.surroundings import Surroundings
 from launch.supervision.logs import few_lines
 from launch.tracking.projector import Projector
 
@@ -113,9 +115,8 @@ class SweepRun:
         self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
-        self.runner = CellRunner(
-            self.config, planned.machine, self.study, self.sweep, surrounding, planned.nsys, stopping, self._note
-        )
+        self.here = Surroundings(planned.machine, surrounding)
+        self.runner = CellRunner(self.config, self.here, self.study, self.sweep, planned.nsys, stopping, self._note)
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
         # By others or by earlier invocations; the key is the cell's place in the order.
@@ -136,7 +137,8 @@ class SweepRun:
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
-        self.done = self._done_before()
+        if self.config.resume:
+            self.done = done_before([one.cell for one in self.cells], self.study, self.here, self._note)
         if len(self.done) < len(self.cells):
             self.projector.open()
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
@@ -173,13 +175,6 @@ class SweepRun:
             self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
         return closed
 
-    def _done_before(self) -> dict[int, Record]:
-        """Return the records of cells that an earlier invocation finished, by their place in the order."""
-        if not self.config.resume:
-            return {}
-        finished = {number: self.study.finished(planned.cell) for number, planned in enumerate(self.cells)}
-        return {number: record for number, record in finished.items() if record}
-
     def _try_cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell, or fail it where somebody else's file or link stands in its folder.
 
@@ -209,7 +204,7 @@ class SweepRun:
                 screen.hold(number)
                 return
             # Another launcher may have finished it while this one was at other cells.
-            earlier = self.study.finished(planned.cell) if self.config.resume else None
+            earlier = self.study.finished(planned.cell, self.here) if self.config.resume else None
             if earlier:
                 self.done[number] = earlier
                 known.append(earlier)

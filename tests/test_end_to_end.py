@@ -29,9 +29,9 @@ UMASK = 0o027
 LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET, "OMP_PLAIN": f"https://me:{SECRET}@host"}
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run launch.py as a person would, without any GPU of this machine."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT, **variables}
     return subprocess.run(
         [sys.executable, "launch.py", *arguments],
         cwd=ROOT,
@@ -192,14 +192,21 @@ def test_the_same_command_measures_nothing_twice(swept):
     assert len(runs(folder / "m.db")[1]) == 1
 
 
-def test_ranks_can_start_anew(tmp_path):
-    done = command(
+def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables(tmp_path):
+    asked = (
         "gpus=0", "benchmark=host_link", "benchmark.bytes=1048576", "benchmark.iterations=3", "engine.start=exec",
         "tracking=none", "report=false", f"output_dir={tmp_path}", "validity.foreign_cpu_limit=1",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (record,), _ = read_study(tmp_path / "default")
-    assert (record.validity.verdict, record.ranks[0]["started"]) == ("valid", "exec")
+    for variables, said in (({}, "finished"), ({"NCCL_ALGO": "Ring"}, "finished"), ({}, "done before")):
+        done = command(*asked, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"  {said}  " in done.stdout
+        again = "note: 1 cell is measured again: NCCL_ALGO unset, now Ring. What was measured before is kept"
+        assert (again in done.stdout) == bool(variables)
+    (first, second), _ = read_study(tmp_path / "default")
+    assert first.cell_key == second.cell_key and first.record_id != second.record_id
+    for record in (first, second):
+        assert (record.validity.verdict, record.ranks[0]["started"]) == ("valid", "exec")
 
 
 @pytest.fixture(scope="module")

@@ -123,11 +123,14 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
     return {name: "" if value is None else str(value) for name, value in known.items()} | inherited(record)
 
 
-def inherited(record: Record) -> dict[str, str]:
-    """Return the variables that may change results and that came from around the launcher: {name: value}."""
+def inherited(record: Record, unused: bool = False) -> dict[str, str]:
+    """Return the variables that may change results and that came from around the launcher: {name: value}.
+
+    `unused`: those of GPUs too where the cell ran on CPU workers.
+    """
     names, asked = record.environment.get(INHERITED), record.cell.nccl
     told = names if isinstance(names, list) else None  # an earlier Ringside did not note it
-    unused = () if record.cell.device == "cuda" else OF_GPUS
+    without_effect = () if unused or record.cell.device == "cuda" else OF_GPUS
     return {
         name: str(value)
         for name, value in mapping(record.environment.get("variables")).items()
@@ -135,7 +138,7 @@ def inherited(record: Record) -> dict[str, str]:
         and name not in NO_EFFECT
         and SET_BY_RINGSIDE.get(name, "") not in (None, value)
         and name not in asked
-        and not name.startswith(unused)
+        and not name.startswith(without_effect)
     }
 
 

@@ -5,9 +5,7 @@ Processes beyond the cell's ranks are the servers of its strategy.
 """
 
 import datetime
-import importlib.metadata
 import os
-import platform
 import signal
 import socket
 import sys
@@ -123,19 +121,16 @@ def _identity(device: "torch.device") -> dict[str, object]:
     """Return which device this rank really has, and the versions of what it runs."""
     import torch
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    # From its metadata: an import takes seconds, and not every model is from there.
-    versions["torchvision"] = importlib.metadata.version("torchvision")
-    facts: dict[str, object] = {"versions": versions, "device": str(device), "threads": torch.get_num_threads()}
-    if device.type == "cuda":
+    from benchmarks.rank.versions import versions
+
+    on_gpu = device.type == "cuda"
+    facts: dict[str, object] = {
+        "versions": versions(on_gpu), "device": str(device), "threads": torch.get_num_threads()
+    }  # fmt: skip
+    if on_gpu:
         from trainers.devices import bus_id
 
         properties: Any = torch.cuda.get_device_properties(device)
-        versions |= {
-            "cuda": str(torch.version.cuda),
-            "cudnn": str(torch.backends.cudnn.version()),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        }
         facts |= {
             "uuid": f"GPU-{properties.uuid}",
             "bus_id": f"0000{bus_id(device)}",  # as NVML writes it

@@ -107,16 +107,26 @@ def _memory_bytes(handle: Any) -> int | None:
         return None
 
 
+def torch_version() -> str:
+    """Return `torch.__version__`; '' where it cannot be told. Read from torch's files: importing it takes seconds."""
+    found = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_about_itself(), re.MULTILINE)
+    return found[1] if found else ""
+
+
 def _torch_has_cuda() -> bool:
-    """Return whether torch was built for CUDA. Read from its files: importing torch takes seconds."""
+    """Return whether torch was built for CUDA; True where it cannot be told."""
+    return not re.search(r"^cuda\b[^=]*= None", _torch_about_itself(), re.MULTILINE)
+
+
+def _torch_about_itself() -> str:
+    """Return the text of torch/version.py; '' where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return True
+        return ""
     try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
+        return Path(spec.origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True
-    return not re.search(r"^cuda\b[^=]*= None", text, re.MULTILINE)
+        return ""
 
 
 def nvml_text(value: str | bytes) -> str:

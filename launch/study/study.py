@@ -24,6 +24,7 @@ from conf.schema import ValidityLimits
 from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity, identity_of
+from launch.study.surroundings import Surroundings
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -66,19 +67,37 @@ class StudyFolder:
         except OSError as error:
             raise Refused(f"output_dir={output_dir}: cannot be written ({because(error)})") from None
 
-    def finished(self, cell: Cell) -> Record | None:
+    def finished(self, cell: Cell, here: Surroundings | None = None) -> Record | None:
         """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
 
-        A cell with a profiler is finished once its profiled pass has said what it gave.
+        The newest attempt in the surroundings of `here` decides, or the newest of all. A cell with a profiler is finished
+        once its profiled pass has said what it gave.
         """
+        for record in self._attempts(cell):
+            if here is None or not here.differences(record):
+                codes = record.validity.codes.keys() | record.validity.unchecked.keys()
+                answers = record.state == "finished" and (cell.profiler == "none" or PROFILED in codes)
+                return record if answers else None
+        return None
+
+    def elsewhere(self, cell: Cell, here: Surroundings) -> list[str]:
+        """Return what is otherwise here than around the newest attempt at a cell, in words; empty without an attempt."""
+        return next((here.differences(record) for record in self._attempts(cell)), [])
+
+    def _attempts(self, cell: Cell) -> Iterator[Record]:
+        """Yield the records of the attempts at a cell, the newest first; none where the newest cannot be read."""
+        folder = CellFolder(self.folder / cell.folder)
         try:
-            record = records.read(CellFolder(self.folder / cell.folder).record)
+            newest = records.read(folder.record)
         except RecordError:
-            return None
-        if record.state != "finished" or record.cell_key != cell.key:
-            return None
-        codes = record.validity.codes.keys() | record.validity.unchecked.keys()
-        return record if cell.profiler == "none" or PROFILED in codes else None
+            return
+        earlier: list[Record] = []
+        if _is_of(cell, newest):
+            yield newest
+        for one in folder.earlier_attempts():
+            with contextlib.suppress(RecordError):
+                earlier.append(records.read(one.record))
+        yield from (one for one in sorted(earlier, key=_started, reverse=True) if _is_of(cell, one))
 
     def folder_of(self, record: Record) -> CellFolder:
         """Return the folder with the files of a record's attempt: the cell's, or one that was set aside in it."""
@@ -191,6 +210,14 @@ def _lock(folder: CellFolder) -> Iterator[bool]:
     own_files.make_folder(folder.path)
     with own_files.locked(folder.lock) as ours:
         yield ours
+
+
+def _is_of(cell: Cell, record: Record) -> bool:
+    return record.cell_key == record.cell.key == cell.key
+
+
+def _started(record: Record) -> float:
+    return record.started_at
 
 
 def _last_sign(folder: CellFolder) -> float:

@@ -1,0 +1,132 @@
+"""What is around the cells of this invocation, and what was otherwise around a record: a cell is done only where nothing was.
+
+The report compares no records of different surroundings (analysis.findings.provenance), so one that was measured elsewhere does
+not answer what is asked here: another host or GPU, driver, torch, NCCL, or another variable that the ranks inherit.
+"""
+
+import dataclasses
+import functools
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.findings.provenance import CONNECTIONS, INHERITED, PROVENANCE, Machines, inherited, mapping, provenance
+from benchmarks.record import CellFolder, Record
+from conf.cell import Cell
+from launch.engines.environment import ROOT, environment, with_absolute_path
+from launch.engines.environment import inherited as names_inherited
+from launch.machine import facts
+from launch.machine.devices import Machine, torch_version
+
+CODE = "Ringside"  # the code that measures: its users are told, and decide
+# Of PROVENANCE, what does not decide here. Threads follow from the cores and from OMP_NUM_THREADS, which decide.
+NOT_HERE = ("machine", "threads", CONNECTIONS, CODE)
+THREADS = "OMP_NUM_THREADS"
+NCCL_FILE = "/etc/nccl.conf"
+VERSIONS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The machine, the software and the variables of this invocation."""
+
+    machine: Machine
+    surrounding: Mapping[str, str]  # the variables around the launcher
+
+    def variables(self, cell: Cell, folder: CellFolder, token: str) -> dict[str, str]:
+        """Return the environment of a cell's processes."""
+        return environment(cell, self.machine, folder, token, self.surrounding)
+
+    def around(self, cell: Cell, variable: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a record says of its environment before any rank has started."""
+        names = names_inherited(variable, cell, self.surrounding)
+        return {**facts.facts(), "variables": facts.variables(variable), INHERITED: names}
+
+    def differences(self, record: Record) -> list[str]:
+        """Return what was otherwise around a record, in words: 'driver 550.1, now 560.2'.
+
+        What one of the two does not know counts as equal.
+        """
+        found = _differences(record, self._measured_here(record, {}))
+        if found or record.cell.device != "cuda":
+            return found
+        return _differences(record, self._measured_here(record, self._versions_on_gpus))
+
+    def other_code(self, record: Record) -> bool:
+        """Return whether a record was measured by another version of the code that measures."""
+        now = self._measured_here(record, {})
+        return provenance(record, Machines())[CODE] != provenance(now, Machines())[CODE]
+
+    def _measured_here(self, record: Record, versions: Mapping[str, str]) -> Record:
+        """Return a record with what is around its cell now, instead of what was."""
+        around = self.around(record.cell, self.variables(record.cell, CellFolder(Path()), ""))
+        told = {"python": platform.python_version(), "torch": torch_version(), **versions}
+        uuids = {device.id: device.uuid for device in self.machine.devices if device.uuid}
+        planned = [uuids[gpu] for gpu in record.cell.gpus] if uuids.keys() >= {*record.cell.gpus} else []
+        return dataclasses.replace(record, environment={**around, "versions": told, "planned_uuids": planned}, ranks=[])
+
+    @functools.cached_property
+    def _versions_on_gpus(self) -> dict[str, str]:
+        """What a rank would report of its software; empty where that fails. It takes seconds: torch is imported elsewhere.
+
+        Only a process with the variables of the ranks knows which NCCL is loaded.
+        """
+        command = [sys.executable, "-m", "benchmarks.rank.versions"]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=with_absolute_path(self.surrounding),
+                capture_output=True,
+                timeout=VERSIONS_TIMEOUT_S,
+                check=True,
+            )
+            return {str(name): str(value) for name, value in json.loads(done.stdout).items()}
+        except (OSError, ValueError, AttributeError, subprocess.SubprocessError):
+            return {}
+
+
+def _differences(before: Record, now: Record) -> list[str]:
+    """Return what is otherwise around the second of two records of one cell."""
+    machines, before = (
+        Machines(),
+        dataclasses.replace(before, ranks=[]),
+    )  # what ranks say of their GPUs is not known yet
+    then, today = provenance(before, machines), provenance(now, machines)
+    found = [] if then["machine"] == today["machine"] else [_other_machine(before, now)]
+    found += [
+        f"{name} {then[name]}, now {today[name]}"
+        for name in PROVENANCE
+        if name not in NOT_HERE and then[name] and today[name] and then[name] != today[name]
+    ]
+    variables, variables_now = _variables(before), _variables(now)
+    found += [
+        f"{name} {variables.get(name, 'unset')}, now {variables_now.get(name, 'unset')}"
+        for name in sorted(variables.keys() | variables_now.keys())
+        if variables.get(name) != variables_now.get(name)
+    ]
+    if before.cell.device == "cuda" and before.environment.get("nccl_conf") != now.environment.get("nccl_conf"):
+        found.append(f"{NCCL_FILE} has changed")
+    return found
+
+
+def _variables(record: Record) -> dict[str, str]:
+    """Return what the ranks inherited, those of NCCL on CPU workers too: who changes them expects another measurement."""
+    names, known = record.environment.get(INHERITED), mapping(record.environment.get("variables"))
+    threads = (
+        {THREADS: str(known[THREADS])} if isinstance(names, list) and THREADS in names and THREADS in known else {}
+    )
+    return inherited(record, unused=True) | threads
+
+
+def _other_machine(before: Record, now: Record) -> str:
+    """Return how the machine differs, in words."""
+    hosts = [str(one.environment.get("host", "unknown")) for one in (before, now)]
+    if hosts[0] != hosts[1]:
+        return f"host {hosts[0]}, now {hosts[1]}"
+    return "the GPUs of this host are others now"

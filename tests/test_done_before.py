@@ -1,0 +1,135 @@
+"""A cell is done only where it was measured: records of another machine, software or environment are told and measured again."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from analysis.findings.provenance import INHERITED, inherited
+from analysis.findings.study import Study
+from benchmarks import record as records
+from benchmarks.record import CellFolder
+from launch.machine import facts
+from launch.machine.devices import Device, Machine
+from launch.study import surroundings
+from launch.study.done_before import done_before
+from launch.study.study import StudyFolder
+from launch.study.surroundings import Surroundings
+
+DATA = Path(__file__).parent / "data" / "h200_x2"
+REAL = next(one for one in records.read_study(DATA / "eager_a")[0] if one.cell.world_size == 2 and one.usable)
+MEASURED = {"versions", "variables", "planned_uuids", INHERITED, "left_out"}
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The surroundings of the real record, as a launcher on its machine sees them today."""
+    environment = REAL.environment
+    listed = environment["gpu"]["gpus"]
+    versions = environment["versions"]
+    known = {name: value for name, value in environment.items() if name not in MEASURED}
+    monkeypatch.setattr(facts, "facts", lambda: known)
+    monkeypatch.setattr(surroundings, "torch_version", lambda: versions["torch"])
+    monkeypatch.setattr(surroundings.platform, "python_version", lambda: versions["python"])
+    monkeypatch.setattr(Surroundings, "_versions_on_gpus", versions)
+    devices = tuple(Device(gpu["id"], gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in listed)
+    machine = Machine("cuda", devices, tuple(gpu["id"] for gpu in listed), environment["cpu"]["cores"])
+    return Surroundings(machine, inherited(REAL))
+
+
+def elsewhere(**changes):
+    """The real record as it would be of other surroundings; a mapping is merged."""
+    made = copy.deepcopy(REAL)
+    for name, value in changes.items():
+        merged = made.environment[name] | value if isinstance(value, dict) else value
+        made.environment[name] = merged
+    return dataclasses.replace(made, record_id="f" * 32)
+
+
+def planted(tmp_path, *made):
+    """A study in which these are the attempts at one cell, the newest last."""
+    study = StudyFolder(str(tmp_path), "study")
+    folder = CellFolder(study.folder / REAL.cell.folder)
+    for number, record in enumerate(made):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.set_aside()
+        records.write(folder, dataclasses.replace(record, started_at=REAL.started_at + 1000 * number))
+    return study
+
+
+def found(study, here):
+    """(Ids of the records that count as done, what is said)."""
+    said = []
+    done = done_before([REAL.cell], study, here, said.append)
+    return [record.record_id for record in done.values()], said
+
+
+def test_the_same_surroundings_are_done(tmp_path, here):
+    assert here.differences(REAL) == []
+    assert found(planted(tmp_path, REAL), here)[0] == [REAL.record_id]
+
+
+OTHER_GPU = [{"id": 0, "uuid": "GPU-0", "name": "NVIDIA B200"}]
+CHANGES = [
+    ({"host": "node2"}, "host node2, now "),
+    ({"gpu": {"gpus": OTHER_GPU}}, "the GPUs of this host are others now"),
+    ({"gpu": {"driver": "550.1"}}, "driver 550.1, now "),
+    ({"versions": {"torch": "2.10.0+cu130"}}, "torch 2.10.0+cu130, now "),
+    ({"versions": {"cuda": "12.8"}}, "CUDA 12.8, now "),
+    ({"versions": {"nccl": "2.27.5"}}, "NCCL 2.27.5, now "),
+    ({"versions": {"python": "3.10.1"}}, "Python 3.10, now "),
+    ({"cpu": {"cores": 3}}, "3 cores, now "),
+    ({"variables": {"NCCL_P2P_LEVEL": "LOC"}, INHERITED: ["NCCL_P2P_LEVEL"]}, "NCCL_P2P_LEVEL LOC, now unset"),
+    ({"variables": {"OMP_NUM_THREADS": "3"}, INHERITED: ["OMP_NUM_THREADS"]}, "OMP_NUM_THREADS 3, now unset"),
+    ({"nccl_conf": "NCCL_ALGO=Tree\n"}, "/etc/nccl.conf has changed"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), CHANGES)
+def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_named(tmp_path, here, changes, said):
+    done, notes = found(planted(tmp_path, elsewhere(**changes)), here)
+    assert done == []
+    (note,) = notes
+    assert note.startswith("1 cell is measured again: ") and said in note and note.endswith(" before is kept")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"versions": {"python": REAL.environment["versions"]["python"].rpartition(".")[0] + ".99"}},
+        {"variables": {"SLURM_JOB_ID": "7", "TORCH_HOME": "/there"}},
+        {"platform": "Linux-6.99-after-a-reboot"},
+    ],
+)
+def test_what_changes_no_result_leaves_a_cell_done(tmp_path, here, changes):
+    assert found(planted(tmp_path, elsewhere(**changes)), here)[0] == ["f" * 32]
+
+
+def test_two_nodes_with_one_home_folder_keep_a_record_each(tmp_path, here):
+    other = elsewhere(host="node2")
+    study = planted(tmp_path, REAL, other)
+    assert found(study, here)[0] == [REAL.record_id], "the attempt of this host was set aside and counts"
+    assert study.finished(REAL.cell).record_id == other.record_id
+    (mine, its) = Study.of(records.read_study(study.folder)[0]).runs
+    assert [len(one.records) for one in (mine, its)] == [1, 1], "no repeats of each other"
+    assert mine.provenance["machine"] != its.provenance["machine"]
+
+
+def test_the_newest_attempt_of_these_surroundings_decides(tmp_path, here):
+    failed = dataclasses.replace(elsewhere(), state="failed", metrics={})
+    assert found(planted(tmp_path, REAL, failed), here) == ([], [])
+    assert found(planted(tmp_path / "2", failed, REAL, elsewhere(host="node2")), here)[0] == [REAL.record_id]
+
+
+def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):
+    done, notes = found(planted(tmp_path, elsewhere(code="abcdef012345")), here)
+    assert done == ["f" * 32]
+    (note,) = notes
+    assert note.startswith("1 cell was measured by other code of Ringside's")
+
+
+def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_nothing(monkeypatch):
+    own = Surroundings(Machine("cpu", (), (), 1), {})
+    monkeypatch.setattr(surroundings.sys, "executable", "/no/such/python")
+    assert own._versions_on_gpus == {}
