@@ -119,6 +119,12 @@ class Cell:
         parts += [f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(self.nccl.items())]
         return " · ".join(parts)
 
+    def marks(self, drift: bool = False) -> list[str]:
+        """Return which of several measurements of the same cell it is, for people; empty for the first."""
+        if self.repeat == SECOND_RUN:
+            return ["second run"]
+        return ["drift"] if drift else [f"repeat {self.repeat}"] if self.repeat else []
+
     @property
     def folder(self) -> str:
         """The name of the cell's folder: readable, safe, and unique by the key."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -80,6 +81,13 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
         and (most is None or value <= most)
         and not (metadata.get("whole") and value != int(value))
     )
+
+
+def canonical(value: Any) -> str:
+    """Return equal text for equal values, as YAML has them: true, null, 0.5."""
+    if type(value) in (int, float):
+        return repr(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def check_fields(prefix: str, config: Any) -> None:

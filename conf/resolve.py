@@ -9,7 +9,7 @@ from typing import Any
 
 from conf import groups, nccl
 from conf.cell import Cell, Network, Optimizer
-from conf.options import Refused, accepted, check_fields, check_names
+from conf.options import Refused, accepted, canonical, check_fields, check_names
 from conf.schema import Config, Model, Sizes
 from conf.servers import placed
 from conf.targets import sha256_of_foreign_code, source_file
@@ -253,7 +253,10 @@ def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed_options(choice: groups.Choice, typed: Mapping[str, Any], resolved: Mapping[str, Any]) -> list[str]:
     """Return 'name=value' for each option that differs from the default of its YAML."""
-    return [f"{name}={resolved[name]}" for name, value in typed.items() if value not in (choice.options[name], "auto")]
+    defaults = choice.options
+    return [
+        f"{name}={canonical(resolved[name])}" for name, value in typed.items() if value not in (defaults[name], "auto")
+    ]
 
 
 def labelled(cell: Cell, config: Config) -> Cell:

@@ -12,7 +12,6 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 
 from analysis.console import SafeConsole
-from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
 from benchmarks import record as records
@@ -289,6 +288,6 @@ def _print_plan(planned: Plan, console: Console) -> None:
     seconds = 0.0
     for number, entry in enumerate(planned.cells):
         seconds += estimate(entry.cell, known)
-        console.print(f"{number + 1:4d}  {BETWEEN.join(filter(None, [entry.cell.name, entry.mark]))}", markup=False)
+        console.print(f"{number + 1:4d}  {entry.name}", markup=False)
     cells = "1 cell" if len(planned.cells) == 1 else f"{len(planned.cells)} cells"
     console.print(f"{cells}, about {duration(seconds)}; nothing was started (dry_run=true)")

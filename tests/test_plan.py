@@ -215,7 +215,7 @@ def twice(eight, known=None, was=lambda cell: False, count=8, **config):
     chosen = measured_twice(cells, asked, known or {}, was)
     order = ordered(cells, asked.repeats, asked.seed, chosen)
     keys = [dataclasses.replace(entry.cell, repeat=0).key for entry in order]
-    return order, {entry.cell.gpus: at - keys.index(keys[at]) - 1 for at, entry in enumerate(order) if entry.mark}
+    return order, {entry.cell.gpus: at - keys.index(keys[at]) - 1 for at, entry in enumerate(order) if entry.marks}
 
 
 def test_a_longer_list_measures_one_cell_in_four_a_second_time(eight):
@@ -223,9 +223,9 @@ def test_a_longer_list_measures_one_cell_in_four_a_second_time(eight):
     assert twice(eight, noise_pairs=0)[1] == {}
     order, found = twice(eight)
     assert len(order) == 10 and len({entry.cell.key for entry in order}) == 10 and len(found) == 2
-    assert sorted(entry.mark for entry in order)[-3:] == ["", "second run", "second run"]
+    assert sorted(entry.marks for entry in order)[-3:] == [[], ["second run"], ["second run"]]
     assert twice(eight) == (order, found)
-    assert all(entry.mark != "second run" for entry in twice(eight, repeats=2)[0]), "repeats are pairs enough"
+    assert all(entry.marks != ["second run"] for entry in twice(eight, repeats=2)[0]), "repeats are pairs enough"
     links = planned(["benchmark=collectives", "noise_pairs=auto"]).cells[0].cell
     many = [dataclasses.replace(links, gpus=(gpu,)) for gpu in range(8)]
     assert twice((many, eight[1]))[1] == {}, "no cell has a model"
@@ -270,7 +270,7 @@ def test_the_plan_says_which_cells_run_a_second_time(tmp_path):
     typed = [[f"gpus={gpus}", f"output_dir={tmp_path}"] for gpus in ("0", "1", "2", "0,1", "0,2")]
     sweep = planned(*typed)
     assert any(notice.startswith("1 of 5 cells runs a second time") for notice in sweep.notices)
-    (again,) = [entry.cell for entry in sweep.cells if entry.mark]
+    (again,) = [entry.cell for entry in sweep.cells if entry.marks]
     (tmp_path / FILE).write_text("not json")
     CellFolder(tmp_path / "default" / again.folder).make().record.write_text("{}")
     assert [entry.cell.key for entry in planned(*typed).cells] == [entry.cell.key for entry in sweep.cells]

@@ -33,11 +33,18 @@ def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_differ
 
 def worded(name: str, value: str) -> str:
     """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`, `comm_hook=bf16`."""
-    words = {"batch_size": "batch", "global_batch_size": "global batch", "server_gpus": "servers on GPUs"}
+    words = {
+        "batch_size": "batch",
+        "global_batch_size": "global batch",
+        "server_gpus": "servers on GPUs",
+        "gpus": "gpus",
+    }
     if name in words:
         return f"{words[name]} {value.strip('[]')}"
-    if name in ("model.name", "strategy.name", "precision", "optimize", "benchmark.name", "device"):
+    if name in ("model.name", "strategy.name", "optimizer.name", "precision", "optimize", "benchmark.name", "device"):
         return value
+    if name == "model.image_size":
+        return f"{value} px"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 

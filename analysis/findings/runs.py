@@ -5,12 +5,11 @@ The launching process imports this module, so numpy and scipy are imported where
 
 import dataclasses
 import functools
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.floors import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
@@ -19,6 +18,7 @@ from analysis.findings.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
+from conf.options import canonical
 
 if TYPE_CHECKING:
     from analysis.findings.estimates import Sample
@@ -50,13 +50,6 @@ def request_of(cell: Cell) -> dict[str, str]:
         else:
             request[name] = canonical(value)
     return request
-
-
-def canonical(value: Any) -> str:
-    """Return equal text for equal values."""
-    if type(value) in (int, float):
-        return repr(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, eq=False)

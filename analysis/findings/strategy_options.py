@@ -4,10 +4,9 @@ import functools
 import json
 from typing import Any
 
-from analysis.findings.runs import canonical
 from conf import groups
 from conf.cell import Cell
-from conf.options import Refused
+from conf.options import Refused, canonical
 
 
 def chosen_options(cell: Cell) -> frozenset[tuple[str, str]]:

@@ -1,17 +1,85 @@
-"""Names of cells for people: a run's name, without what all names share, and what the ranks are called."""
+"""Names of cells for people: what tells cells apart, a run's name, and names without what all share."""
 
-from collections.abc import Iterable
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from analysis.findings import labels
 from analysis.findings.study import Study
 from benchmarks.record import Record
+from conf.cell import Cell
+from conf.options import canonical
 
 BETWEEN = labels.BETWEEN
+KIND = ("model.name", "strategy.name", "benchmark.name", "gpus")  # what a cell's name always tells
+NCCL = "nccl."
+UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another one changes
+NOT_ASKED = ("repeat", "labels", "declared")
 
 
 def unit_of(study: Study) -> str:
     """Return what is counted: GPUs, or the CPU workers of a study without GPUs."""
     return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"
+
+
+def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:
+    """Return for each cell what tells it from the others, {option: value}; repeats of a cell are not told apart.
+
+    First what of KIND differs, then every other option in which cells with the same KIND differ. An option that follows from
+    the model or the GPUs is left out.
+    """
+    asked = [_asked(cell) for cell in cells]
+    alike: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    for one in asked:
+        alike[_kind(one)].append(one)
+    told = {kind: _varied(members) for kind, members in alike.items()}
+    common = [name for name in KIND if len({one[name] for one in asked}) > 1]
+    return [{name: one.get(name, UNTOUCHED) for name in (*common, *told[_kind(one)])} for one in asked]
+
+
+def _asked(cell: Cell) -> dict[str, str]:
+    """Flatten what a cell asks for: {"strategy.comm_hook": "bf16", "gpus": "0,3"}."""
+    flat: dict[str, str] = {}
+    for name, value in cell.to_dict().items():
+        if name == "gpus":
+            flat[name] = labels.gpu_ids(value)
+        elif name not in NOT_ASKED:
+            inside = (
+                {f"{name}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {name: value}
+            )
+            flat |= {option: canonical(one) for option, one in inside.items()}
+    return flat
+
+
+def _kind(asked: dict[str, str]) -> tuple[str, ...]:
+    return tuple(asked[name] for name in KIND)
+
+
+def _varied(members: Sequence[dict[str, str]]) -> list[str]:
+    """Return the options in which some of several cells differ."""
+    names = dict.fromkeys(name for one in members for name in one)
+    return [name for name in names if len({one.get(name) for one in members}) > 1]
+
+
+def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with labels for every option in which they differ, so that no two have the same name."""
+    told = [
+        [
+            labels.worded(name, value)
+            for name, value in options.items()
+            if name not in KIND and not name.startswith(NCCL)
+        ]
+        for options in differing(cells)
+    ]
+    return [
+        dataclasses.replace(cell, labels=tuple(dict.fromkeys((*cell.labels, *words))))
+        for cell, words in zip(cells, told, strict=True)
+    ]
+
+
+def what_differs(cells: Sequence[Cell]) -> list[str]:
+    """Return a short name for each cell: only what differs among them, `gpus 0,3 · P2P_LEVEL=LOC`; '' where nothing does."""
+    return [BETWEEN.join(labels.worded(name, value) for name, value in one.items()) for one in differing(cells)]
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ Versions of the schema:
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.cell import SECOND_RUN, Cell
+from conf.cell import Cell
 
 SCHEMA_VERSION = 4
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
@@ -93,10 +93,7 @@ class Record:
     @property
     def marks(self) -> list[str]:
         """Which of several measurements of the same cell it is, for people; empty for the first."""
-        repeat = self.cell.repeat
-        if repeat == SECOND_RUN:
-            return ["second run"]
-        return ["drift"] if self.drift else [f"repeat {repeat}"] if repeat else []
+        return self.cell.marks(self.drift)
 
     @property
     def usable(self) -> bool:

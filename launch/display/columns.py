@@ -1,11 +1,11 @@
 """The columns of the table of a sweep: what each cell asks for, what was measured, and which of them fit a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.cells import cell_len
 
 from analysis.report.cell_numbers import COLUMNS, MARGIN, TRANSPORT
+from analysis.report.names import KIND, NCCL, differing
 from analysis.report.numbers import ABSENT
 from analysis.report.text import count
 from benchmarks.record import Record
@@ -38,9 +38,8 @@ _ASKED: dict[str, Callable[[Cell], str]] = {
     "precision": lambda cell: cell.precision if cell.trains else ABSENT,
     "optimize": lambda cell: cell.optimize if cell.trains else ABSENT,
 }
-# Fields of a cell that have a column above, or that people need not see.
-_NOT_OPTIONS = ("model", "strategy", "benchmark", "gpus", "nccl", "batch_size", "precision", "optimize", "repeat", "labels",
-                "profiler_options", "declared")  # fmt: skip
+# Options that have a column above; so do NCCL's.
+_HAVE_COLUMNS = (*KIND, "batch_size", "precision", "optimize")
 
 
 def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -49,27 +48,17 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
-    runs = [planned.mark or (str(planned.cell.repeat) if repeated else "") for planned in cells]
+    runs = [str(planned.cell.repeat) if repeated and not planned.drift else "".join(planned.marks) for planned in cells]
     columns[REPEAT if repeated else RUN] = runs
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
 
 
 def _options(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Return a column for every other option in which two cells of the same model, strategy and benchmark differ."""
-    listed = []
-    for cell in cells:
-        whole = cell.to_dict()
-        flat: dict[str, Any] = {name: value for name, value in whole.items() if name not in _NOT_OPTIONS}
-        for group in ("model", "strategy", "benchmark"):
-            flat |= {f"{group}.{name}": value for name, value in whole[group].items() if name != "name"}
-        kind = (cell.model.name, cell.strategy["name"], cell.benchmark["name"])
-        listed.append((kind, {name: str(value) for name, value in flat.items()}))
-    columns = {}
-    for name in dict.fromkeys(name for _, flat in listed for name in flat):
-        pairs = {(kind, flat[name]) for kind, flat in listed if name in flat}
-        if len(pairs) > len({kind for kind, _ in pairs}):
-            columns[name.rpartition(".")[2]] = [flat.get(name, ABSENT) for _, flat in listed]
-    return columns
+    """Return a column for every other option in which cells of the same kind differ."""
+    told = differing(cells)
+    every = dict.fromkeys(name for options in told for name in options)
+    names = [name for name in every if name not in _HAVE_COLUMNS and not name.startswith(NCCL)]
+    return {name.rpartition(".")[2]: [options.get(name, ABSENT) for options in told] for name in names}
 
 
 def measured(numbers: Sequence[Mapping[str, str]], rows: Sequence[int]) -> dict[str, list[str]]:

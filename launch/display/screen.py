@@ -14,14 +14,13 @@ from rich.text import Text
 
 from analysis.console import SafeConsole
 from analysis.findings.communication.several_records import SeveralRecords
-from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
-from launch.display.columns import COST, GPUS, REPEAT, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
@@ -127,10 +126,7 @@ class Screen:
                 )
 
     def _head(self, number: int) -> str:
-        planned = self.cells[number]
-        repeat = f"repeat {planned.cell.repeat}" if REPEAT in self._asked else ""
-        name = BETWEEN.join(filter(None, [planned.cell.name, planned.mark or repeat]))
-        return f"[{number + 1}/{len(self.cells)}] {name}"
+        return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
 
     def _line(self, number: int) -> list[str]:
         """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""

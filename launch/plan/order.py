@@ -5,7 +5,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.cell import SECOND_RUN, Cell
+from analysis.findings.labels import BETWEEN
+from conf.cell import Cell
 from launch.plan.second_runs import with_second_runs
 
 
@@ -17,9 +18,14 @@ class PlannedCell:
     drift: bool = False  # the first cell once more, at the end of a repeated list
 
     @property
-    def mark(self) -> str:
-        """Which of several measurements of the cell it is, for people, where its repeat does not say it."""
-        return "drift" if self.drift else "second run" if self.cell.repeat == SECOND_RUN else ""
+    def name(self) -> str:
+        """The name of the run, for people: the cell's, and which of several measurements of it this is."""
+        return BETWEEN.join([self.cell.name, *self.marks])
+
+    @property
+    def marks(self) -> list[str]:
+        """Which of several measurements of the cell it is, for people; empty for the first."""
+        return self.cell.marks(self.drift)
 
 
 def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.findings.control_cells import control_cells
 from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.report.names import with_what_differs
 from analysis.report.text import count
 from benchmarks.record import CellFolder
 from conf.cell import Cell
@@ -84,7 +85,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     refuse_draft(Draft(cells, machine, surroundings, profiler, is_for_another_machine))
 
     used = without_settings_alone(cells)
-    unique = once_each(used)
+    unique = with_what_differs(once_each(used))
     refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine)
     notices += _about_cells(configs, cells, used, unique)
