@@ -9,7 +9,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.findings.model import Estimate
@@ -57,6 +57,7 @@ class Picture:
     pdf: bytes  # empty: there is no such file
     card: bool = False  # keeps the colours of paper on the page too
     wide: bool = False  # takes the whole width of the page
+    figure: "Figure | None" = field(default=None, compare=False, repr=False)  # what it was saved from, for notebooks
 
     @property
     def inline(self) -> str:
@@ -135,7 +136,7 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
         out = io.BytesIO()
         figure.savefig(out, format=form, metadata=metadata)
         files[form] = out.getvalue()
-    return Picture(name, caption, files["svg"].decode(), files["pdf"])
+    return Picture(name, caption, files["svg"].decode(), files["pdf"], figure=figure)
 
 
 def window(estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:

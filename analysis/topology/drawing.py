@@ -8,7 +8,7 @@ import io
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.topology.layout import DrawingLayout, Point, extent, lay_out, link_words
 from analysis.topology.link_classes import best_first, nvlink_count
@@ -16,10 +16,14 @@ from analysis.topology.model import Topology
 from benchmarks.record.own_files import write_named
 from benchmarks.record.visible import visible
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _BOX: Point = (0.96, 0.56)
 _GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
 _WIDEST, _NARROWEST = 6.5, 1.6  # points
 _INCHES = 0.95  # of one unit of the layout
+_STYLE: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}
 
 
 def draw_topology(topology: Topology, path: Path) -> None:
@@ -29,26 +33,34 @@ def draw_topology(topology: Topology, path: Path) -> None:
 
 def drawing(topology: Topology, form: str) -> bytes:
     """Return the drawing in a format (svg, or any that matplotlib has)."""
-    import matplotlib
+    return saved(topology_figure(topology), form)
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+
+def topology_figure(topology: Topology) -> "Figure":
+    """Return the drawing as a figure of matplotlib, which no backend of pyplot knows."""
+    import matplotlib
+    from matplotlib.figure import Figure
 
     layout = lay_out(topology)
     left, right, bottom, top = extent(layout)
-    with matplotlib.rc_context({"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure = pyplot.figure(figsize=(_INCHES * (right - left), _INCHES * (top - bottom)))
-        try:
-            axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(left, right), ylim=(bottom, top))
-            axes.axis("off")
-            _paint(axes, topology, layout)
-            axes.set_title(_title(topology), fontsize=12)
-            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
-            out = io.BytesIO()
-            figure.savefig(out, format=form, bbox_inches="tight", metadata=metadata)
-            return out.getvalue()
-        finally:
-            pyplot.close(figure)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_INCHES * (right - left), _INCHES * (top - bottom)))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(left, right), ylim=(bottom, top))
+        axes.axis("off")
+        _paint(axes, topology, layout)
+        axes.set_title(_title(topology), fontsize=12)
+    return figure
+
+
+def saved(figure: "Figure", form: str) -> bytes:
+    """Return the figure of a machine as a file. Equal figures give equal bytes."""
+    import matplotlib
+
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    out = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(out, format=form, bbox_inches="tight", metadata=metadata)
+    return out.getvalue()
 
 
 def _title(topology: Topology) -> str:

@@ -59,7 +59,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             texts.setdefault(text, record)
     if not texts:
         return
-    from analysis.topology.drawing import drawing
+    from analysis.topology.drawing import saved, topology_figure
     from analysis.topology.source import parse_topology
 
     for place, (text, record) in enumerate(list(texts.items())[:2], 1):
@@ -70,11 +70,13 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         except UnreadableInput as error:
             lines.append(f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}.")
             continue
-        svg, pdf = drawing(topology, "svg").decode(), drawing(topology, "pdf")
+        figure = topology_figure(topology)
+        svg, pdf = saved(figure, "svg").decode(), saved(figure, "pdf")
         more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
         yield Picture(
-            f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True
-        )
+            f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True,
+            figure=figure,
+        )  # fmt: skip
 
 
 def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
