@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -61,6 +62,11 @@ def has_mlflow_ui():
         return False
 
 
+def has(*modules):
+    """Whether Python finds all of some modules."""
+    return all(importlib.util.find_spec(name) for name in modules)
+
+
 # What `@pytest.mark.needs(...)` accepts: how it is found, and what a skipped test says.
 NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
@@ -69,6 +75,8 @@ NEEDS = {
     "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
+    "pandas": (lambda: has("pandas"), "needs pandas: pip install -e '.[notebook]'"),
+    "jupyter": (lambda: has("nbclient", "ipykernel"), "needs what runs a notebook: pip install -e '.[notebook]'"),
 }
 
 

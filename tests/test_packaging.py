@@ -41,6 +41,8 @@ ARROWS = {
 }
 # The arrows inside a package: a folder, and the others that it may import; and what those import, and so on.
 FOLDER_ARROWS = {
+    "analysis": ("analysis.notebook",),
+    "analysis.notebook": ("analysis.report",),
     "analysis.commands": ("analysis.report", "analysis.verification", "analysis.nccl_tests"),
     "analysis.report": ("analysis.verification", "analysis.p2p"),
     "analysis.verification": ("analysis.validity", "analysis.trace"),
@@ -314,7 +316,7 @@ def test_the_project_is_an_application_with_its_extras():
     project = PROJECT["project"]
     assert project["name"] == "ringside"
     assert "Private :: Do Not Upload" in project["classifiers"]
-    assert {"test", "timm"} <= set(project["optional-dependencies"])
+    assert {"test", "timm", "notebook"} <= set(project["optional-dependencies"])
     assert project["requires-python"] == ">=3.10"
 
 
@@ -328,7 +330,8 @@ def test_every_third_party_import_is_a_dependency():
         "yaml": "pyyaml",
         "triton": "torch",  # its own dependency where there is CUDA
     }
-    declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["timm"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = [*PROJECT["project"]["dependencies"], *extras["timm"], *extras["notebook"]]
     declared = {re.split(r"[<>=!~\[; ]", text)[0].lower() for text in declared}
     used = {name.split(".")[0] for path in [*MODULES, ROOT / "launch.py"] for name in imported(path)}
     foreign = used - set(sys.stdlib_module_names) - set(ARROWS)

@@ -38,11 +38,16 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 def examine(study_folder: Path) -> tuple[Report, Findings]:
     """Read a study and return its report and findings. Raises OSError: the folder cannot be read."""
     with gc_paused():  # thousands of records
-        check = QuickCheck()
-        study = open_study(study_folder, check.marked)
-        study = dataclasses.replace(study, compared=check.sentence())
+        study = checked_study(study_folder)
         findings = findings_of(study)
         return report_of(study, findings), findings
+
+
+def checked_study(study_folder: Path) -> Study:
+    """Read a study; records that do not agree with their raw samples are invalid. Raises OSError: the folder cannot be read."""
+    check = QuickCheck()
+    study = open_study(study_folder, check.marked)
+    return dataclasses.replace(study, compared=check.sentence())
 
 
 def report_of(study: Study, findings: Findings) -> Report:
