@@ -5,7 +5,7 @@ absent where it was not set.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Record
@@ -56,6 +56,7 @@ OF_GPUS = (
     "NVIDIA_",
     "PYTORCH_CUDA_",
 )  # without effect on CPU workers
+UUID_LENGTH = len("GPU-") + 8
 # Variables that forbid NVLink multicast. Machines set them to stay safe, and every rank must have them.
 SAFETY: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
@@ -65,23 +66,55 @@ SAFETY: Mapping[str, str] = {
 
 
 class Machines:
-    """Names machines: one name for one host, as long as no GPU id stands for two GPUs or two models."""
+    """Tells machines apart and names them: one name for one host, as long as no GPU id stands for two GPUs or two models."""
 
-    def __init__(self) -> None:
-        self._known: list[tuple[str, dict[tuple[str, int], str], str]] = []  # name, what _identities returns, host
+    def __init__(self, records: Iterable[Record]) -> None:
+        """Find the machines of these records; only these have a name."""
+        known: list[tuple[str, dict[tuple[str, int], str], str]] = []  # host, what _identities returns, hardware
+        places: dict[int, int] = {}  # by id(): copies of one record may lie in two folders
+        for record in records:
+            host, gpus = str(record.environment.get("host", "unknown host")), _identities(record)
+            fits = (
+                place
+                for place, (of_host, of_gpus, _) in enumerate(known)
+                if of_host == host and all(of_gpus.get(gpu, uuid) == uuid for gpu, uuid in gpus.items())
+            )
+            place = next(fits, len(known))
+            if place == len(known):
+                known.append((host, {}, short_hardware(record)))
+            known[place][1].update(gpus)
+            places[id(record)] = place
+        names = _names(known)
+        self._names = {key: names[place] for key, place in places.items()}
 
     def name(self, record: Record) -> str:
-        """Return `vm`, or `vm (2)` for another machine with the host name `vm`."""
-        host = str(record.environment.get("host", "unknown host"))
-        gpus = _identities(record)
-        for name, known, name_of_host in self._known:
-            if name_of_host == host and all(known.get(gpu, uuid) == uuid for gpu, uuid in gpus.items()):
-                known.update(gpus)
-                return name
-        number = 1 + sum(name_of_host == host for _, _, name_of_host in self._known)
-        name = host if number == 1 else f"{host} ({number})"
-        self._known.append((name, dict(gpus), host))
-        return name
+        """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
+
+        Where that has the same hardware too, the first GPU tells them apart: `4 × H200 on vm, GPU-2f2c1b07`.
+        """
+        return self._names[id(record)]
+
+
+def _names(known: Sequence[tuple[str, Mapping[tuple[str, int], str], str]]) -> list[str]:
+    """Return a name for each machine, given by its host, what _identities returns, and its hardware."""
+    hosts = Counter(host for host, _, _ in known)
+    kinds = Counter((host, hardware) for host, _, hardware in known)
+    found: list[str] = []
+    for host, gpus, hardware in known:
+        name = host if hosts[host] == 1 else f"{hardware} on {host}"
+        name += f", {_first_gpu(gpus)}" if kinds[host, hardware] > 1 and _first_gpu(gpus) else ""
+        again = found.count(name)  # by no fact that a record keeps
+        found.append(f"{name} ({again + 1})" if again else name)
+    return found
+
+
+def first_gpu(record: Record) -> str:
+    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`; empty where it is not known."""
+    return _first_gpu(_identities(record))
+
+
+def _first_gpu(identities: Mapping[tuple[str, int], str]) -> str:
+    return next((uuid[:UUID_LENGTH] for (what, _), uuid in sorted(identities.items()) if what == "uuid"), "")
 
 
 def _identities(record: Record) -> dict[tuple[str, int], str]:
@@ -208,6 +241,14 @@ def hardware(record: Record) -> str:
         return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
     cpu = mapping(record.environment.get("cpu"))
     return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
+
+
+def short_hardware(record: Record) -> str:
+    """Return `4 × H200`, or `CPU workers`, for names."""
+    if record.cell.device != "cuda":
+        return "CPU workers"
+    found = hardware(record)
+    return "GPUs" if found.startswith("CPU workers") else found.replace("NVIDIA ", "").replace("GeForce ", "")
 
 
 def installation(record: Record) -> str:

@@ -58,10 +58,11 @@ class Study:
 
         `others` is what other studies of the machine showed of the scatter between runs.
         """
-        machines, floors = Machines(), NoiseFloors(others)
+        listed = sorted(records, key=_start)
+        machines, floors = Machines(listed), NoiseFloors(others)
         singles = [
             Runs((record,), record.cell.gpus, request_of(record.cell), provenance(record, machines), floors)
-            for record in sorted(records, key=_start)
+            for record in listed
         ]
         chosen = _chosen(singles)
         counting = [one.records[0] for one in chosen]
@@ -194,8 +195,7 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
     records, errors = read_study(folder, check)
-    unreadable = [_inside(folder, error) for error in errors]
-    return Study.of(records, unreadable, folder, of_other_studies(folder))
+    return Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
 
 
 def _chosen(singles: Sequence[Runs]) -> list[Runs]:
@@ -258,5 +258,6 @@ def _why_unusable(record: Record) -> str:
     return "invalid: " + ("; ".join(record.validity.codes.values()) or "no reason was recorded")
 
 
-def _inside(folder: Path, error: RecordError) -> str:
-    return str(error).replace(f"{folder}/", "")
+def unreadable_files(folder: Path, errors: Iterable[RecordError]) -> tuple[str, ...]:
+    """Return a sentence for each file of a study that could not be read, with its path from the study's folder."""
+    return tuple(str(error).replace(f"{folder}/", "") for error in errors)

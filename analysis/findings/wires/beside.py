@@ -28,16 +28,17 @@ def measured_beside(study: Study) -> tuple[Record, ...]:
         cells = [CellFolder(cell) for other in others for name in wanted for cell in sorted(other.glob(f"{name}-*"))]
     except OSError:
         return ()
-    machines, found = Machines(), []
-    here = {_surroundings(runs.records[0], machines) for runs in trained} if cells else set()
-    for cell in islice(cells, MOST if len(here) == 1 else 0):
+    found = []
+    for cell in islice(cells, MOST):
         try:
             record = read(cell.record)
         except (RecordError, OSError):
             continue
-        if record.usable and _surroundings(record, machines) in here:
-            found.append(record)
-    return tuple(found)
+        found += [record] * record.usable
+    own = [runs.records[0] for runs in trained]
+    machines = Machines([*own, *found])
+    here = {_surroundings(record, machines) for record in own}
+    return tuple(record for record in found if here == {_surroundings(record, machines)})
 
 
 def _surroundings(record: Record, machines: Machines) -> tuple[str, ...]:
