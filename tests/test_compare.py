@@ -153,3 +153,24 @@ def test_the_command_prints_differences_and_json(capsys, tmp_path):
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("python -m analysis compare: ")
         assert captured.err.count("\n") == 1
+
+
+def test_records_of_collectives_are_read_as_tables_of_nccl_tests(capsys):
+    """One cell beside the native tool on two other GPUs, beside itself, and damaged."""
+    path = DATA / "h200_x4" / "links" / "collectives-gpus0-1-07a8cfe4cc" / "record.json"
+    text, native = path.read_text(), (DATA / "nccl_tests_h200_x2.txt").read_text()
+    same = result(text, text)
+    assert (same.compared, same.differ, same.notes) == (28, [], [])
+    found = result(text, native)
+    assert found.compared == 26 and all("reduce_scatter on 2 ranks" in one.entry.name for one in found.differ)
+    assert main(["nccl-tests", str(path), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    table = json.loads(text)["tables"]["nccl-tests"]["runs"][0]
+    assert (run["collective"], run["ranks"], run["nccl_version"], run["notes"]) == ("reduce_scatter", 2, "2.28.9", [])
+    assert [row["out_of_place"]["busbw"] for row in run["rows"]] == [
+        row["out_of_place"]["busbw"] for row in table["rows"]
+    ]
+    damaged = json.loads(text)
+    del damaged["tables"]["nccl-tests"]["runs"][0]["rows"][3]["count"]
+    with pytest.raises(UnreadableInput, match=r"tables\.nccl-tests is damaged"):
+        read_measurement(json.dumps(damaged))

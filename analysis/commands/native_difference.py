@@ -91,7 +91,7 @@ class NativeDifference:
 
 
 def read_measurement(text: str) -> NativeMeasurement:
-    """Read every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=p2p.
+    """Read every entry of nccl-tests (text or JSON), p2pBandwidthLatencyTest or a record of benchmark=collectives or p2p.
 
     Raises UnreadableInput for any other text.
     """

@@ -15,7 +15,9 @@ from analysis.nccl_tests.run import Measured
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="output of nccl-tests 2.0 to 2.19, or its -J file")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="output of nccl-tests 2.0 to 2.19, its -J file or a record.json"
+    )
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="how many ranks the command started, if the file lacks the command"
     )

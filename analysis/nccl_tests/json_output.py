@@ -71,14 +71,14 @@ def _run(whole: Any, line: int) -> Run:
     pairs = [str(word).partition("=") for word in whole.get("env") or []]
     run.environment = {name: value for name, _, value in pairs if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)}
     config = whole.get("config") or {}
-    run.settings = {name: _whole(config[key]) for key, name in _SETTINGS.items() if key in config}
+    run.settings = {name: whole_number(config[key]) for key, name in _SETTINGS.items() if key in config}
     _devices(run, config.get("devices") or [])
     run.rows = [_row(one) for one in whole.get("results") or []]
     bounds = whole.get("out_of_bounds") or {}
-    run.out_of_bounds = _whole(bounds["count"]) if "count" in bounds else None
+    run.out_of_bounds = whole_number(bounds["count"]) if "count" in bounds else None
     # version 1 was printed with a typing error in two names
     average = whole.get("average_bus_bandwidth") or whole.get("average_bus_bandwidith") or {}
-    run.avg_busbw = _number(average.get("bandwidth", average.get("bandwidith")))
+    run.avg_busbw = number(average.get("bandwidth", average.get("bandwidith")))
     run.errors = [str(one)[:300] for one in whole.get("errors") or [] if one]
     return run
 
@@ -93,7 +93,7 @@ def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
     if each * len(devices) > _MOST_RANKS:
         raise ValueError(f"{each} GPUs in one process")
     names = {"device": "device", "hostname": "host", "device_hex": "bus_id", "device_info": "name"}
-    named = [(_whole(one.get("group", 0)), _whole(one["rank"])) for one in devices]
+    named = [(whole_number(one.get("group", 0)), whole_number(one["rank"])) for one in devices]
     for (group, rank), one in zip(named, devices, strict=True):
         device: dict[str, Any] = {"rank": rank, "group": group}
         run.devices.append(device | {name: one[key] for key, name in names.items() if key in one})
@@ -104,28 +104,34 @@ def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
 
 
 def _row(one: dict[str, Any]) -> Row:
-    root, redop = _whole(one["root"]), one.get("redop")
+    root, redop = whole_number(one["root"]), one.get("redop")
     out, within = (_measured(one.get(name), one.get(f"{name}_per_iter")) for name in ("out_of_place", "in_place"))
     named = None if redop in (None, "", "none") else str(redop)
     return Row(
-        _whole(one["size"]), _whole(one["count"]), str(one["type"]), named, None if root == -1 else root, out, within
+        whole_number(one["size"]),
+        whole_number(one["count"]),
+        str(one["type"]),
+        named,
+        None if root == -1 else root,
+        out,
+        within,
     )
 
 
 def _measured(one: dict[str, Any] | None, iterations: dict[str, Any] | None) -> Measured | None:
     if one is None:
         return None
-    wrong = _number(one.get("nwrong"))
-    time, algbw, busbw, cpu_time = (_number(one.get(name)) for name in ("time", "alg_bw", "bus_bw", "cpu_time"))
+    wrong = number(one.get("nwrong"))
+    time, algbw, busbw, cpu_time = (number(one.get(name)) for name in ("time", "alg_bw", "bus_bw", "cpu_time"))
     kept = {name: _numbers(iterations[name]) for name in _ITERATION if name in iterations} if iterations else None
     return Measured(time, algbw, busbw, None if wrong is None else int(wrong), None, cpu_time, kept)
 
 
 def _numbers(value: Any) -> Any:
-    return [_number(one) for one in value] if isinstance(value, list) else _number(value)
+    return [number(one) for one in value] if isinstance(value, list) else number(value)
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """Return a number; None for null and for nccl-tests' "nan". Raises ValueError for anything else."""
     if value is None or value == "nan":
         return None
@@ -134,7 +140,7 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
     """Return a whole number, which nccl-tests writes as text for `root`. Raises ValueError for anything else."""
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value):
         return int(value)

@@ -1,6 +1,7 @@
-"""Read nccl-tests' output, text or JSON, as runs."""
+"""Read nccl-tests' output, text or JSON, and records of `benchmark=collectives`, as runs."""
 
 from analysis.nccl_tests.json_output import read_json
+from analysis.nccl_tests.record import read_record, record_in
 from analysis.nccl_tests.run import Run, annotate
 from analysis.nccl_tests.text import read_tables
 
@@ -14,7 +15,9 @@ def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
     UnreadableInput, which says what was expected and where, if the text holds no row. Source: the format strings of
     nccl-tests 2.0 to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
     """
-    runs = read_json(text) if text.lstrip().startswith("{") else read_tables(text)
+    is_json = text.lstrip().startswith("{")
+    record = record_in(text) if is_json else None
+    runs = read_record(record) if record is not None else read_json(text) if is_json else read_tables(text)
     for run in runs:
         if ranks is not None:
             run.command_ranks = ranks
