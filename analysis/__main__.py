@@ -1,7 +1,7 @@
 """Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
-failed, 2 wrong input or wrong request (one line on stderr, no traceback).
+failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or wrong request (one line on stderr).
 """
 
 import argparse
@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": ("analysis.commands.report", "write a study's report: one page, Markdown, tables and figures"),
     "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
-    "compare": ("analysis.commands.compare", "show where two matrices or two tables differ by more than noise"),
+    "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
 }
 
 

@@ -1,4 +1,8 @@
-"""`python -m analysis compare A B [--tolerance 0.03] [--latency-tolerance 0.1] [--json]`: differences beyond noise."""
+"""`python -m analysis compare A B [--json]`: how two studies differ, or two outputs of nccl-tests or p2p.
+
+Of two studies: `--limit 2%`; exit status 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told.
+Of two files: `--tolerance 0.03`, `--latency-tolerance 0.1`.
+"""
 
 import argparse
 import json
@@ -7,6 +11,7 @@ from statistics import median
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.commands import compare_studies
 from analysis.commands.native_difference import (
     LATENCY_TOLERANCE,
     TOLERANCE,
@@ -28,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name,
             metavar=name.upper(),
-            help="output of nccl-tests (text or JSON) or p2pBandwidthLatencyTest, or a record.json of benchmark=p2p",
+            help="the folder of a study (LABEL=FOLDER gives it a name), output of nccl-tests (text or JSON) or "
+            "p2pBandwidthLatencyTest, or a record.json of benchmark=collectives or benchmark=p2p",
         )
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, metavar="PART",
@@ -38,11 +44,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--latency-tolerance", type=float, default=LATENCY_TOLERANCE, metavar="PART",
         help="the same for latency matrices and for messages of at most 64 KiB (default %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--limit", metavar="SHARE",
+        help="of two studies: a cell that is slower by less, such as 2%%, is no regression (default: any that runs show)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs. Raises OSError, UnreadableInput, or ValueError if the files have nothing in common."""
+    """Print what differs. Raises OSError, UnreadableInput, or ValueError if the two have nothing in common."""
+    if any(compare_studies.is_folder(one) for one in (arguments.a, arguments.b)):
+        return compare_studies.run(arguments)
     a, b = (_read(file) for file in (arguments.a, arguments.b))
     result = compare_measurements(a, b, arguments.tolerance, arguments.latency_tolerance)
     if arguments.json:

@@ -1,8 +1,8 @@
 """Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and the laws that fit them."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,31 +65,66 @@ def curves(study: Study) -> Scaling:
 def point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
-    rate, size, members, noise = runs.log_rate, runs.world_size, baselines.of(runs), baselines.noise(runs)
-    alone = {gpu: one.log_rate for gpu, one in members.items() if one.log_rate is not None}
+    size, members = runs.world_size, baselines.of(runs)
     made = Point(
         runs.gpus,
         runs.key,
-        exponential(rate.next_run()),
-        rate.runs,
+        exponential(runs.log_rate.next_run()),
+        runs.log_rate.runs,
         runs.batch_size,
         suspect=runs.suspect,
         record_ids=tuple(record.record_id for record in runs.records),
-        without_baseline=tuple(gpu for gpu in runs.gpus if gpu not in alone) if size > 1 else (),
+        without_baseline=tuple(gpu for gpu in runs.gpus if gpu not in members) if size > 1 else (),
     )
-    if size == 1 or not alone:
+    found = log_speedup(runs, baselines)
+    if found is None:
         return made
-    value, draws = log_slowest(members, noise), _draws_of_slowest(list(alone.values()), noise)
-    drawn = rate.draws - draws if rate.draws is not None and draws is not None else None
-    speedup = exponential(next_run(rate.value - value, drawn, freedom([rate, *alone.values()])))
+    speedup = exponential(next_run(found.value, found.draws, found.freedom))
+    value = efficiency(found.rate.value, found.slowest, runs.gpus, found.alone)
     return replace(
         made,
-        baseline=exponential(next_run(value, draws, freedom(alone.values()))),
-        slowest=min(alone, key=lambda gpu: alone[gpu].value),
+        baseline=exponential(next_run(found.slowest, found.slowest_draws, freedom(found.alone.values()))),
+        slowest=min(found.alone, key=lambda gpu: found.alone[gpu].value),
         speedup=speedup,
-        efficiency=replace(scaled(speedup, 1 / size), value=efficiency(rate.value, value, runs.gpus, alone)),
+        efficiency=replace(scaled(speedup, 1 / size), value=value),
         clock_ratio=clock_ratio(runs, members.values()),
     )
+
+
+@dataclass(frozen=True)
+class LogSpeedup:
+    """The logarithm of a subset's rate over that of its slowest member alone."""
+
+    rate: Sample
+    alone: Mapping[int, Sample]  # of the members that were measured alone
+    slowest: float  # the logarithm of the slowest of them
+    slowest_draws: Draws | None  # (2, DRAWS); None where the scatter is not known
+
+    @property
+    def value(self) -> float:
+        """The logarithm of the speed-up."""
+        return self.rate.value - self.slowest
+
+    @property
+    def draws(self) -> Draws | None:
+        """Draws of it, (2, DRAWS); None where the scatter is not known."""
+        known = self.rate.draws is not None and self.slowest_draws is not None
+        return self.rate.draws - self.slowest_draws if known else None  # type: ignore[operator]
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of its draws."""
+        return freedom([self.rate, *self.alone.values()])
+
+
+def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
+    """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
+    members, noise = baselines.of(runs), baselines.noise(runs)
+    alone = {gpu: one.log_rate for gpu, one in members.items() if one.log_rate is not None}
+    if runs.world_size == 1 or runs.log_rate is None or not alone:
+        return None
+    draws = _draws_of_slowest(list(alone.values()), noise)
+    return LogSpeedup(runs.log_rate, alone, log_slowest(members, noise), draws)
 
 
 def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws | None:

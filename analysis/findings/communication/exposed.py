@@ -91,6 +91,11 @@ class Exposures:
         known = None if math.isnan(half_ms) else half_ms
         return Exposure(exposed.ms, known, *share, alone.ms, source, why, ids)
 
+    def of_runs(self, runs: Runs) -> Uncertain | None:
+        """Return what is exposed of runs of one cell, with half the interval of the medians; None where it is not known."""
+        found = self._cost_alone(runs) if runs.values(COST) else ""
+        return None if isinstance(found, str) else _difference(_median(runs, COST), found[0])
+
     def _hidden(self, exposed: Uncertain, record: Record, one: Runs) -> tuple[tuple[float | None, float | None], str]:
         """Return (the hidden share, half its interval), and why it is not claimed; within the noise it is cut to 0 to 1."""
         exchange = record.metrics.get(EXCHANGE)

@@ -7,7 +7,7 @@ it when a sweep ends (launch.study.noise_floor).
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,18 @@ def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[FloorGroup, str], Scatter
             yield (group, metric), Scatter(runs, freedom, squares)
 
 
-def of_other_studies(folder: Path) -> Scatters:
-    """Return what the other studies beside a study's folder showed; nothing where the file cannot be read."""
+def of_other_studies(folder: Path, without: Collection[str] = ()) -> Scatters:
+    """Return what the other studies beside a study's folder showed; nothing where the file cannot be read.
+
+    `without` are names of studies that are left out too.
+    """
     folder, pooled = folder.absolute(), defaultdict[tuple[FloorGroup, str], Scatter](Scatter)
     try:
         studies = floors_of(folder.parent / FILE)
     except (OSError, ValueError):
         return {}
     for study, rows in studies.items():
-        for key, scatter in rows.items() if study != folder.name else ():
+        for key, scatter in rows.items() if study != folder.name and study not in without else ():
             pooled[key] += scatter
     return pooled
 

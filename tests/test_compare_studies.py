@@ -1,0 +1,156 @@
+"""`analysis compare STUDY STUDY`: real studies of H200s, a planted regression, and what cannot be told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from records import record, study
+from slower import slower_study
+
+from analysis.__main__ import main
+from analysis.findings.across.sides import Asked, open_sides
+from analysis.findings.next_run.floor_file import FILE, as_json
+from analysis.findings.study import open_study
+
+DATA = Path(__file__).parent / "data"
+FIRST, AGAIN = DATA / "h200_x2" / "eager_a", DATA / "h200_x2" / "eager_b"  # one command, measured twice
+CELLS = 6
+
+
+def compared(capsys, *arguments):
+    """The exit status and the JSON object of a comparison."""
+    status = main(["compare", *map(str, arguments), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory):
+    """The second measurement, with every step 3 % longer in its raw lines."""
+    return slower_study(AGAIN, tmp_path_factory.mktemp("slower") / "slower", 1.03)
+
+
+def test_one_command_measured_twice_shows_no_difference(capsys):
+    """Two A/A pairs of real sweeps."""
+    status, found = compared(capsys, FIRST, AGAIN)
+    assert (status, found["regressions"], found["verdicts"]) == (0, 0, {"no difference seen": CELLS})
+    assert found["differs"] == {} and not found["in_turn"] and found["only_a"] == found["only_b"] == []
+    assert all(0.005 < one["smallest"] < 0.01 for one in found["cells"])
+    status, found = compared(capsys, DATA / "h200_x2" / "scaling", DATA / "h200_x2" / "strategies")
+    assert (status, found["verdicts"]) == (0, {"no difference seen": 2})
+    assert len(found["only_a"]) == 4 and len(found["only_b"]) == 6
+
+
+def test_a_planted_regression_of_3_percent_is_found(slower, capsys):
+    status, found = compared(capsys, FIRST, slower)
+    assert (status, found["regressions"], found["verdicts"]) == (1, CELLS, {"slower": CELLS})
+    for one in found["cells"]:
+        change = one["change"]
+        assert change["low"] < change["value"] < change["high"] < -0.02
+        assert change["value"] == pytest.approx(1 / 1.03 - 1, abs=0.003)
+        real = one["b"]["throughput/images_per_second"]["value"] / one["a"]["throughput/images_per_second"]["value"]
+        assert change["value"] == pytest.approx(real - 1)
+    assert compared(capsys, FIRST, slower, "--limit", "2%")[0] == 1
+    assert compared(capsys, FIRST, slower, "--limit", "0.05")[0] == 0
+    assert compared(capsys, slower, FIRST)[0] == 0, "what became faster is no regression"
+
+
+def test_a_regression_of_the_exchange_alone_shows_in_efficiency_and_not_on_one_gpu(tmp_path, capsys):
+    several = slower_study(AGAIN, tmp_path / "slow", 1.03, lambda one: one.cell.world_size > 1)
+    status, found = compared(capsys, FIRST, several)
+    assert (status, found["regressions"]) == (1, 2)
+    for one in found["cells"]:
+        assert one["verdict"] == ("slower" if one["gpus"] == [0, 1] else "no difference seen")
+        if one["gpus"] == [0, 1]:
+            share = one["differences"]["scaling/efficiency"]
+            assert share["high"] < -0.02 < 0 and share["unit"] == "share"
+
+
+def test_the_table_says_what_was_compared_and_what_it_may_claim(slower, capsys):
+    assert main(["compare", f"before={FIRST}", f"after={slower}"]) == 1
+    told = capsys.readouterr().out.replace("\u00a0", " ")
+    for said in (f"A  before  ({FIRST}, 6 cells)", "B  after", "6 cells compared: 6 slower.", "Regression: 6 cells",
+                 "were not measured in turn", "nccl_allreduce · gpus 0,1"):  # fmt: skip
+        assert said in told, told
+    assert main(["compare", str(FIRST), str(AGAIN), "--limit", "2 %"]) == 0
+    told = capsys.readouterr().out.replace("\u00a0", " ")
+    assert "No regression was found: no cell of B is seen to be slower by 2.0 % or more." in told
+
+
+def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):
+    """A study beside itself is twice the same cells, never cells with twice the runs."""
+    ((one,), (other,)) = open_sides([Asked.of(str(FIRST)), Asked.of(str(AGAIN))])
+    floors = [side.study.runs[0].floor("throughput/images_per_second").runs for side in (one, other)]
+    assert [len(side.study.records) for side in (one, other)] == [9, 9] and floors == [6, 6]
+    assert (one.name, other.name) == ("2 × H200 on vm · eager_a", "2 × H200 on vm · eager_b")
+
+
+def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(slower, tmp_path):
+    for name, source in (("a", FIRST), ("b", AGAIN), ("c", AGAIN)):
+        shutil.copytree(source, tmp_path / name)
+    rows = {name: open_study(tmp_path / name).floors.own() for name in ("a", "b", "c")}
+    (tmp_path / FILE).write_text(json.dumps(as_json(rows)))
+    sides = open_sides([Asked.of(str(tmp_path / name)) for name in ("a", "b")])
+    studies = [side.study for (side,) in sides]
+    floors = [one.floors.of(one.runs[0].group.of_any_size, "throughput/images_per_second") for one in studies]
+    assert [one.runs for one in floors] == [12, 12], "each its own six runs and the six of c"
+
+
+def test_single_runs_cannot_tell_and_that_is_no_success(capsys):
+    x4 = DATA / "h200_x4"
+    assert main(["compare", str(x4 / "settings"), str(x4 / "settings_again")]) == 2
+    said = capsys.readouterr()
+    assert "4 cells compared: 4 cannot tell." in said.out and "GPU-43fb91ba" in said.out
+    assert said.err.startswith("python -m analysis compare: no cell can be told: how far runs differ is not known")
+    assert said.err.count("\n") == 1
+
+
+def test_cells_match_by_what_was_asked_whatever_a_version_adds(tmp_path, capsys):
+    """An older record lacks an option that a newer one has at its default, and has another key."""
+    made = {}
+    for name in ("old", "new"):
+        runs = []
+        for repeat in range(3):
+            for place, gpus in enumerate(([0], [1])):
+                rate = 1000.0 + repeat + (10 if name == "new" else 0)
+                options = {"name": "nccl_allreduce", "bucket_cap_mb": 25.0}
+                if name == "new":
+                    options["comm_hook"] = "none"
+                runs.append(record(10 * repeat + place, gpus, rate, cell={"repeat": repeat, "strategy": options}))
+                runs[-1]["cell_key"] = f"{name}{place}{repeat}"
+        made[name] = study(tmp_path / name, runs)
+    status, found = compared(capsys, made["old"], made["new"])
+    assert [one["gpus"] for one in found["cells"]] == [[0], [1]] and (found["only_a"], found["only_b"]) == ([], [])
+    assert {one["verdict"] for one in found["cells"]} == {"faster"} and status == 0
+
+
+def test_a_cell_that_failed_in_one_study_is_named_with_the_reason(tmp_path, capsys):
+    both = [record(10 * n, [0], 1000.0 + n, cell={"repeat": n}) for n in range(4)]
+    failed = record(90, [0, 1], 1.0, state="failed", metrics={},
+                    failure={"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""})  # fmt: skip
+    first = study(tmp_path / "a", [*both, record(91, [0, 1], 1900.0)])
+    _, found = compared(capsys, first, study(tmp_path / "b", [*both, failed]))
+    assert found["only_a"] == [
+        "resnet50 · nccl_allreduce · gpus 0,1 (the other study's is not usable: failed: out of memory)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more", "said"),
+    [
+        ("a", "nowhere", (), "nowhere: no such folder"),
+        ("a", "empty", (), "holds no record; expected the folder of a study"),
+        ("a", "file", (), "is a file; expected two folders of studies, or two files"),
+        ("a", "b", (), "have no cell in common that is usable in both"),
+        ("a", "a", ("--limit", "2"), "--limit 2: expected a share from 0 to 100 %, such as 2% or 0.02"),
+        ("a", "a", ("--limit", "two"), "--limit two: expected a share"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(first, second, more, said, tmp_path, capsys):
+    study(tmp_path / "a", [record(1, [0], 100.0)])
+    study(tmp_path / "b", [record(1, [1], 100.0)])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("text")
+    assert main(["compare", str(tmp_path / first), str(tmp_path / second), *more]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and said in told.err and told.err.count("\n") == 1
