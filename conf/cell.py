@@ -9,6 +9,8 @@ from typing import Any
 
 from conf.options import option
 
+IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
+
 
 @dataclass(frozen=True)
 class Network:
@@ -22,6 +24,7 @@ class Network:
     image_size: int  # pixels of a side
     auxiliary_weight: float
     options: dict[str, Any]
+    inputs: str = IMAGES  # samples: the model makes its own batches, and has no channels, classes and image size
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Optimizer:
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus")
+# Left out where they say nothing: cells of an older version keep their keys, and older versions read their records.
+ONLY_IF_SAID = ("inputs",)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Cell:
     profiler: str  # none, nsys, torch: of a pass after the timed one
     gpus: tuple[int, ...]  # in rank order
     device: str  # cpu or cuda
-    batch_size: int  # images per rank and step
+    batch_size: int  # images or samples per rank and step
     global_batch_size: int | None  # strong scaling; None: weak scaling
     precision: str
     optimize: str
@@ -137,7 +142,9 @@ class Cell:
 
         A report does this for thousands of records: dataclasses.asdict, which copies every value, would take far longer.
         """
-        nested = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
+        nested: dict[str, dict[str, Any]] = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
+        if self.model.inputs == IMAGES:
+            del nested["model"]["inputs"]
         return {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
 
     @staticmethod

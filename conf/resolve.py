@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import Cell, Network, Optimizer
+from conf.cell import IMAGES, SAMPLES, Cell, Network, Optimizer
 from conf.options import Refused, accepted, canonical, check_fields, check_names
 from conf.schema import Config, Model, Sizes
 from conf.servers import placed
@@ -125,7 +125,7 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
     _check_together(strategy, options, precision, common)
     cell = Cell(
         **common.fields(),
-        model=_network(config, sizes),
+        model=_network(config, sizes, device),
         strategy=options,
         optimizer=config.optimizer,
         profiler=config.profiler["name"],
@@ -134,7 +134,7 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         global_batch_size=global_batch_size,
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
-        channels_last=device == "cuda" if config.channels_last == "auto" else config.channels_last in (True, "True"),
+        channels_last=_channels_last(config, device),
         server_gpus=placed(options, gpus, device, everyone),
         declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **_declared_model(config.model)},
     )
@@ -167,10 +167,17 @@ def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpu
     return batch_size
 
 
-def _network(config: Config, sizes: Sizes) -> Network:
+def _network(config: Config, sizes: Sizes, device: str) -> Network:
     """Return the model with its image size. Raises Refused where its layers do not accept the images."""
     model = config.model
+    if model.inputs == SAMPLES:
+        return _network_of_samples(config)
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
+    if image_size is None:
+        where = "gpu" if device == "cuda" else "cpu"
+        raise Refused(
+            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 and at most 4096"
+        )
     if not model.least_image_size <= image_size <= model.most_image_size:
         bounds = accepted({"least": model.least_image_size, "most": model.most_image_size, "whole": True})
         raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
@@ -182,6 +189,24 @@ def _network(config: Config, sizes: Sizes) -> Network:
     )  # fmt: skip
 
 
+def _network_of_samples(config: Config) -> Network:
+    """Return a model that makes its own batches. Raises Refused where the request says something about images."""
+    model, without = config.model, Model()
+    if model.library != "python":
+        raise Refused(
+            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own (trainers/OWN.md)"
+        )
+    if config.image_size != "auto":
+        raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
+    for name in ("channels", "classes", "auxiliary_weight"):
+        if getattr(model, name) != getattr(without, name):
+            raise Refused(
+                f"model.{name}={getattr(model, name)}: accepted with model.inputs={IMAGES} only; what your own model takes "
+                f"stands in model.options"
+            )
+    return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES)
+
+
 def _precision(config: Config, device: str) -> str:
     """Return the arithmetic. Raises Refused where it needs a GPU."""
     if device == "cpu" and config.precision in ("tf32", "fp16"):
@@ -191,6 +216,13 @@ def _precision(config: Config, device: str) -> str:
     if config.precision == "auto":
         return "bf16" if device == "cuda" else "fp32"
     return config.precision
+
+
+def _channels_last(config: Config, device: str) -> bool:
+    """Return whether tensors are NHWC."""
+    if config.channels_last == "auto":
+        return device == "cuda" and config.model.inputs == IMAGES
+    return config.channels_last in (True, "True")
 
 
 def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common) -> None:

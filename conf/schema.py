@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from conf.cell import Optimizer
+from conf.cell import IMAGES, SAMPLES, Optimizer
 from conf.nccl import Nccl
 from conf.options import option
 
@@ -24,8 +24,8 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "bf16_weights")
 class Sizes:
     """The image size and the batch size that `auto` means for a model on one kind of device."""
 
-    image_size: int = option(MISSING, "pixels of a side", least=8, most=4096)
-    batch_size: int = option(MISSING, "images per rank and step", least=1, most=1 << 20)
+    image_size: int | None = option(None, "pixels of a side", least=8, most=4096)
+    batch_size: int = option(MISSING, "images or samples per rank and step", least=1, most=1 << 20)
 
 
 @dataclass
@@ -38,6 +38,11 @@ class Model:
     )
     builder: str = option(
         MISSING, "its name in that library; python: a function of your own, my_package.my_module:build"
+    )
+    inputs: str = option(
+        IMAGES,
+        "what it trains on; samples: your own model makes its batches (trainers/OWN.md)",
+        words=(IMAGES, SAMPLES),
     )
     channels: int = option(3, "channels of an image", least=1, most=64)
     classes: int = option(1000, "classes of the last layer", least=2, most=1 << 20)
@@ -129,11 +134,11 @@ class Config:
     )
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
-        "auto", "images per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
+        "auto", "images or samples per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
     )
     global_batch_size: int | str | None = option(
         None,
-        "images per step over all ranks (strong scaling); auto: what fits one GPU, divisible by all",
+        "images or samples per step over all ranks (strong scaling); auto: what fits one GPU, divisible by all",
         least=1,
         most=1 << 30,
         auto=True,

@@ -86,13 +86,13 @@ def unrepeatable(rank):
 # Whole cells. Faults of one cell have different codes, so that each is seen alone.
 
 
-def same_batches(cell, device, rank):
+def same_batches(cell, device, rank, model):
     """In float32, or the layers would refuse them without autocast."""
-    return REAL_BATCHES(dataclasses.replace(cell, precision="fp32"), device, 0)
+    return REAL_BATCHES(dataclasses.replace(cell, precision="fp32"), device, 0, model)
 
 
-def one_batch(cell, device, rank):
-    return itertools.repeat(next(REAL_BATCHES(cell, device, rank)))
+def one_batch(cell, device, rank, model):
+    return itertools.repeat(next(REAL_BATCHES(cell, device, rank, model)))
 
 
 def sleeping_beat(reporter, iterations=1):

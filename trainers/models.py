@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from conf.cell import Network
+from conf.cell import IMAGES, Network
 from conf.targets import locate
+from trainers.own_model import OwnModel
 
 
 def build(network: Network) -> nn.Module:
@@ -38,18 +39,19 @@ def build(network: Network) -> nn.Module:
 
 
 def _own(network: Network) -> nn.Module:
-    """Build a model by the user's own function: `build(classes=…, channels=…, **options)`.
+    """Build a model by the user's own function: `build(classes=…, channels=…, **options)`, or `build(**options)` for samples.
 
-    The model takes images (batch, channels, size, size) and returns scores (batch, classes).
+    A model of images takes images (batch, channels, size, size) and returns scores (batch, classes).
 
     Raises:
-        TypeError: the function returns no module of torch.
+        TypeError: the function returns no module of torch, or for samples no OwnModel.
     """
-    model = locate(network.builder)(classes=network.classes, channels=network.channels, **network.options)
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model.builder={network.builder}: returned {type(model).__name__}, expected is a torch.nn.Module"
-        )
+    of_images = network.inputs == IMAGES
+    sizes = {"classes": network.classes, "channels": network.channels} if of_images else {}
+    model = locate(network.builder)(**sizes, **network.options)
+    expected, name = (nn.Module, "torch.nn.Module") if of_images else (OwnModel, "trainers.own_model.OwnModel")
+    if not isinstance(model, expected):
+        raise TypeError(f"model.builder={network.builder}: returned {type(model).__name__}, expected is a {name}")
     return model
 
 

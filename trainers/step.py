@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.cell import Cell
+from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
+from trainers.own_model import Batch, OwnModel
 from trainers.strategy import Strategy, load
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Batch = tuple[Tensor, Tensor]  # images, labels
 Mark = Callable[[str], AbstractContextManager[Any]]
 UNMARKED = nullcontext[None]()
 
@@ -39,6 +39,7 @@ class Training:
         if cell.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.network = model  # what was built, without what the strategy wraps around it
+        self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.names, self.parameters = list(trained), list(trained.values())
         self.optimizer = torch.optim.SGD(
@@ -53,29 +54,32 @@ class Training:
         for parameter in self.parameters:
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"))
-        self.model: Callable[[Tensor], Tensor] = self.strategy.prepare(model, self.optimizer)
+        self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.optimize == "compile":
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
             self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
-        self.batches = synthetic(cell, device, rank)
-        self.images = 0  # counted from the batches, never computed
+        self.batches = synthetic(cell, device, rank, self.network)
+        self.images = self.tokens = 0  # counted from the batches, never computed; an image is a sample
         self.loss: Tensor | None = None  # of the last step, on the device
         # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
         self.mark: Mark = unmarked
 
     def backward(self, batch: Batch | None = None) -> None:
         """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place."""
-        images, labels = batch or next(self.batches)
+        batch = batch or next(self.batches)
+        *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
         with self.mark("forward"), self._autocast():
-            loss = models.loss(self.model(images), labels, self.cell.model.auxiliary_weight)
+            loss = self._loss(self.model(*inputs), targets)
         with self.mark("backward"):
             self.scaler.scale(loss).backward()
         with self.mark("exchange"):
             self.strategy.exchange()
         self.loss = loss.detach()
-        self.images += len(images)
+        self.images += len(batch[0])
+        if self._own is not None:
+            self.tokens += self._own.tokens(*batch)
 
     def step(self) -> None:
         """Run one training step."""
@@ -87,6 +91,11 @@ class Training:
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)
+
+    def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        if self._own is not None:
+            return self._own.loss(outputs, targets)
+        return models.loss(outputs, targets, self.cell.model.auxiliary_weight)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.cell.precision)

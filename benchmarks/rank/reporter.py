@@ -52,7 +52,7 @@ class Reporter:
         own_files.write_whole(self.folder.output, f"{text}\n".encode())
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
-        """Write the samples of a window, with `facts` that tell what was timed; `images` are those of its counted iterations."""
+        """Write the samples of a window, and `facts` of what was timed; `images` (or samples) are those of its counted steps."""
         self.line(
             Kind.BLOCK,
             purpose=purpose,

@@ -12,7 +12,7 @@ from benchmarks.record.encoding import encoded, restored
 from benchmarks.record.field_types import check_types
 from benchmarks.record.former import LATER_FIELDS, renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
-from conf.cell import Cell, Network, Optimizer
+from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
 
 
 def write(folder: CellFolder, record: Record) -> Path:
@@ -71,7 +71,9 @@ def _lost(content: Mapping[str, Any]) -> Iterator[str]:
     parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
     parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
     for kind, part in [*parts, (Failure, failure)] if isinstance(failure, Mapping) else parts:
-        yield from (field.name for field in dataclasses.fields(kind) if field.name not in (*part, *later))
+        yield from (
+            field.name for field in dataclasses.fields(kind) if field.name not in (*part, *later, *ONLY_IF_SAID)
+        )
 
 
 def read_study(

@@ -48,6 +48,8 @@ _TABLE = (
     Metric("throughput/ci_runs", "runs of equal cells that this interval rests on", "runs", decimals=0),
     _higher_is_better("throughput/images_per_second_per_gpu", "images per second and GPU", "images/s", column="per GPU"),
     Metric("throughput/images", "images that were counted", "images", decimals=0),
+    _higher_is_better("throughput/tokens_per_second", "tokens per second", "tokens/s", column="tokens/s"),
+    Metric("throughput/tokens", "tokens that were counted", "tokens", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
     _higher_is_better("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%", decimals=1),

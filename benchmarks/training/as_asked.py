@@ -3,6 +3,7 @@
 Each is found once in a cell, outside the timed windows. analysis.validity.as_asked judges them.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rank.group import Ranks
-from trainers.step import Batch, Training
+from trainers.own_model import Batch
+from trainers.step import Training
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
 OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
@@ -23,10 +25,28 @@ EXACT = (1 << 52) - 1  # an integer below it survives as a float
 
 def batches(drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
     """Return whether all ranks drew different first batches, and how many different ones this rank drew. Collective."""
-    digests = _digests(images for images, _ in drawn)
+    digests = [_digest(inputs) for *inputs, _ in drawn]
     first = [values[0] for values in ranks.gather(digests)]
     in_turn = min(int(count) for (count,) in ranks.gather([len(set(digests))]))
-    return {"batches_differ": len(set(first)) == ranks.world_size, "batches_in_turn": in_turn}
+    return {
+        "batches_differ": len(set(first)) == ranks.world_size,
+        "batches_in_turn": in_turn,
+        "sample": _sample(drawn[0]),
+    }
+
+
+def _sample(batch: Batch) -> dict[str, Any]:
+    """Return the dtype and the shape of one sample: of each tensor that forward takes, and of the targets."""
+    *inputs, targets = (f"{_word(tensor.dtype)} {list(tensor.shape[1:])}" for tensor in batch)
+    return {"inputs": inputs, "targets": targets}
+
+
+def _digest(tensors: Iterable[Tensor]) -> float:
+    """Return 48 bits of the SHA-256 of some tensors: a sum would be the same for few whole numbers, as tokens are."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return float(int.from_bytes(digest.digest()[:6], "big"))
 
 
 @contextmanager
@@ -45,9 +65,9 @@ def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
         if isinstance(output, Tensor):
             layers[_word(output.dtype)] += 1
 
-    def watched(images: Tensor) -> Tensor:
+    def watched(*inputs: Tensor) -> Tensor:
         found["autocast"] = _word(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-        return real(images)
+        return real(*inputs)
 
     compiled = training.cell.optimize == "compile"  # a hook would compile it again
     modules = [] if compiled else [module for module in training.network.modules() if isinstance(module, LAYERS)]

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rank.group import Ranks
-from trainers.step import Batch, Training
+from trainers.own_model import Batch
+from trainers.step import Training
 
 # Runs of backward without exchange on the same batch: what differs among them is what the arithmetic leaves open, since
 # cuDNN's backward kernels may sum in another order each time.

@@ -68,7 +68,7 @@ def timed(lines: RankLines) -> Derived:
     ms: list[float] = []  # of each iteration, its slowest rank
     by_window = [slowest_ms([window]) for window in windows]
     totals = [0.0] * ranks  # ms of each rank
-    images, disagreement, launch_ms = 0, 0.0, []
+    images, tokens, disagreement, launch_ms = 0, 0, 0.0, []
     rates, medians = [], []
     for window, window_ms in zip(windows, by_window, strict=True):
         ms += window_ms
@@ -81,6 +81,7 @@ def timed(lines: RankLines) -> Derived:
         launch_ms.append(max(block["launch_ms"] for block in window))
         window_images = sum(int(block["images"]) for block in window)
         images += window_images
+        tokens += sum(int(block.get("tokens", 0)) for block in window)
         rates.append([len(ms), window_images / (max(own) / 1e3)])
         medians.append([len(ms), statistics.median(window_ms)])
     low_ms, high_ms = intervals.mean_interval(by_window)
@@ -97,6 +98,8 @@ def timed(lines: RankLines) -> Derived:
         "step/iterations": len(ms),
         "ranks/spread": max(totals) / min(totals) - 1,
     }
+    if tokens:
+        metrics |= {"throughput/tokens_per_second": tokens / (max(totals) / 1e3), "throughput/tokens": tokens}
     facts = _facts(by_window)
     within_run = {
         "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms) | facts,

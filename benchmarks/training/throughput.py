@@ -68,11 +68,15 @@ class TrainingBenchmark:
 
     def block(self, purpose: str, iterations: int) -> tuple[Block, list[float]]:
         """Time a window of steps and write its samples at once. Return (this rank's, the slowest rank's ms)."""
-        before = self.training.images
-        block = self.clock.block(self.training.step, iterations, self.reporter.beat)
-        # The lead-in's images are as many as any other step's: every batch has the same size.
-        counted = self.training.images - before
-        self.reporter.block(purpose, block, counted * iterations // (iterations + 1))
+        counted: list[tuple[int, int]] = []  # images and tokens so far, after each step
+
+        def step() -> None:
+            self.training.step()
+            counted.append((self.training.images, self.training.tokens))
+
+        block = self.clock.block(step, iterations, self.reporter.beat)
+        images, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
+        self.reporter.block(purpose, block, images, **({"tokens": tokens} if tokens else {}))
         return block, self.ranks.slowest(block.ms)
 
     def warm_up(self) -> None:
