@@ -2,19 +2,15 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import IMAGES, SAMPLES, Cell, Network, Optimizer
-from conf.options import Refused, accepted, canonical, check_fields, check_names
-from conf.schema import Config, Model, Sizes
-from conf.servers import placed
-from conf.targets import sha256_of_foreign_code, source_file
-
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+from conf.cell import Cell, Network, Optimizer
+from conf.networks import channels_last, check_name, checked_model, declared_model, network
+from conf.options import Refused, canonical, check_fields, check_names
+from conf.schema import Config, Sizes
 
 
 @dataclass
@@ -34,41 +30,16 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     variables, notices = nccl.settings(config.nccl)
     config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
-    config = dataclasses.replace(config, model=_checked_model(config.model))
+    config = dataclasses.replace(config, model=checked_model(config.model))
     _check_names_of_folders(config)
     known = {one.name: getattr(config, one.name) for one in dataclasses.fields(Config)}
     known |= {group: groups.options(group, known[group]) for group in ("strategy", "benchmark", "profiler")}
     return CheckedConfig(**known, nccl_variables=variables), notices
 
 
-def _checked_model(model: Model) -> Model:
-    """Return the model; one of the user's own module is named after it where it still has the name of a model of ours.
-
-    Raises:
-        Refused: a name that no library can have, or a builder that Python does not find.
-    """
-    if model.library == "python":
-        source_file("model.builder", model.builder)
-        if model.name in groups.choices("model") and groups.library(model.name) != "python":
-            module, _, name = model.builder.replace(":", ".").rpartition(".")
-            model = dataclasses.replace(model, name=f"{module.rpartition('.')[2]}.{name}")
-    else:
-        _check_name("model.builder", model.builder)
-    _check_name("model.name", model.name)
-    return model
-
-
-def _check_name(option: str, text: str) -> None:
-    """Refuse a text that cannot become the name of a folder or of a builder."""
-    if not NAME.fullmatch(text):
-        raise Refused(
-            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
-        )
-
-
 def _check_names_of_folders(config: Config) -> None:
     """Refuse texts that cannot be names of a study, a folder or a tracking store."""
-    _check_name("study", config.study)
+    check_name("study", config.study)
     for name, path in (
         ("output_dir", config.output_dir),
         ("tracking.uri", config.tracking.uri),
@@ -125,7 +96,7 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
     _check_together(strategy, options, precision, common)
     cell = Cell(
         **common.fields(),
-        model=_network(config, sizes, device),
+        model=network(config, sizes, device),
         strategy=options,
         optimizer=config.optimizer,
         profiler=config.profiler["name"],
@@ -134,9 +105,9 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         global_batch_size=global_batch_size,
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
-        channels_last=_channels_last(config, device),
+        channels_last=channels_last(config, device),
         server_gpus=placed(options, gpus, device, everyone),
-        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **_declared_model(config.model)},
+        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **declared_model(config.model)},
     )
     return labelled(cell, config)
 
@@ -167,46 +138,6 @@ def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpu
     return batch_size
 
 
-def _network(config: Config, sizes: Sizes, device: str) -> Network:
-    """Return the model with its image size. Raises Refused where its layers do not accept the images."""
-    model = config.model
-    if model.inputs == SAMPLES:
-        return _network_of_samples(config)
-    image_size = sizes.image_size if config.image_size == "auto" else config.image_size
-    if image_size is None:
-        where = "gpu" if device == "cuda" else "cpu"
-        raise Refused(
-            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 and at most 4096"
-        )
-    if not model.least_image_size <= image_size <= model.most_image_size:
-        bounds = accepted({"least": model.least_image_size, "most": model.most_image_size, "whole": True})
-        raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
-    if model.library == "torchvision" and model.channels != 3:
-        raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    return Network(
-        model.name, model.library, model.builder, model.channels, model.classes, int(image_size),
-        model.auxiliary_weight, dict(model.options),
-    )  # fmt: skip
-
-
-def _network_of_samples(config: Config) -> Network:
-    """Return a model that makes its own batches. Raises Refused where the request says something about images."""
-    model, without = config.model, Model()
-    if model.library != "python":
-        raise Refused(
-            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own (trainers/OWN.md)"
-        )
-    if config.image_size != "auto":
-        raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
-    for name in ("channels", "classes", "auxiliary_weight"):
-        if getattr(model, name) != getattr(without, name):
-            raise Refused(
-                f"model.{name}={getattr(model, name)}: accepted with model.inputs={IMAGES} only; what your own model takes "
-                f"stands in model.options"
-            )
-    return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES)
-
-
 def _precision(config: Config, device: str) -> str:
     """Return the arithmetic. Raises Refused where it needs a GPU."""
     if device == "cpu" and config.precision in ("tf32", "fp16"):
@@ -216,13 +147,6 @@ def _precision(config: Config, device: str) -> str:
     if config.precision == "auto":
         return "bf16" if device == "cuda" else "fp32"
     return config.precision
-
-
-def _channels_last(config: Config, device: str) -> bool:
-    """Return whether tensors are NHWC."""
-    if config.channels_last == "auto":
-        return device == "cuda" and config.model.inputs == IMAGES
-    return config.channels_last in (True, "True")
 
 
 def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common) -> None:
@@ -235,12 +159,40 @@ def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precisi
             raise Refused(f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers")
 
 
-def _declared_model(model: Model) -> dict[str, dict[str, Any]]:
-    """Return the hash of the file that builds a model of the user's own module; empty for the libraries' models."""
-    if model.library != "python":
-        return {}
-    code_hash = sha256_of_foreign_code("model.builder", model.builder)
-    return {"model": {"target": model.builder} | ({"sha256": code_hash} if code_hash else {})}
+def placed(
+    strategy: Mapping[str, Any], gpus: tuple[int, ...], device: str, everyone: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
+
+    `server_gpus=free` takes GPUs outside the subset, in order. If there are too few of them, servers share the subset's own.
+
+    Raises:
+        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order of updates can keep.
+    """
+    bound, workers = strategy.get("max_staleness"), len(gpus)
+    if bound is not None and bound < workers - 1:
+        raise Refused(
+            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} workers push in turn, "
+            f"each sees {workers - 1} updates of the others"
+        )
+    wanted = strategy.get("server_gpus")
+    if wanted is None or device != "cuda":
+        return ()
+    servers = int(strategy["servers"])
+    if servers > len(everyone):
+        raise Refused(
+            f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone)}, the GPUs of this machine"
+        )
+    if wanted == "free":
+        free = tuple(gpu for gpu in everyone if gpu not in gpus)
+        return free[:servers] if len(free) >= servers else tuple(gpus[n % workers] for n in range(servers))
+    named = [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
+    if len(named) != servers or any(not name.isdecimal() or int(name) not in everyone for name in named):
+        raise Refused(
+            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "
+            f"{', '.join(map(str, everyone))} joined by +, one for each of strategy.servers={servers}"
+        )
+    return tuple(int(name) for name in named)
 
 
 def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
