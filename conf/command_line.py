@@ -42,7 +42,7 @@ SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Return the arguments as Hydra shall read them: its own options first, because argparse finds none behind overrides.
 
-    `gpus=…` becomes canonical text, NCCL's `^` and `;` come into quotes, and `nccl.env.NAME=…` may name a new key.
+    `gpus=…` becomes canonical text, NCCL's `^` and `;` come into quotes, and `nccl.other.NAME=…` may name a new key.
 
     Raises:
         Refused: names the argument and the right form.
@@ -121,8 +121,8 @@ def _rewritten(argument: str) -> str:
         )
     if key in GROUPS and argument.startswith(f"{key}=["):
         raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
-    if argument.startswith("nccl.env."):
-        return f"++{argument}"
+    if argument.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
+        return f"++nccl.other.{argument.split('.', 2)[2]}"
     if selection := SELECTIONS.fullmatch(argument):
         return f"{selection[1]}'{selection[2]}'"
     return argument

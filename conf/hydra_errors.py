@@ -12,6 +12,7 @@ from yaml import YAMLError
 from conf.command_line import GROUPS
 from conf.gpus import FORMS
 from conf.groups import choices
+from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
 from conf.rules import RULES
 from conf.schema import Config
@@ -147,6 +148,8 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
         return f"{typed}: accepted is +{key}={choice if choice in choices(key) else '|'.join(choices(key))}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
+    if parent == "nccl":
+        return unknown_setting(name, typed.partition("=")[2])
     known: list[str] = []
     node: Any = getattr(cause, "parent_node", None)
     if node is not None:

@@ -3,18 +3,20 @@
 `nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it. NCCL ignores an unknown
 word and writes nothing about it to its log (seen: `NCCL_P2P_LEVEL=loc`), so values are checked here, before any process
 starts. Sources: NVIDIA's page "Environment Variables" of the NCCL user guide, and NCCL's sources up to 2.30.
-Variables that load libraries, write files or redirect traffic to another host have no field and are refused.
+Every other variable of NCCL's goes through `nccl.other.NCCL_NAME`: no rule of ours knows its effect. Variables that load
+libraries, read or write files, redirect traffic to another host or may switch multicast on are refused.
 """
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, FUNCTIONS, LEVELS, PROTOCOLS, UnknownWord, allowed, level_word
+from conf.nccl_vocabulary import LEVELS, OTHERS, forbidden, level_word, refuse_selections
 from conf.options import Refused, check, closest, described, option
 
 
@@ -114,23 +116,13 @@ class Nccl:
     socket_family: str | None = word("address family", "AF_INET", "AF_INET6")
     socket_nthreads: int | None = number("helper threads of a connection", 1, 16)
     nsocks_perthread: int | None = number("sockets of a helper thread", 1, 16)
-    env: dict[str, str] = option({}, "further variables of the list FURTHER, as NCCL_NAME: value")
+    other: dict[str, Any] = option({}, "variables without a field, as NCCL_NAME: value; their effect is not checked")
 
-
-# Harmless variables that are rarely swept: accepted in nccl.env, with any value.
-FURTHER = (
-    "NCCL_CHECKS_DISABLE", "NCCL_COMM_BLOCKING", "NCCL_CREATE_THREAD_CONTEXT", "NCCL_GDRCOPY_ENABLE",
-    "NCCL_GDR_FLUSH_DISABLE", "NCCL_IB_CUDA_SUPPORT", "NCCL_IB_ECE_ENABLE", "NCCL_IB_FIFO_TC", "NCCL_IB_RETURN_ASYNC_EVENTS",
-    "NCCL_IB_USE_INLINE", "NCCL_LL128_C2C", "NCCL_MAX_RINGS", "NCCL_MIN_RINGS", "NCCL_NVLSTREE_MAX_CHUNKSIZE",
-    "NCCL_NVLS_CHUNKSIZE", "NCCL_OOB_NET_ENABLE", "NCCL_P2P_READ_ENABLE", "NCCL_PROGRESS_APPENDOP_FREQ", "NCCL_PROTO_OVERRIDE",
-    "NCCL_SET_STACK_SIZE", "NCCL_SINGLE_RING_THRESHOLD", "NCCL_SOCKET_POLL_TIMEOUT_MSEC", "NCCL_TREE_THRESHOLD",
-    "NCCL_WORK_FIFO_BYTES", "SHARP_COLL_ENABLE_SAT",
-)  # fmt: skip
 
 # Values with which a variable that disables something disables nothing.
 OFF = ("", "0", "n", "no", "f", "false", "off")
 
-FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "env"}
+FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "other"}
 
 
 def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
@@ -141,6 +133,9 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
+    for name, value in vars(nccl).items():  # Hydra's `+nccl.name=value` adds any
+        if name not in (*FIELDS, "other"):
+            raise Refused(unknown_setting(name, str(value)))
     variables: dict[str, str] = {}
     notices = []
     for name, field in FIELDS.items():
@@ -153,9 +148,15 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
             value = word
         _check_value(name, value, field)
         variables[f"NCCL_{name.upper()}"] = str(value)
-    _check_selections(nccl)
+    refuse_selections(nccl.algo, nccl.proto)
     _check_bounds(nccl)
-    return variables | _further(nccl.env), notices
+    others = _others(nccl.other)
+    for name, value in others.items():
+        known = (
+            "" if name in OTHERS else "; NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know"
+        )
+        notices.append(f"nccl.other.{name}={value}: its effect is not checked{known}")
+    return variables | others, notices
 
 
 def _is_legacy_number(text: str) -> bool:
@@ -182,59 +183,65 @@ def _check_bounds(nccl: Nccl) -> None:
             raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")
 
 
-def _further(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of `nccl.env` as text. Raises Refused for one that is not in FURTHER."""
-    for name, value in env.items():
-        if name not in FURTHER:
-            own = name.removeprefix("NCCL_").lower()
-            hint = f"; it has a field: nccl.{own}={value}" if own in FIELDS else closest(name, FURTHER)
-            raise Refused(f"nccl.env.{name}={value}: accepted are {', '.join(FURTHER)}{hint}")
-        if not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
-            raise Refused(f"nccl.env.{name}={value!r}: accepted is printable ASCII text of 1 to 200 characters")
-    return {name: str(value) for name, value in env.items()}
+def _others(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of `nccl.other` as text; `null` is untouched. Raises Refused."""
+    found: dict[str, str] = {}
+    for typed, value in given.items():
+        if value is None:
+            continue
+        asked, name = f"nccl.other.{typed}={value}", variable_of(str(typed))
+        if in_table(name):
+            raise Refused(f"{asked}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}")
+        if what := forbidden(name):
+            raise Refused(f"{asked}: {name} {what}; accepted are other variables of NCCL's")
+        if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
+            raise Refused(f"{asked}: accepted are names of NCCL's variables, NCCL_NAME{_near(name, 0.6)}")
+        if name not in OTHERS and (near := _near(name, 0.85)):
+            raise Refused(
+                f"{asked}: NCCL up to 2.30 has no such variable{near}. One of a later release can be set around launch.py: "
+                "ranks inherit it"
+            )
+        if name in found:
+            raise Refused(f"{asked}: given twice; accepted is one value for {name}")
+        if type(value) not in (int, float, str) or not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
+            raise Refused(f"{asked}: accepted is a number or printable ASCII text of 1 to 200 characters")
+        found[name] = str(value)
+    return found
 
 
-def _check_selections(nccl: Nccl) -> None:
-    """Refuse `algo` and `proto` where they have an unknown word, or leave a collective nothing that works."""
-    if nccl.proto is not None:
-        left = _selected("proto", nccl.proto, PROTOCOLS)
-        if without := [function for function, words in left.items() if not words]:
-            which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
-            raise Refused(f"nccl.proto={nccl.proto}: leaves {which} without a protocol")
-    if nccl.algo is not None:
-        left = _selected("algo", nccl.algo, ALGORITHMS)
-        for function in FUNCTIONS:
-            if not left[function] & AVAILABLE[function]:
-                raise Refused(_without_algorithm(nccl.algo, function.lower()))
+def variable_of(typed: str) -> str:
+    """Return the variable that a name stands for: `win_enable` and `NCCL_WIN_ENABLE` are NCCL_WIN_ENABLE."""
+    name = typed.upper()
+    return f"NCCL_{name}" if f"NCCL_{name}" in OTHERS or in_table(f"NCCL_{name}") else name
 
 
-def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str]]:
-    """Return {function: words left to it}. Raises Refused for a word that NCCL would ignore."""
-    try:
-        if not all(text.split(";")):
-            raise UnknownWord("an empty part", "", False)
-        return allowed(text, words)
-    except UnknownWord as error:
-        if error.is_function:
-            functions = ", ".join(function.lower() for function in FUNCTIONS)
-            raise Refused(f"nccl.{name}={text}: {error.word!r} is no collective; accepted are {functions}") from None
-        example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
-        raise Refused(
-            f"nccl.{name}={text}: {error.word!r} is not one of {', '.join(words)}; write for instance {example}"
-        ) from None
+def in_table(variable: str) -> bool:
+    """Tell whether a variable has a setting of its own, `nccl.<name>`."""
+    return variable.startswith("NCCL_") and _field_of(variable) in FIELDS
 
 
-def _without_algorithm(text: str, function: str) -> str:
-    """Return the sentence for a selection that leaves a collective no algorithm: ranks would fail at its first call."""
-    parts = text.lower().split(";")
-    if any(part.startswith(f"{function}:") for part in parts):
-        hint = f"give {function} another one"
-    else:
-        hint = f"name the collective (nccl.algo=allreduce:{parts[0]})"
-    return (
-        f"nccl.algo={text}: leaves {function} without an algorithm, and DDP needs all-gather and broadcast to start; "
-        f"{hint} or keep Ring in the list"
-    )
+def _field_of(variable: str) -> str:
+    return variable.removeprefix("NCCL_").lower()
+
+
+def _near(variable: str, cutoff: float) -> str:
+    """Return ' (did you mean X?)' for the nearest name of a variable, else ''."""
+    names = [*OTHERS, *(f"NCCL_{name.upper()}" for name in FIELDS)]
+    near = difflib.get_close_matches(variable, sorted(names), n=1, cutoff=cutoff)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def unknown_setting(typed: str, value: str) -> str:
+    """Return the sentence for `nccl.<typed>=<value>` where the table has no such setting."""
+    asked, name = f"nccl.{typed}={value}", variable_of(typed)
+    if in_table(name):
+        return f"{asked}: accepted is nccl.{_field_of(name)}={value}"
+    if name in OTHERS:
+        return f"{asked}: has no setting of its own; nccl.other.{name}={value} sets it, and its effect is not checked"
+    near = closest(typed.lower().removeprefix("nccl_"), FIELDS)
+    if not _near(f"NCCL_{_field_of(name).upper()}", 0.85) and (what := forbidden(name)):
+        return f"{asked}: {name} {what}; accepted are other variables of NCCL's"
+    return f"{asked}: unknown; accepted are {', '.join(FIELDS)}{near}, and nccl.other.NCCL_NAME={value} for another variable"
 
 
 def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:

@@ -26,8 +26,8 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     Raises:
         Refused: the first option that is wrong, with its value and what is accepted.
     """
-    check_names("", config)
     variables, notices = nccl.settings(config.nccl)
+    check_names("", config)
     config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
     config = dataclasses.replace(config, model=checked_model(config.model))

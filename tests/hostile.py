@@ -10,16 +10,17 @@ OBEYED = "obeyed"  # a file of this name is proof that something was executed
 MODULE = f"from pathlib import Path\nPath(__file__).with_name('{OBEYED}').touch()\ndef build(*a, **k):\n    return 1\n"
 
 OPTIONS_TEXT = """
-gpus nodes model model.name model.builder model.library model.options model.options.x model.gpu.image_size strategy strategy.name
-strategy.bucket_cap_mb strategy.comm_hook strategy._target_ strategy.accepts strategy.new benchmark benchmark.name
-benchmark.max_seconds benchmark.min_iterations benchmark.windows benchmark.keys nccl nccl.p2p_level nccl.algo nccl.proto
-nccl.ib_hca nccl.min_nchannels nccl.env nccl.env.NCCL_CHECKS_DISABLE nccl.env.LD_PRELOAD nccl.net_plugin optimizer optimizer.lr
-profiler tracking tracking.uri tracking.experiment tracking.enabled engine engine.start_timeout_s engine.silence_timeout_s
-engine.stop_grace_s engine.cell_timeout_s validity.noise_limit validity.strict device batch_size global_batch_size image_size
-precision optimize channels_last seed study output_dir waterfall report repeats noise_pairs resume wait topology tuning_pass
-sample_gpus experiment hydra.run.dir hydra.sweep.dir hydra.output_subdir hydra.job.chdir hydra.job.env_set.LD_PRELOAD
-hydra/launcher hydra/sweeper hydra/job_logging hydra.job_logging hydra.hydra_logging hydra.searchpath hydra.callbacks.x
-hydra.launcher hydra.sweeper.params hydra defaults _target_ __class__ . .. = + ~ ++ model..name model. .model
+gpus nodes model model.name model.builder model.library model.options model.options.x model.gpu.image_size strategy
+strategy.name strategy.bucket_cap_mb strategy.comm_hook strategy._target_ strategy.accepts strategy.new benchmark
+benchmark.name benchmark.max_seconds benchmark.min_iterations benchmark.windows benchmark.keys nccl nccl.p2p_level nccl.algo
+nccl.proto nccl.ib_hca nccl.min_nchannels nccl.other nccl.other.NCCL_CHECKS_DISABLE nccl.other.LD_PRELOAD nccl.net_plugin
+optimizer optimizer.lr profiler tracking tracking.uri tracking.experiment tracking.enabled engine engine.start_timeout_s
+engine.silence_timeout_s engine.stop_grace_s engine.cell_timeout_s validity.noise_limit validity.strict device batch_size
+global_batch_size image_size precision optimize channels_last seed study output_dir waterfall report repeats noise_pairs
+resume wait topology tuning_pass sample_gpus experiment hydra.run.dir hydra.sweep.dir hydra.output_subdir hydra.job.chdir
+hydra.job.env_set.LD_PRELOAD hydra/launcher hydra/sweeper hydra/job_logging hydra.job_logging hydra.hydra_logging
+hydra.searchpath hydra.callbacks.x hydra.launcher hydra.sweeper.params hydra defaults _target_ __class__ . .. = + ~ ++
+model..name model. .model
 """
 OPTIONS = OPTIONS_TEXT.split()
 

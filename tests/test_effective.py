@@ -142,6 +142,13 @@ def test_the_network_tells_what_became_of_nccl_net():
     assert check_settings({"NCCL_NET": "Socket"}, capture("h200_x8_default"), None, NV) == []
 
 
+def test_a_variable_that_no_rule_knows_is_never_passed():
+    (one,) = check_settings({"NCCL_WIN_ENABLE": "1"}, made(says("NCCL_WIN_ENABLE", "1.")), made(), NV)
+    assert (one.code, one.severity) == ("effect_not_checked", "unchecked") and "that it was read" in one.sentence
+    said = codes(check_settings({"NCCL_WIN_ENABLE": "1"}, made(), made(), NV))
+    assert said == {("effect_not_checked", "unchecked"), ("setting_ignored", "unchecked")}
+
+
 def test_without_a_log_everything_is_unchecked():
     findings = check_settings({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC"}, None, None, NV)
     assert codes(findings) == {("setting_ignored", "unchecked")}

@@ -10,9 +10,9 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
 from conf.command_line import normalise
-from conf.nccl import FIELDS, FURTHER, Nccl, refuse_multicast
+from conf.nccl import FIELDS, Nccl, in_table, refuse_multicast, unknown_setting
 from conf.nccl import settings as nccl_settings
-from conf.nccl_vocabulary import ALGORITHMS, FUNCTIONS, LEVELS, PROTOCOLS
+from conf.nccl_vocabulary import ALGORITHMS, FUNCTIONS, LEVELS, OTHERS, PROTOCOLS
 from conf.options import Refused
 
 ROOT = Path(__file__).parent.parent
@@ -191,42 +191,75 @@ def test_the_sharp_preset_sets_the_variables_of_the_plugin_s_page():
         "NCCL_IB_PCI_RELAXED_ORDERING": "0",
         "SHARP_COLL_ENABLE_SAT": "1",
     }
-    changed, _ = composed("nccl=sharp", "nccl.sharp_max_comms=2", "nccl.env.SHARP_COLL_ENABLE_SAT=0")
+    changed, _ = composed("nccl=sharp", "nccl.sharp_max_comms=2", "nccl.other.SHARP_COLL_ENABLE_SAT=0")
     assert (changed["NCCL_SHARP_MAX_COMMS"], changed["SHARP_COLL_ENABLE_SAT"]) == ("2", "0")
 
 
-def test_further_variables_are_those_of_the_list():
-    for name in FURTHER:
-        assert asked(env={name: "1"}) == {name: "1"}
-    assert composed("nccl.env.NCCL_CHECKS_DISABLE=1") == ({"NCCL_CHECKS_DISABLE": "1"}, [])
-    assert not {name for name in FURTHER if name.removeprefix("NCCL_").lower() in FIELDS}
+def test_every_other_variable_of_nccl_s_gets_in_and_its_effect_is_not_checked():
+    for name in OTHERS:
+        assert asked(other={name: "1"}) == {name: "1"}
+    assert not any(map(in_table, OTHERS))
+    said = "nccl.other.NCCL_WIN_ENABLE=1: its effect is not checked"
+    for typed in ("nccl.other.NCCL_WIN_ENABLE=1", "nccl.other.win_enable=1", "nccl.env.NCCL_WIN_ENABLE=1"):
+        assert composed(typed) == ({"NCCL_WIN_ENABLE": "1"}, [said])
+    assert composed("nccl.other.cta_policy=null") == ({}, [])
+    variables, (notice,) = composed("nccl.other.NCCL_OF_A_LATER_RELEASE=7")
+    assert variables == {"NCCL_OF_A_LATER_RELEASE": "7"}
+    assert notice.endswith("NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know")
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN",
-     "NCCL_IBVERBS_LIB", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_FILE", "NCCL_CONF_FILE",
-     "NCCL_COMM_ID", "NCCL_RAS_ADDR", "NCCL_HOSTID", "NCCL_DEBUG", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH",
-     "TORCH_LOGS", "CUDA_VISIBLE_DEVICES", "nccl_checks_disable", "NCCL_CHECKS_DISABLE ", ""],
-)  # fmt: skip
-def test_variables_that_load_write_or_redirect_never_pass(name):
+    ("name", "what"),
+    [
+        *((f"NCCL_{one}_PLUGIN", "a library") for one in ("NET", "TUNER", "PROFILER", "ENV", "GIN", "NEW")),
+        ("NCCL_IBVERBS_LIB", "a library"),
+        *((f"NCCL_{one}_FILE", "files") for one in ("TOPO", "TOPO_DUMP", "GRAPH_DUMP", "CONF", "NEW")),
+        *((f"NCCL_{one}", "meet elsewhere") for one in ("COMM_ID", "HOSTID", "MNNVL_UUID", "NEW_ADDR")),
+        *((f"NCCL_{one}", "Ringside itself") for one in ("DEBUG", "DEBUG_SUBSYS", "RAS_ENABLE")),
+        *((f"NCCL_{one}", "multicast") for one in ("NVLS_NEW", "MULTICAST_ENABLE", "SYM_MULTIMEM")),
+        *(
+            (one, "NCCL's variables")
+            for one in ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "PATH", "TORCH_LOGS", "CUDA_X", "", "A=B")
+        ),
+    ],
+)
+def test_variables_that_load_write_redirect_or_multicast_never_pass(name, what):
     with pytest.raises(Refused) as refused:
-        asked(env={name: "x"})
-    assert str(refused.value).startswith(f"nccl.env.{name}=x: accepted are NCCL_CHECKS_DISABLE, ")
+        asked(other={name: "x"})
+    assert str(refused.value).startswith(f"nccl.other.{name}=x: ")
+    assert what in str(refused.value)
     assert name.removeprefix("NCCL_").lower() not in FIELDS
 
 
-def test_a_variable_with_a_field_is_sent_to_it():
-    with pytest.raises(Refused, match=r"it has a field: nccl\.p2p_level=LOC"):
-        asked(env={"NCCL_P2P_LEVEL": "LOC"})
-    with pytest.raises(Refused, match=r"it has a field: nccl\.nvls_enable=1"):
-        asked(env={"NCCL_NVLS_ENABLE": "1"})
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL has a setting of its own; write nccl.p2p_level=1"),
+        ("nvls_enable", "NCCL_NVLS_ENABLE has a setting of its own; write nccl.nvls_enable=1"),
+        ("NCCL_WIN_ENABEL", "NCCL up to 2.30 has no such variable (did you mean NCCL_WIN_ENABLE?)"),
+        ("WIN_ENABEL", "accepted are names of NCCL's variables, NCCL_NAME (did you mean NCCL_WIN_ENABLE?)"),
+        ("NCCL_P2P_LEVLE", "NCCL up to 2.30 has no such variable (did you mean NCCL_P2P_LEVEL?)"),
+    ],
+)
+def test_a_name_of_the_table_or_a_misspelled_one_is_told(typed, said):
+    with pytest.raises(Refused) as refused:
+        asked(other={typed: 1})
+    assert str(refused.value).startswith(f"nccl.other.{typed}=1: {said}")
 
 
-@pytest.mark.parametrize("value", ["", "a\nb", "a\0b", "é", "x" * 201])
-def test_values_of_further_variables_are_printable_ascii(value):
-    with pytest.raises(Refused, match=r"nccl\.env\.NCCL_CHECKS_DISABLE="):
-        asked(env={"NCCL_CHECKS_DISABLE": value})
+def test_a_setting_that_is_not_in_the_table_is_told_how_it_gets_in():
+    assert unknown_setting("win_enable", "1").endswith(
+        "nccl.other.NCCL_WIN_ENABLE=1 sets it, and its effect is not checked"
+    )
+    assert unknown_setting("P2P_LEVEL", "LOC") == "nccl.P2P_LEVEL=LOC: accepted is nccl.p2p_level=LOC"
+    assert "NET_PLUGIN makes NCCL load a library" in unknown_setting("net_plugin", "x")
+    assert "(did you mean nvls_enable?)" in unknown_setting("nvls_enabel", "1")
+
+
+@pytest.mark.parametrize("value", ["", "a\nb", "a\0b", "é", "x" * 201, True, ["a\nb"]])
+def test_values_of_other_variables_are_printable_ascii(value):
+    with pytest.raises(Refused, match=r"nccl\.other\.NCCL_WIN_ENABLE="):
+        asked(other={"NCCL_WIN_ENABLE": value})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from records import make_record
 from analysis.findings.provenance import LEFT_OUT
 from analysis.findings.study import Study
 from analysis.report.sections.conditions import environment as section_of_environment
-from conf.nccl import FIELDS, FURTHER
+from conf.nccl import FIELDS
+from conf.nccl_vocabulary import OTHERS
 from launch.engines.environment import scrubbed
 from launch.machine.facts import left_out, variables
 from launch.machine.secrets import (
@@ -58,7 +59,7 @@ def test_a_name_that_looks_like_a_secret_is_left_out_whatever_its_prefix(name):
 
 
 def test_every_setting_stays():
-    named = {f"NCCL_{name.upper()}": "1" for name in FIELDS} | dict.fromkeys(FURTHER, "1")
+    named = {f"NCCL_{name.upper()}": "1" for name in FIELDS} | dict.fromkeys(OTHERS, "1")
     recorded = {**named, **SETTINGS}
     assert variables(recorded) == dict(sorted(recorded.items())) and left_out(recorded) == []
 

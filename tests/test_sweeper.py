@@ -21,7 +21,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 SWEEPS = (
     "gpus=0,3 seed=1",
     "hydra.mode=MULTIRUN gpus=0+1,0+3",
-    "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.env.NCCL_DEBUG_SUBSYS=INIT repeats=3",
+    "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",
     "+experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",
     "-m +experiment=nccl_sweep,scaling",
 )

@@ -152,6 +152,7 @@ SETTINGS = {
     "channels_unexpected": "NCCL used more or fewer channels than requested",
     "profiled": "a trace was recorded in a separate pass, which supplied no rate (a finding: numbers stay valid)",
     "does_not_verify": "the record does not say what its raw samples say (the report finds it; the record stays)",
+    "effect_not_checked": "a variable of nccl.other was set, and no rule says what it should change (always unchecked)",
     "setting_no_effect": "a setting changed nothing that NCCL's log shows (a finding: numbers stay valid)",
 }
 CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS

@@ -1,7 +1,7 @@
 """The settings that a cell requested of NCCL, against what NCCL's log shows.
 
 Pure: mappings and parsed logs in, results out. Codes: `setting_ignored`, `setting_no_effect`, `transport_unexpected`,
-`algorithm_unexpected`, `channels_unexpected`. What a log cannot show is `unchecked`.
+`algorithm_unexpected`, `channels_unexpected`, `effect_not_checked`. What a log cannot show is `unchecked`.
 """
 
 import re
@@ -13,6 +13,7 @@ from analysis.validity.announced import announced
 from analysis.validity.connections import connections
 from analysis.validity.effect import no_effect
 from analysis.validity.evidence import Evidence, SettingResult, list_some
+from conf.nccl import in_table
 from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, PROTOCOLS, allowed
 
 _FEWEST_OF_MAXIMUM = 32  # NCCL's own upper limit of channels (64 in later releases): a larger minimum is capped
@@ -55,6 +56,7 @@ def check_setting(
         ignored = announced(name, evidence)
         results += [ignored] if ignored is not None else []
         results += connections(name, evidence)
+        results += [] if in_table(name) else [_of_unknown_effect(name, value, evidence.log)]
         results += _algorithms(name, value, evidence.log) if tuning is None else []
         results += _channels(name, value, evidence.log)
         is_invalid = ignored is not None and ignored.severity == "invalid"
@@ -62,6 +64,13 @@ def check_setting(
             effect = no_effect(name, value, evidence.log, same_cell_without)
             results += [effect] if effect is not None else []
     return results if tuning is None else [*results, *_algorithms(name, value, tuning)]
+
+
+def _of_unknown_effect(name: str, value: str, log: NcclLog) -> SettingResult:
+    """Return that a variable of `nccl.other` has no rule here; NCCL's log shows at most that it was read."""
+    read = ", and NCCL's log says that it was read" if name in log.settings else ""
+    text = f"{name}={value}: its effect is not checked; Ringside has no rule for it{read}"
+    return SettingResult("effect_not_checked", text, "unchecked", name)
 
 
 def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:

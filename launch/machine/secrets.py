@@ -11,14 +11,15 @@ import re
 from collections.abc import Mapping
 
 from benchmarks.record.visible import one_line
-from conf.nccl import FIELDS, FURTHER
+from conf.nccl import FIELDS
+from conf.nccl_vocabulary import OTHERS
 
 # InfiniBand's partition key (NCCL_IB_PKEY, UCX_IB_PKEY) is a setting.
 _NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|PWD|(?<!_P)KEY|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|BEARER",
     re.IGNORECASE,
 )
-_SETTINGS = frozenset((*(f"NCCL_{name.upper()}" for name in FIELDS), *FURTHER))
+_SETTINGS = frozenset((*(f"NCCL_{name.upper()}" for name in FIELDS), *OTHERS))
 # Words of an option's name; `benchmark.keys` is an option of ours.
 _OPTION = re.compile(
     r"(?:^|[._-])(?:token|secret|password|passwd|passphrase|api_?key|key|credentials?|cookie)$", re.IGNORECASE
