@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from analysis.findings.control_cells import control_cells
 from analysis.findings.next_run.floor_file import of_other_studies
@@ -11,7 +10,6 @@ from analysis.report.text import count
 from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.gpus import by_link
-from conf.options import Refused
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Machine, look
@@ -21,6 +19,7 @@ from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
 from launch.plan.second_runs import known_freedom, measured_twice
+from launch.plan.shared_options import refuse_several_values
 from launch.plan.subsets import machine_of_topology, subsets
 from launch.profile.nsys import Nsys
 from launch.study.study import study_folder
@@ -43,26 +42,6 @@ class Plan:
     cells: list[PlannedCell]
     notices: list[str] = field(default_factory=list)
     nsys: Nsys | None = None
-
-
-# A sweep has one of each of these.
-SHARED = (
-    "study",
-    "output_dir",
-    "tracking",
-    "engine",
-    "validity",
-    "device",
-    "repeats",
-    "noise_pairs",
-    "resume",
-    "wait",
-    "dry_run",
-    "topology",
-    "tuning_pass",
-    "sample_gpus",
-    "report",
-)
 
 
 def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
@@ -101,10 +80,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
 
 def _check(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
     """Check every option of every request; return the configurations and notices. Raises Refused."""
-    for name in SHARED:
-        values = [getattr(request.config, name) for request in requests]
-        if any(value != values[0] for value in values):
-            raise Refused(f"{name}={_distinct(values)}: a sweep has one {name}; run one sweep for each")
+    refuse_several_values([request.config for request in requests], [request.overrides for request in requests])
     configs: list[CheckedConfig] = []
     notices: list[str] = []
     for request in requests:
@@ -162,7 +138,3 @@ def _about_cells(
     twice = len(used) - len(unique)
     if twice and not any(config.waterfall for config in configs):  # one control cell explains several cells
         yield f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once"
-
-
-def _distinct(values: Sequence[Any]) -> str:
-    return ",".join(dict.fromkeys(str(value) for value in values))
