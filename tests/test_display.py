@@ -11,7 +11,8 @@ from rich.console import Console
 from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
-from launch.display.columns import DISPENSABLE, explained, verdict
+from launch.display.closing import doubts
+from launch.display.columns import DISPENSABLE, verdict
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
@@ -139,9 +140,19 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
         dataclasses.replace(three, validity=profiled),
         dataclasses.replace(three, state="failed", validity=worse),
     ]
-    assert explained(judged) == [
-        "noisy: the interval is wide: ±9% (and 1 more cell)",
-        "throttled: the clocks were lowered",
+    assert doubts(judged) == [
+        "invalid: these numbers are not what was asked for, and take part in no comparison",
+        "  noisy: the interval is wide: ±20%",
+        "  throttled: the clocks were lowered",
+        "suspect: these numbers count, and a check casts doubt on them",
+        "  noisy: the interval is wide: ±9%",
+    ]
+    several = Validity("suspect", {code: "a reason" for code in ("a", "b", "c", "d", "e")})
+    assert doubts([dataclasses.replace(one, validity=several)] * 3)[1:] == [
+        "  a: a reason (and 2 more cells)",
+        "  b: a reason (and 2 more cells)",
+        "  c: a reason (and 2 more cells)",
+        "  … and 2 more of this kind.",
     ]
 
 
@@ -153,10 +164,9 @@ def test_a_verdict_says_how_many_checks_could_not_run_and_why():
     judged = [dataclasses.replace(records("settings")[0], validity=one) for one in (valid, noisy)]
     judged.append(dataclasses.replace(judged[0], validity=Validity("valid", not_applicable=beside)))
     assert [verdict(one) for one in judged] == ["valid, 2 unchecked", "suspect: noisy, 2 unchecked", "valid"]
-    assert explained(judged) == [
-        "unchecked throttled: the GPUs were not sampled (and 1 more cell)",
-        "unchecked foreign_load: the GPUs were not sampled (and 1 more cell)",
-        "noisy: the interval is wide",
+    assert doubts(judged)[1:] == [
+        "  noisy: the interval is wide",
+        "unchecked: throttled and foreign_load (the GPUs were not sampled)",
     ]
 
 

@@ -7,7 +7,6 @@ from rich.cells import cell_len
 from analysis.report.cell_numbers import COLUMNS, MARGIN, TRANSPORT
 from analysis.report.names import KIND, NCCL, differing
 from analysis.report.numbers import ABSENT
-from analysis.report.text import count
 from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.order import PlannedCell
@@ -85,25 +84,6 @@ def verdict(record: Record | None, codes: str = "all") -> str:
         return record.validity.said.replace(word, f"{word}: {', '.join(found)}", 1)
     more = f" +{len(found) - 1}" if len(found) > 1 else ""
     return f"{word}: {found[0] + more}"
-
-
-def explained(records: Sequence[Record]) -> list[str]:
-    """Return a line for each code of records that are not valid, and for each check of finished ones that could not run.
-
-    A line has what the first of them says, and how many more have it.
-    """
-    found: dict[str, list[str]] = {}
-    for record in records:
-        if record.state == "finished":
-            validity = record.validity
-            said = dict(validity.codes) if validity.verdict != "valid" else {}
-            said |= {f"unchecked {code}": why for code, why in validity.unchecked.items()}
-            for code, sentence in said.items():
-                found.setdefault(code, []).append(sentence)
-    return [
-        f"{code}: {sentences[0]}" + (f" (and {count(len(sentences) - 1, 'more cell')})" if len(sentences) > 1 else "")
-        for code, sentences in found.items()
-    ]
 
 
 def fit(

@@ -2,7 +2,7 @@
 
 import os
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.record.os_errors import because
@@ -10,16 +10,17 @@ from benchmarks.record.os_errors import because
 REPORT = "report"  # the folder in a study's
 
 
-def write_report(study_folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Write `<study>/report` and return its page; None if that fails, and `note` gets the reason."""
+def write_report(study_folder: Path, note: Callable[[str], None]) -> tuple[Path | None, Sequence[str]]:
+    """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason."""
     try:
-        from analysis.report.build import report  # a second to import
+        from analysis.report.build import examine, write  # a second to import
 
-        return report(study_folder, study_folder / REPORT)
+        content, _ = examine(study_folder)
+        return write(content, study_folder / REPORT), content.finding
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         reason = because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         note(f"the report could not be written: {reason}; to write it later: python -m analysis report {study_folder}")
-        return None
+        return None, ()
 
 
 def show(page: Path) -> None:
