@@ -13,14 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import groups, schema, sweeper
-from conf.command_line import config_dirs, hydras_options, normalise, only_informs
+from conf.command_line import config_dirs, hydras_options, normalise, refuse_no_cell
 from conf.hydra_errors import explain
-from conf.options import Refused
 from launch.display.lasting_output import close_quietly
+from launch.help import completion
+from launch.help.inform import inform
 from launch.machine.secrets import told
-from launch.machine.versions import version_lines
-from launch.plan.plan import Request
-from launch.sweep import run
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -40,25 +38,25 @@ def main() -> int:
     (wait=false), 130 interrupted.
     """
     typed = sys.argv[1:]
-    if "--version" in typed:
-        print(*version_lines(), sep="\n")
-        return 0
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
     schema.register()
     sweeper.register()
+    completion.register()
     arguments: list[str] = []
     try:
         groups.search_also(config_dirs(typed))
+        if inform(typed):
+            return 0
         arguments = normalise(typed)
         sys.argv[1:] = arguments
         with hydras_options():
             collect()
-        if not composed and not only_informs(typed):
-            raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
-        requests = [
-            Request(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed
-        ]
-        return run(requests, typed) if requests else 0
+        if not composed:
+            refuse_no_cell(typed)
+            return 0
+        from launch.sweep import run  # half a second that help and the TAB key need not wait for
+
+        return run([(cast(schema.Config, OmegaConf.to_object(one)), overrides) for one, overrides in composed], typed)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         sentence = explain(error, arguments)
     except RecursionError:

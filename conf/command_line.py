@@ -81,9 +81,10 @@ def config_dirs(arguments: Sequence[str]) -> list[Path]:
     return [Path(folder).absolute() for folder in found[-1:] if folder]
 
 
-def only_informs(arguments: Sequence[str]) -> bool:
-    """Return whether the command asks for help or a listing and runs nothing."""
-    return any(argument.partition("=")[0] in INFORMING for argument in arguments)
+def refuse_no_cell(arguments: Sequence[str]) -> None:
+    """Refuse a request that names no cell, unless it asks for help or a listing. Raises Refused."""
+    if not any(argument.partition("=")[0] in INFORMING for argument in arguments):
+        raise Refused(f"{' '.join(arguments)}: names no cell; each option of a sweep needs a value")
 
 
 def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -103,7 +104,15 @@ def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise Refused(f"{waiting} {argument}: {waiting} has no value; {argument} would be taken for it")
         (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(argument)
         waiting = ""
-    return options, overrides
+    return list(_with_info(options)), overrides
+
+
+def _with_info(options: Sequence[str]) -> Iterator[str]:
+    """Yield options with a value for each bare --info: argparse would take the first override for it."""
+    for option, following in itertools.zip_longest(options, options[1:], fillvalue="-"):
+        yield option
+        if option in INFO and following.startswith("-"):
+            yield "all"
 
 
 def _rewritten(argument: str) -> str:

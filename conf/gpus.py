@@ -22,6 +22,18 @@ PART = re.compile(
     rf"\[{ELEMENT}(?:[,+]{ELEMENT})*\]|'{TOKEN}(?:[,+]{TOKEN})*'|\"{TOKEN}(?:[,+]{TOKEN})*\"|{TOKEN}(?:\+{TOKEN})*"
 )
 PARTS = re.compile(rf"(?:{PART.pattern})(?:,(?:{PART.pattern}))*")
+# What each word means.
+WORDS = {
+    "all": "every device, as one subset",
+    "each": "every device alone",
+    "pairs": "every two devices",
+    "scale": "the first 1, 2, 4, … devices, and all",
+    "classes": "one subset for each way in which links join GPUs, of every size",
+    "classes:2": "the same, pairs only",
+    "best:2": "the two GPUs with the fastest links",
+    "worst:2": "the two GPUs with the slowest links",
+    "worst_order:4": "the GPUs of best:4 in the order that makes their ring slowest",
+}
 FORMS = (
     "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, best:2, worst:2, "
     "worst_order:4, classes, classes:2"

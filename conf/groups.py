@@ -111,9 +111,15 @@ def search_also(folders: Iterable[Path]) -> None:
         raise Refused(f"--config-dir: {error.filename}: cannot be read ({error.strerror})") from None
 
 
+def files(group: str) -> dict[str, Path]:
+    """Return the YAML files of a group by their names, sorted."""
+    found = {path.stem: path for folder in reversed(_folders) for path in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
 def choices(group: str) -> list[str]:
     """Return the names of a group's YAML files, sorted."""
-    return sorted({path.stem for folder in _folders for path in (folder / group).glob("*.yaml")})
+    return list(files(group))
 
 
 def choice(group: str, name: Any) -> Choice:
@@ -134,8 +140,7 @@ def choice(group: str, name: Any) -> Choice:
 
 def library(model: str) -> str:
     """Return the library that builds a model of the group `model`."""
-    path = next(path for folder in _folders if (path := folder / "model" / f"{model}.yaml").exists())
-    return str(OmegaConf.select(OmegaConf.load(path), "library"))
+    return str(OmegaConf.select(OmegaConf.load(files("model")[model]), "library"))
 
 
 @functools.cache

@@ -58,7 +58,7 @@ class Model:
 class Tracking:
     """Where records are projected to."""
 
-    enabled: bool = True
+    enabled: bool = option(True, "false: records only; python -m launch sync STUDY projects them later")
     uri: str | None = option(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
     experiment: str | None = option(None, "MLflow experiment; null: ringside/<study>")
 
@@ -106,7 +106,7 @@ class ValidityLimits:
     clock_spread_limit: float = option(
         0.05, "share by which SM clocks may differ between the GPUs of a cell, or between its phases", least=0
     )
-    strict: bool = False  # an invalid cell is a failed one
+    strict: bool = option(False, "an invalid cell is a failed one: exit status 1")
 
 
 @dataclass
@@ -125,8 +125,12 @@ class Config:
 
     gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
     topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
-    second_member: bool = False  # gpus=classes: one more member of each class, to test that its members are equal
-    sample_gpus: bool = True  # clocks, power, throttling and foreign load of the GPUs and the CPU, twice a second
+    second_member: bool = option(
+        False, "gpus=classes: one more member of each class, to test that its members are equal"
+    )
+    sample_gpus: bool = option(
+        True, "read clocks, power, throttling and foreign load of the GPUs and the CPU, twice a second"
+    )
     tuning_pass: Any = option(
         "auto",
         "log NCCL's choices in an untimed pass; auto: if nccl.algo or nccl.proto is set",
@@ -150,9 +154,11 @@ class Config:
     channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 
-    study: str = "default"
-    output_dir: str = "outputs"
-    waterfall: bool = False  # add the control cells that explain the efficiency of each cell
+    study: str = option("default", "the name of the study: its records are read together")
+    output_dir: str = option(
+        "outputs", "the folder of all studies; a record is <output_dir>/<study>/<cell>/record.json"
+    )
+    waterfall: bool = option(False, "add the control cells that explain the efficiency of each cell")
     report: Any = option(
         True,
         "write the study's report when the sweep ends; open: also show it in a browser",
@@ -164,9 +170,11 @@ class Config:
         "cells that are measured a second time, for the noise floor; auto: one for each four in a list without repeats",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
-    resume: bool = True
-    wait: bool = True  # in the end for cells that another launcher is measuring; false: leave with status 3
-    dry_run: bool = False
+    resume: bool = option(True, "leave out cells that are measured already; false: measure them again")
+    wait: bool = option(
+        True, "in the end for cells that another launcher is measuring; false: leave with exit status 3"
+    )
+    dry_run: bool = option(False, "print the cells and the time they take, start nothing")
 
 
 @functools.cache

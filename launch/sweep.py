@@ -20,11 +20,13 @@ from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
-from launch.display.columns import explained
+from conf.schema import Config
+from launch.display.closing import MESSAGE_LENGTH, close
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen, duration
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
+from launch.machine.started_by import refuse_several
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.time_estimate import estimate
 from launch.run_cell import CellRunner
@@ -34,10 +36,8 @@ from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
 from launch.study.surroundings import Surroundings
-from launch.supervision.logs import few_lines
 from launch.tracking.projector import Projector
 
-MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
@@ -71,17 +71,18 @@ class Stopping:
         self._asked = True
 
 
-def run(requests: Sequence[Request], typed: Sequence[str]) -> int:
-    """Run the sweep that was asked for.
+def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str]) -> int:
+    """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted.
 
     Raises:
         Refused: the request is wrong; nothing was started.
     """
+    refuse_several(os.environ)
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
-        planned = plan(requests, surrounding)
+        planned = plan([Request(*one) for one in composed], surrounding)
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
     for notice in planned.notices:
@@ -149,10 +150,12 @@ class SweepRun:
             self._wait_for_others(known, screen)
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
-        page = self._report()
+        page, finding = self._report()
         report = page.parent if page else None
         self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
-        self._last_lines(page)
+        where = [*([f"report   {page}"] if page else []), *self.projector.where()]
+        unfinished = len(self.cells) - len(self.done) - sum(record.state == "finished" for record in self.measured)
+        close(self.console, self.study, self.measured, unfinished, finding, where)
         if self.stopping():
             return 130
         if self._refused or not self._writable:
@@ -253,33 +256,14 @@ class SweepRun:
     def _note(self, text: str) -> None:
         self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)
 
-    def _report(self) -> Path | None:
-        """Write the study's report and return its page; None without a report."""
+    def _report(self) -> tuple[Path | None, Sequence[str]]:
+        """Write the study's report; return its page, None without one, and its finding."""
         if self.config.report in (False, "False") or not self._writable:
-            return None
-        page = write_report(self.study.folder, self._note)
+            return None, ()
+        page, finding = write_report(self.study.folder, self._note)
         if page and self.config.report == "open":
             show(page)
-        return page
-
-    def _last_lines(self, page: Path | None) -> None:
-        """Print why cells failed or are not valid, and where records, report and MLflow runs are."""
-        for line in explained(self.measured):
-            self.console.print(line, markup=False)
-        for record in self.measured:
-            if record.failure and record.state == "failed":
-                self.console.print(
-                    f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}", markup=False
-                )
-                for line in few_lines(record.failure.log_tail, 5):
-                    self.console.print(f"    {line}", markup=False, style="dim")
-                folder, rank = self.study.folder_of(record), record.failure.rank
-                log = folder.agent_log if rank is None else folder.rank_log(rank)
-                if log.exists():
-                    self.console.print(f"    log: {log}", markup=False, soft_wrap=True)
-        report = [f"report   {page}"] if page else []
-        for line in (f"records  {self.study.folder}", *report, *self.projector.where()):
-            self.console.print(line, markup=False, soft_wrap=True)  # to be copied whole
+        return page, finding
 
 
 def _print_plan(planned: Plan, console: Console) -> None:

@@ -57,6 +57,7 @@ FOLDER_ARROWS = {
     "launch.__main__": ("launch.tracking",),
     "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking"),
     "launch.display": ("launch.plan",),
+    "launch.help": ("launch.machine",),
     "launch.run_cell": ("launch.plan",),
     "launch.plan": ("launch.profile", "launch.tracking"),
     "launch.profile": ("launch.supervision", "launch.study"),

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its finding. Raises OSError for a folder that cannot be read or written."""
+    """Write the report and print its three sentences. Raises OSError for a folder that cannot be read or written."""
     told, found = examine(arguments.study)
     # What the user names may be a link; in a study nothing of ours is one.
     index = write(told, arguments.output.resolve() if arguments.output else arguments.study / "report")

@@ -1,0 +1,1 @@
+"""Answer questions about the command: its options, what the TAB key completes, commands for this machine."""

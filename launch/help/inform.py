@@ -1,0 +1,22 @@
+"""Answer what launch.py is asked about itself, without composing a request: its version, an option, commands to begin with."""
+
+from collections.abc import Sequence
+
+from launch.help import topics
+
+
+def inform(typed: Sequence[str]) -> bool:
+    """Print the answer if a command only asks for one, and return whether it did.
+
+    Raises:
+        Refused: there is no such group or option.
+    """
+    if "--version" in typed:
+        from launch.machine.versions import version_lines  # the TAB key need not wait for it
+
+        print(*version_lines(), sep="\n")
+        return True
+    asked = topics.topics(typed)
+    for topic in asked:
+        topics.show(topic)
+    return bool(asked)

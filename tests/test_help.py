@@ -1,0 +1,185 @@
+"""What launch.py says of itself: the help of an option, what the TAB key completes, who may start it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf import groups
+from conf.command_line import GROUPS
+from conf.options import Refused
+from conf.schema import Config
+from launch.help import completion
+from launch.help.completion import completions
+from launch.help.options import about_choice, options, options_of
+from launch.machine import devices
+from launch.machine.started_by import refuse_several
+from launch.plan.shared_options import refuse_several_values
+
+ROOT = Path(__file__).parent.parent
+
+
+# --- an option, a group, a choice ---------------------------------------------------------------------------------
+
+
+def test_every_option_and_every_choice_has_a_meaning():
+    of_files = [one for group in groups.WITH_RULES for name in groups.choices(group) for one in options_of(group, name)]
+    assert [one.key for one in (*options({}), *of_files) if not one.meaning] == []
+    assert [
+        f"{group}={name}" for group in GROUPS for name in groups.choices(group) if not about_choice(group, name)
+    ] == []
+
+
+def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = launch("-h", "nccl.p2p_level", "strategy=cpu_staged", "+experiment=scaling")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert (
+        "nccl.p2p_level maximum distance between two GPUs for direct access; LOC: never LOC, NVL, PIX, PXB, PHB or SYS null"
+        in lines
+    )
+    assert "strategy.transport shared: pinned shared memory; gloo: the naive reference, through the network stack " \
+        "shared or gloo shared" in lines  # fmt: skip
+    assert any(line.startswith("scaling Weak scaling: 1, 2, 4, … all devices") for line in lines)
+    assert not any(line.startswith("kvstore_local") for line in lines)
+
+
+def test_a_typed_option_is_explained_and_an_unknown_one_refused(launch):
+    code, out, _ = launch("-m", "gpus=0,3", "batch_size=8,16", "--help")
+    assert code == 0 and "worst_order:4" in out and "images per rank and step" in out
+    code, _, err = launch("-h", "nccl.p2p_levle")
+    assert code == 2 and err.startswith("launch.py: -h nccl.p2p_levle: no group or option") and "nccl.p2p_level?" in err
+
+
+def test_info_needs_no_value_and_takes_no_override_for_one(launch):
+    for arguments in (["--info", "gpus=0"], ["gpus=0", "-i", "searchpath"]):
+        code, out, err = launch(*arguments)
+        assert (code, err) == (0, "") and "Config search path" in out
+
+
+# --- the TAB key --------------------------------------------------------------------------------------------------
+
+
+def test_gpus_completes_ids_and_words(monkeypatch):
+    four = devices.Machine("cuda", (), (0, 1, 2, 3), 8)
+    monkeypatch.setattr(completion, "look", lambda asked, surrounding: four)
+    words = ["all", "best:2", "classes", "classes:2", "each", "pairs", "scale", "worst:2", "worst_order:4"]
+    assert completions("gpus=") == [f"gpus={text}" for text in ["0", "1", "2", "3", *words]]
+    assert completions("-m gpus=0,2,") == ["gpus=0,2,1", "gpus=0,2,3"]
+    assert completions("-m gpus=0+1,2+") == ["gpus=0+1,2+3"]
+    assert completions("gpus=wor") == ["gpus=worst:2", "gpus=worst_order:4"]
+
+
+def test_values_and_lists_of_values_are_completed(tmp_path):
+    assert completions("nccl.p2p_level=") == [
+        f"nccl.p2p_level={word}" for word in ("LOC", "NVL", "PHB", "PIX", "PXB", "SYS")
+    ]
+    assert completions("-m nccl.p2p_level=LOC,P") == [f"nccl.p2p_level=LOC,{word}" for word in ("PHB", "PIX", "PXB")]
+    assert completions("nccl.p2p_disable=") == ["nccl.p2p_disable=0", "nccl.p2p_disable=1"]
+    assert completions("-m model=resnet50,vg") == ["model=resnet50,vgg16"]
+    assert completions("waterfall=") == ["waterfall=false", "waterfall=true"]
+    assert completions("+experiment=st") == ["+experiment=strategies", "+experiment=strong_scaling"]
+    assert completions("report=o") == ["report=open"]
+    assert completions("seed=") == []  # a number: the shell offers nothing
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "mine.yaml").write_text("name: mine\n_target_: mine.Mine\n")
+    assert completions(f"--config-dir {tmp_path} strategy=m") == ["strategy=mine"]
+
+
+def test_keys_are_completed_part_by_part_with_the_options_of_the_chosen_files():
+    assert completions("prec") == ["precision="]
+    assert completions("opt") == ["optimize=", "optimizer."]
+    assert completions("strategy=cpu_staged strategy.s") == ["strategy.staging="]
+    assert completions("strategy.s") == ["strategy.static_graph="]
+    assert completions("+") == ["+experiment="]
+    assert {"gpus=", "model=", "nccl.", "+experiment="} <= set(completions(""))
+    assert "--help" in completions("gpus=0 --h")
+
+
+# (shell, how it reads the script, how a person's line becomes what the shell completes)
+BASH = r"""COMP_LINE="$1" COMP_POINT=${#1}
+IFS=' '; read -ra words <<< "${1//=/ = }"; COMP_WORDS=("${words[@]}")
+_ringside; printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_the_script_for_a_shell_asks_the_program_that_is_typed(shell, tmp_path):
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}: apt install {shell}")
+    line = f"{sys.executable} {ROOT}/launch.py -m nccl.p2p_level=LOC,P"
+    if shell == "bash":
+        script = [f"{completion.BASH}\n{BASH}", "bash", line]
+        expected = ["LOC,PHB", "LOC,PIX", "LOC,PXB"]  # bash ends words at `=`
+    else:
+        script = [f"{completion.FISH}\ncomplete -C '{line}'"]
+        expected = [f"nccl.p2p_level=LOC,{word}" for word in ("PHB", "PIX", "PXB")]
+    done = subprocess.run([shell, "-c", *script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_hydras_option_prints_the_scripts(launch):
+    assert launch("-sc", "install=bash")[1].strip() == launch("-sc", "install=zsh")[1].strip() == completion.BASH
+    assert launch("-sc", "install=fish")[1].strip() == completion.FISH
+
+
+# --- who may start it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}, "torchrun started launch.py"),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: torchrun"),
+        ({"SLURM_PROCID": "7", "SLURM_NTASKS": "8"}, "SLURM_PROCID=7: srun .* without srun, or with srun --ntasks=1"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8: srun"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun started launch.py"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "mpiexec started launch.py"),
+    ],
+)
+def test_a_program_that_starts_several_is_named(environment, said):
+    with pytest.raises(Refused, match=said):
+        refuse_several(environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},  # a batch script that asked for eight tasks
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --ntasks=1
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "a"},  # a pod of a training operator
+        {"SLURM_PROCID": "", "PMI_RANK": "no number"},
+    ],
+)
+def test_one_process_may_launch(environment):
+    refuse_several(environment)
+
+
+def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    code, out, err = launch("gpus=0", "dry_run=true")
+    assert (code, out) == (2, "") and "torchrun started launch.py" in err and err.count("\n") == 1
+    assert os.listdir() == []  # noqa: PTH208
+
+
+# --- refusals show what was typed ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_over_what_cells_share_is_refused_as_typed():
+    one, two = Config(), Config()
+    two.validity.noise_limit = 0.2
+    said = "validity.noise_limit=0.1,0.2: a sweep has one validity.noise_limit; run one sweep for each"
+    with pytest.raises(Refused, match=f"^{said}$"):
+        refuse_several_values([one, two], [["validity.noise_limit=0.1"], ["validity.noise_limit=0.2"]])
+    two.tracking.enabled = False
+    with pytest.raises(Refused, match=r"^tracking=mlflow,none: a sweep has one tracking"):
+        refuse_several_values([one, two], [["tracking=mlflow"], ["tracking=none"]])
+    with pytest.raises(Refused, match=r"^tracking.enabled=True,False: a sweep has one tracking.enabled"):
+        refuse_several_values([one, two], [[], []])  # from a study's file
+    refuse_several_values([one, one], [["seed=1"], ["seed=2"]])
