@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import yaml
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,7 +44,8 @@ ARROWS = {
 FOLDER_ARROWS = {
     "analysis": ("analysis.notebook",),
     "analysis.notebook": ("analysis.report",),
-    "analysis.commands": ("analysis.report", "analysis.verification", "analysis.nccl_tests"),
+    "analysis.bundle": ("analysis.report",),
+    "analysis.commands": ("analysis.bundle", "analysis.report", "analysis.verification", "analysis.nccl_tests"),
     "analysis.report": ("analysis.verification", "analysis.p2p"),
     "analysis.verification": ("analysis.validity", "analysis.trace"),
     "analysis.validity": ("analysis.nccl", "analysis.findings"),
@@ -101,6 +103,7 @@ TOP = {
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "CITATION.cff",
 }
 MADE = {"outputs", "__pycache__", "ringside.egg-info"}  # by runs and by an editable installation; ignored by git
 MODULES = sorted(path for package in ARROWS for path in (ROOT / package).rglob("*.py"))
@@ -319,6 +322,19 @@ def test_the_project_is_an_application_with_its_extras():
     assert "Private :: Do Not Upload" in project["classifiers"]
     assert {"test", "timm", "notebook"} <= set(project["optional-dependencies"])
     assert project["requires-python"] == ">=3.10"
+
+
+def test_the_citation_is_valid_and_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    asked = {"cff-version", "message", "title", "authors"}  # by version 1.2.0 of the schema
+    assert (
+        asked | {"version", "license"} <= set(cited) <= asked | {"version", "license", "type", "abstract", "keywords"}
+    )
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
+    assert cited["authors"] and all(one.get("name") for one in cited["authors"])
+    project = PROJECT["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert cited["title"].lower() == project["name"] and len(set(cited["keywords"])) == len(cited["keywords"])
 
 
 def test_every_third_party_import_is_a_dependency():

@@ -14,6 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.bundle.archive import changed, opened, studies
 from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.verification.comparison import Difference
@@ -25,7 +26,7 @@ _SHOWN = 40
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("studies", metavar="STUDY", nargs="+", help="the folder of a study: OUTPUT_DIR/STUDY")
+    parser.add_argument("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
     parser.add_argument("--pack", action="store_true", help="then pack the raw samples of a study that is right (.gz)")
     parser.add_argument(
         "--mlflow", metavar="URI", nargs="?", const="", help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)"
@@ -39,10 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UnreadableInput: a folder holds no record, or there is no such store.
     """
-    results = {study: verify(Path(study)) for study in arguments.studies}
+    results: dict[str, Verification] = {}
+    for name in arguments.studies:
+        results |= _checked(name)
     for study, result in results.items():
         if not result.records:
-            raise UnreadableInput(f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY")
+            raise UnreadableInput(
+                f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY, or a bundle"
+            )
     for study, result in results.items():
         if arguments.mlflow is not None:
             _compare_store(study, arguments.mlflow, result)
@@ -54,6 +59,25 @@ def run(arguments: argparse.Namespace) -> int:
         for study, result in results.items():
             _print(study if len(results) > 1 else "", result, saved.get(study), arguments.pack)
     return 0 if all(result.right for result in results.values()) else 1
+
+
+def _checked(name: str) -> dict[str, Verification]:
+    """Return what came of a study; of a bundle what came of each study in it, and of the bundle's own list of hashes.
+
+    Raises:
+        UnreadableInput: a damaged archive, or one that is no bundle.
+    """
+    with opened(Path(name)) as root:
+        if root is None:
+            return {name: verify(Path(name))}
+        files, differences = changed(root)
+        results = {f"{name}/{study.name}": verify(study) for study in studies(root)}
+        if not results:
+            raise UnreadableInput(f"{name}: holds no record")
+        first = next(iter(results.values()))  # of the study that the bundle is of
+        first.files, first.values = first.files + files, first.values + files
+        first.differences += differences
+        return results
 
 
 def _compare_store(study: str, uri: str, result: Verification) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from analysis.findings.runs import canonical, request_of
+from analysis.findings.runs import request_of
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
+from conf.options import canonical
 
 # Words for a unit in a name, the first of which is added where a name has none of them.
 _UNITS = {

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import own_files
-from benchmarks.record.raw_files import PACKED, found, pack, sha256
+from benchmarks.record.raw_files import PACKED, found, pack, sha256, stored
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,16 @@ class CellFolder:
         """Pack every file of samples. Return how many bytes that saved. Raises OSError; what could not be packed stays plain."""
         return sum(pack(path) for pattern in SAMPLES for path in found(self.path, pattern))
 
+    def published(self) -> list[Path]:
+        """Return the plain paths of what others need to check the record and to make the report again; links are left out.
+
+        What ranks printed (logs) is not among them: a user's code may print anything.
+        """
+        paths = {path for pattern in (*RAW, *PUBLISHED) for path in found(self.path, pattern)}
+        real = self.path.resolve()
+        places = {path: place for path in paths if (place := stored(path)) is not None and place.is_file()}
+        return sorted(path for path, place in places.items() if place.resolve() == real / place.relative_to(self.path))
+
     def artifacts(self) -> list[Path]:
         """Return the regular files of this folder that go with its record; links are not followed."""
         files = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
@@ -212,6 +222,8 @@ PARTS = (
 # What the values of a record are derived from, by plain paths. Traces come from the profilers packed already.
 SAMPLES = ("ranks/*.jsonl", "gpus.jsonl", "cpu.jsonl", "nccl/*.log", "tuning/nccl/*.log")
 RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
+# What the report and `verify` read besides.
+PUBLISHED = ("record.json", "failures.json", "topology.txt", "profile/timeline.svg")
 # What goes with the record of an attempt to where others read it.
 ARTIFACTS = (
     "record.json",

@@ -70,6 +70,17 @@ def changed(folder: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, st
             yield name, now
 
 
+def packed_bytes(path: Path) -> bytes:
+    """Return the bytes of a raw file's packed form, by its plain path. Raises OSError.
+
+    The same content gives the same bytes.
+    """
+    packed = path.with_name(path.name + PACKED)
+    with own_files.open_to_read(path if path.exists() else packed) as file:
+        content = file.read()
+    return gzip.compress(content, mtime=0) if path.exists() else content
+
+
 def pack(path: Path) -> int:
     """Replace a raw file by a packed one that was read again. Return how many bytes it saved; 0 where it was packed before.
 
@@ -80,7 +91,7 @@ def pack(path: Path) -> int:
         return 0
     own_files.refuse_other(path)
     data, packed = path.read_bytes(), path.with_name(path.name + PACKED)
-    own_files.write_whole(packed, gzip.compress(data, mtime=0))  # the same content gives the same bytes
+    own_files.write_whole(packed, packed_bytes(path))
     if gzip.decompress(packed.read_bytes()) != data:
         packed.unlink()
         raise OSError(f"{packed}: does not hold what {path.name} holds; the plain file was kept")
