@@ -57,7 +57,7 @@ def main() -> int:
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 
         return run([(cast(schema.Config, OmegaConf.to_object(one)), overrides) for one, overrides in composed], typed)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError) as error:
         sentence = explain(error, arguments)
     except RecursionError:
         sentence = "an argument has too many brackets inside each other; accepted is option=value"

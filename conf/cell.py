@@ -40,6 +40,8 @@ SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the 
 LISTS = ("gpus", "labels", "server_gpus")
 # Left out where they say nothing: cells of an older version keep their keys, and older versions read their records.
 ONLY_IF_SAID = ("inputs",)
+# What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
+COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,26 @@ class Cell:
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
-        """Return the cell that `to_dict` wrote. Raises TypeError or KeyError where a field is missing, unknown or not named."""
+        """Return the cell that `to_dict` wrote.
+
+        Raises:
+            TypeError, KeyError, AttributeError: a field is missing or unknown, or holds something else.
+        """
         for group in ("strategy", "benchmark"):
             if not isinstance(plain[group]["name"], str):
                 raise TypeError(f"{group}.name={plain[group]['name']!r}")
+        compared = plain.get("declared", {}).get("benchmark", {}).get("compared")
+        if compared and not _can_be_compared(compared):
+            raise TypeError(f"declared.benchmark.compared={compared!r:.100}")
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
         return Cell(**{**plain, **nested, **lists})
+
+
+def _can_be_compared(rule: Mapping[str, Any]) -> bool:
+    """Tell whether a rule has what COMPARED names, each of its type."""
+    values = {name: rule[name] for name in COMPARED}
+    lists = [value for value in values.values() if isinstance(value, list)]
+    return all(isinstance(values[name], kind) for name, kind in COMPARED.items()) and all(
+        isinstance(one, str) for value in lists for one in value
+    )

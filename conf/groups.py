@@ -33,7 +33,7 @@ from conf.rules import RULES, check_rules, refuse_too_large
 from conf.targets import called, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
 # Folders that hold groups; of two files with the same name the first counts, as Hydra has it.

@@ -35,7 +35,7 @@ def option(
 def accepted(metadata: Mapping[str, Any]) -> str:
     """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of at least 1'; or ''."""
     least, most = metadata.get("least"), metadata.get("most")
-    words = [*(metadata.get("words") or ())]
+    words = [str(word) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
     if least is not None or most is not None:
@@ -63,7 +63,7 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         return
     has_bounds = least is not None or most is not None
     if words and not has_bounds:
-        close = next((word for word in words if word.lower() == str(value).lower()), None)
+        close = next((word for word in words if str(word).lower() == str(value).lower()), None)
         hint = f" (case matters: write {close})" if close else ""
         raise Refused(f"{name}={value}: accepted are {accepted(metadata)}{hint}")
     if has_bounds and not _fits(value, metadata):

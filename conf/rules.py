@@ -1,11 +1,13 @@
 """Refuse a YAML file that is too large, or whose rules have a wrong form, so that no later reader has to look."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from conf.cell import COMPARED
 from conf.options import Refused
 from conf.targets import DOTTED
 
@@ -19,7 +21,6 @@ LIMITS: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
 CODE = dict.fromkeys(("resolve", "refuse", "derive", "section"), str)
-COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 CASE: dict[str, type] = {"where": dict}
 
 LARGEST_BYTES = 1 << 20
@@ -57,6 +58,8 @@ def refuse_too_large(path: Path) -> None:
                 raise Refused(f"{path}: has the tag {tag}; accepted are plain values")
             if isinstance(event, yaml.CollectionStartEvent):
                 inside.append((event.anchor, 1))
+                if len(inside) > DEEPEST:
+                    raise Refused(f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study")
                 continue
             if isinstance(event, yaml.CollectionEndEvent):
                 anchor, size = inside.pop()
@@ -69,10 +72,10 @@ def refuse_too_large(path: Path) -> None:
             if anchor is not None:
                 sizes[anchor] = size
             inside[-1] = (inside[-1][0], inside[-1][1] + size)
-            if inside[-1][1] > MOST_VALUES or len(inside) > DEEPEST:
-                raise Refused(
-                    f"{path}: more than {MOST_VALUES} values, or deeper than {DEEPEST} levels; aliases count in full"
-                )
+            if inside[-1][1] > MOST_VALUES:
+                raise Refused(f"{path}: more than {MOST_VALUES} values; aliases count in full")
+    except yaml.reader.ReaderError:  # whoever reads it would come to the wrong bytes last
+        raise Refused(f"{path}: is no YAML (not a text in UTF-8)") from None
     except yaml.YAMLError:
         return
     except RecursionError:
@@ -137,6 +140,8 @@ def _entries(where: str, value: Any, kinds: Mapping[str, type | tuple[type, ...]
             yield f"{where}.{name} is unknown; accepted are {', '.join(kinds)}"
         elif not isinstance(one, kinds[name]) or (kinds[name] == NUMBER and isinstance(one, bool)):
             yield f"{where}.{name} is {one!r}; accepted is {_name(kinds[name])}"
+        elif isinstance(one, int) and abs(one) > sys.float_info.max:
+            yield f"{where}.{name} has {one.bit_length()} bits; accepted is a number that a double holds"
 
 
 def _named(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:

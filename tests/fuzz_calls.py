@@ -232,13 +232,13 @@ def read_yaml(seed, folder, number):
     path.write_bytes(seed.data)
     if number % 500 == 7:
         return _launched(seed.name, folder)
+    if seed.name in ("strategy", "benchmark"):
+        path.write_bytes(seed.data.replace(b"name: ", b"name: fuzzed #", 1))
     base = pickle.loads(_composed())
     groups._read.cache_clear()
     try:
         groups.search_also([folder])
         if seed.name in ("strategy", "benchmark"):
-            text = seed.data.replace(b"name: ", b"name: fuzzed #", 1)
-            path.write_bytes(text)
             choice = groups.choice(seed.name, "fuzzed")
             groups.options(seed.name, {"name": "fuzzed", **choice.options, **choice.rules})
             choice.declared()
@@ -251,7 +251,7 @@ def read_yaml(seed, folder, number):
                 loaded.pop(name, None)
         merged = OmegaConf.merge(base, loaded if seed.name == "experiment" else {"model": loaded})
         checked(OmegaConf.to_object(merged))
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError) as error:
         said = one_line(explain(error, []))
         if "\n" in said:
             raise Wrong(f"several lines: {said!r:.300}") from None

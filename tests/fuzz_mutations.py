@@ -61,7 +61,7 @@ def lost_lines(random, data, others):
 
 def lost_line(random, data, others):
     """One line is missing."""
-    lines = data.splitlines(keepends=True)
+    lines = data.splitlines(keepends=True) or [b""]
     del lines[random.randrange(len(lines))]
     return b"".join(lines)
 
@@ -107,7 +107,7 @@ def moved_lines(random, data, others):
     if random.random() < 0.5:
         lines[a], lines[b] = lines[b], lines[a]
     else:
-        lines[a:a] = [lines[b]] * random.choice((1, 1, 2, 50))
+        lines[a:a] = [lines[b]] * min(random.choice((1, 1, 2, 50)), 1 + (4 << 20) // (len(lines[b]) + 1))
     return b"".join(lines)
 
 

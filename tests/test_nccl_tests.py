@@ -1,6 +1,7 @@
 """The reader of nccl-tests: captures, the tables of 2.0 to 2.19 and the JSON rendered from a model, and damage."""
 
 import json
+import math
 import random
 import time
 from pathlib import Path
@@ -317,6 +318,15 @@ def test_json_of_version_one_of_several_processes_and_several_documents():
 def test_foreign_or_broken_json_is_refused(text):
     with pytest.raises(UnreadableInput, match="expected the JSON of nccl-tests"):
         parse_nccl_tests(text)
+
+
+def test_json_without_numbers_for_what_is_infinite():
+    devices = [{"rank": 0, "group": 0, "hostname": math.inf, "device": 0}]
+    infinite = {"time": 1e300, "alg_bw": math.inf, "bus_bw": -math.inf, "nwrong": 0}
+    row = {**document()["results"][0], "out_of_place": infinite}
+    (run,) = parse_nccl_tests(json.dumps(document(config={"devices": devices}, results=[row])))
+    told = json.loads(json.dumps(run.as_json(), allow_nan=False))["rows"][0]["out_of_place"]
+    assert (told["time_us"], told["algbw"], told["busbw"], told["wrong"]) == (None, None, None, 0)
 
 
 @BUDGET

@@ -360,6 +360,12 @@ def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sen
         ("name: mine\n_target_: my_package.absent.Strategy\n", "Python finds no module my_package.absent"),
         ("name: mine\n_target_: x.y\naccepts: [size]\n", "mine.yaml: accepts is ['size']; accepted is a mapping"),
         ("name: none_of_that\n_target_: x.y\n", "strategy.name=none_of_that: accepted are"),
+        (
+            f"name: mine\n_target_: x.y\nsize: 1\naccepts: {{size: {{least: 1{'0' * 400}}}}}\n",
+            "accepts.size.least has 1329 bits",
+        ),
+        (f"name: mine\n_target_: x.y\nsize: {'[' * 60}\n", "mine.yaml: deeper than 50 levels"),
+        ("name: mine\n_target_: x.y\nsize: 1\naccepts: {size: {words: [1.5]}}\n", "strategy.size=1: accepted are 1.5"),
     ],
 )
 def test_a_wrong_yaml_is_one_sentence(own, monkeypatch, launch, yaml, sentence):

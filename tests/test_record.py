@@ -129,6 +129,8 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path):
         ("schema_version", "1"),
         ("schema_version", None),
         ("surprise", 1),
+        ("environment", {"a": json.loads("[" * 70 + "]" * 70)}),
+        ("tables", {"a": json.loads("[" * 70 + "]" * 70)}),
     ],
 )
 def test_a_wrong_field_is_a_record_error(tmp_path, field, value):
@@ -279,7 +281,8 @@ def test_a_line_torn_by_a_full_disk_does_not_take_the_next_one_along(tmp_path):
 def test_foreign_lines_are_passed_over(tmp_path):
     path = tmp_path / "lines.jsonl"
     foreign = [b"", b"null", b"[1]", b"{}", b'{"kind": 1, "time": 1}', b'{"kind": "x"}', b'{"kind": "x", "time": "now"}',
-               b"\xff\xfe", b"\0" * 8, b"[" * 50_000]  # fmt: skip
+               b"\xff\xfe", b"\0" * 8, b"[" * 50_000,
+               b'{"kind": "deep", "time": 1, "a": ' + b"[" * 70 + b"]" * 70 + b"}"]  # fmt: skip
     path.write_bytes(b"\n".join([*foreign, b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti']))
     assert list(read_lines(path)) == [{"kind": "good", "time": 1.5}]
     assert list(read_lines(tmp_path / "absent.jsonl")) == []

@@ -57,7 +57,7 @@ def bracket_kind(version: tuple[int, ...] | None, brackets: Iterable[str]) -> st
     """
     if version is not None:
         return "nvml" if version >= (2, 18, 2) else "bus" if version >= (2, 5) else None
-    return "bus" if any(not b.isdigit() or int(b) > 255 for b in brackets) else None
+    return "bus" if any(not b.isdigit() or len(b) > 9 or int(b) > 255 for b in brackets) else None
 
 
 def sort_by_communicator(events: list[Event], kind: str | None) -> Sorted:

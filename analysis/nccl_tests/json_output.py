@@ -5,7 +5,6 @@ one rank per process: the number of ranks is processes × threads × GPUs.
 """
 
 import json
-import math
 import re
 from typing import Any
 
@@ -20,6 +19,8 @@ _SETTINGS = {
     "aggregated_iterations": "agg iters", "validation": "validation", "graph": "graph",
 }  # fmt: skip
 _MOST_RANKS = 1_000_000
+_LARGEST = 1e18  # of what is measured in µs, GB/s or elements
+_NOT_SPACE = re.compile(r"\S")
 _ITERATION = (
     "skipped_iterations",
     "min_us",
@@ -38,12 +39,11 @@ def read_json(text: str) -> list[Run]:
     """Read every run of the text, not yet annotated. Raises UnreadableInput for foreign, cut or empty documents."""
     decoder = json.JSONDecoder()
     runs: list[Run] = []
-    position = 0
-    while rest := text[position:].lstrip():
-        position = len(text) - len(rest)
-        line = text.count("\n", 0, position) + 1
+    position = _begin(text, 0)
+    line = text.count("\n", 0, position) + 1
+    while position < len(text):
         try:
-            whole, position = decoder.raw_decode(text, position)
+            whole, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:  # thousands of digits are a ValueError too
             reason = (
                 f"{error.msg} at line {error.lineno}"
@@ -56,9 +56,18 @@ def read_json(text: str) -> list[Run]:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
             raise UnreadableInput(f"{_EXPECTED}; in the document of line {line}: {what}") from None
+        following = _begin(text, end)
+        line += text.count("\n", position, following)
+        position = following
     if not any(run.rows for run in runs):
         raise UnreadableInput(f"{_EXPECTED}; there is no result in it")
     return runs
+
+
+def _begin(text: str, position: int) -> int:
+    """Return where the next document begins; the length of the text where none does."""
+    found = _NOT_SPACE.search(text, position)
+    return len(text) if found is None else found.start()
 
 
 def _run(whole: Any, line: int) -> Run:
@@ -96,7 +105,9 @@ def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
     named = [(whole_number(one.get("group", 0)), whole_number(one["rank"])) for one in devices]
     for (group, rank), one in zip(named, devices, strict=True):
         device: dict[str, Any] = {"rank": rank, "group": group}
-        run.devices.append(device | {name: one[key] for key, name in names.items() if key in one})
+        run.devices.append(
+            device | {name: one[key] for key, name in names.items() if isinstance(one.get(key), str | int)}
+        )
     firsts = set(named)
     if any((group, rank + 1) in firsts for group, rank in named):
         each = 1
@@ -132,12 +143,12 @@ def _numbers(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Return a number; None for null and for nccl-tests' "nan". Raises ValueError for anything else."""
+    """Return a number; None for null, for nccl-tests' "nan" and for what is too large. Raises ValueError for anything else."""
     if value is None or value == "nan":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) < _LARGEST else None
 
 
 def whole_number(value: Any) -> int:

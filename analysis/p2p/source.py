@@ -52,7 +52,8 @@ def read_p2p(text: str) -> P2p:
         if not all(isinstance(value, str | None) for value in (topology, title)):
             raise TypeError("environment.topology and name must be text")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({type(error).__name__}: {error})") from None
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"a {type(error).__name__}"
+        raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({what})") from None
     return P2p([medians], samples or [medians], topology, title, words)
 
 

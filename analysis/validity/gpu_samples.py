@@ -69,7 +69,8 @@ def _is_of_gpus(line: Sample) -> bool:
     return isinstance(gpus, list) and all(
         isinstance(gpu, dict)
         and _has_numbers(gpu, OF_GPU & gpu.keys())
-        and isinstance(gpu.get("foreign_pids", []), list)
+        and isinstance(pids := gpu.get("foreign_pids", []), list)
+        and all(type(pid) is int for pid in pids)
         for gpu in gpus
     )
 

@@ -1,7 +1,6 @@
 """Make a record again from the raw files of its folder, by the functions that made it. Nothing is run and no file is written."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from analysis.validity.checks import judged, limits_of
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, complete, function_of, reported
-from benchmarks.record import CellFolder, Kind, Record, read_lines
+from benchmarks.record import CellFolder, Kind, Record, decoded, read_lines
 from benchmarks.record.raw_files import found, stored
 
 # Records of this version and later have lines that hold everything that is derived.
@@ -131,7 +130,7 @@ def _with_reports(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
         "environment": {name: value for name, value in own.environment.items() if name != "versions"}
     }
     if folder.attempt.exists():
-        begun = json.loads(folder.attempt.read_text())
+        begun = decoded(folder.attempt.read_text())
         made.parts += tuple(begun)
     if started:
         begun["environment"].setdefault("versions", next(iter(started.values())).versions)

@@ -2,11 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # A record with a bad number must stay readable.
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# Ours have fewer than ten levels. What walks through a value calls itself for each level, and Python allows 1,000 calls.
+DEEPEST = 60
 
 
 def encoded(content: Mapping[str, Any], indent: int | None = None) -> bytes:
@@ -27,12 +29,40 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def restored(value: Any) -> Any:
-    """Return the inverse of `jsonable` for values that hold numbers."""
+def restored(value: Any, levels: int = DEEPEST) -> Any:
+    """Return the inverse of `jsonable` for values that hold numbers. Raises ValueError beyond so many levels."""
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
-    if isinstance(value, dict):
-        return {key: restored(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [restored(item) for item in value]
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(f"deeper than {DEEPEST} levels")
+        if isinstance(value, dict):
+            return {key: restored(item, levels - 1) for key, item in value.items()}
+        return [restored(item, levels - 1) for item in value]
     return value
+
+
+def decoded(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError: no JSON, or deeper than DEEPEST levels."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"deeper than {DEEPEST} levels") from None
+    refuse_deep(value)
+    return value
+
+
+def refuse_deep(value: Any) -> None:
+    """Refuse a JSON value of more than DEEPEST levels. Raises ValueError."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [item for one in level for item in _items(one) if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"deeper than {DEEPEST} levels")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.record import own_files
 from benchmarks.record.cell_folder import CellFolder, record_paths
-from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.encoding import encoded, refuse_deep, restored
 from benchmarks.record.field_types import check_types
 from benchmarks.record.former import LATER_FIELDS, renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
@@ -52,6 +52,7 @@ def _record(content: dict[str, Any]) -> Record:
     content = renewed(content)
     for name in ("model", "metrics", "within_run", "series", "checks", "tables"):
         content[name] = restored(content.get(name, {}) if name in ("tables", "within_run") else content[name])
+    refuse_deep({name: value for name, value in content.items() if name not in ("series", "tables")})
     if lost := list(_lost(content)):  # what is lost must not become a default: valid, no repeat, no failure
         raise KeyError(", ".join(lost))
     content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None

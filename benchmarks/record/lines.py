@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import own_files
-from benchmarks.record.encoding import encoded, restored
+from benchmarks.record.encoding import DEEPEST, encoded, restored
 from benchmarks.record.raw_files import open_raw, stored
+
+MOST_LEVELS = DEEPEST - 20  # of what a line holds; a record has it further inside
 
 
 class Kind(str, Enum):
@@ -81,14 +83,14 @@ def read_line(text: str | bytes) -> dict[str, Any] | None:
     """Read one line that Lines wrote; None where it is torn or foreign."""
     try:
         line = json.loads(text)
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            return None
+        time = line.get("time")
+        if not isinstance(time, int | float) or isinstance(time, bool):
+            return None
+        return {name: restored(value, MOST_LEVELS) for name, value in line.items()}
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-        return None
-    time = line.get("time")
-    if not isinstance(time, int | float) or isinstance(time, bool):
-        return None
-    return {name: restored(value) for name, value in line.items()}
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

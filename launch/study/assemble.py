@@ -10,6 +10,7 @@ from benchmarks.record import (
     Record,
     RecordError,
     check_types,
+    decoded,
     encoded,
     own_files,
     read_lines,
@@ -25,8 +26,8 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         RecordError: the folder holds no begun attempt.
     """
     try:
-        cell = Cell.from_dict(json.loads(folder.cell.read_text()))
-        attempt = json.loads(folder.attempt.read_text())
+        cell = Cell.from_dict(decoded(folder.cell.read_text()))
+        attempt = decoded(folder.attempt.read_text())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
     lines_of_ranks = {}

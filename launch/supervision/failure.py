@@ -1,6 +1,5 @@
 """Name the cause of a failed cell and its first failing rank, from the lines of the ranks and from how they ended."""
 
-import json
 import math
 import re
 import signal
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.record import CellFolder, Failure
+from benchmarks.record import CellFolder, Failure, decoded
 from launch.supervision.logs import end_of
 from launch.supervision.progress import Rank, Watch
 
@@ -35,9 +34,9 @@ class End:
 def ends(folder: CellFolder) -> dict[int, End]:
     """Return how ranks ended by themselves, as the agent saw it before it ended the others; former agents gave no time."""
     try:
-        found = json.loads(folder.failures.read_text())
+        found = decoded(folder.failures.read_text())
         return {int(rank): _end(one) for rank, one in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError):
         return {}
 
 
