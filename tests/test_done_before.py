@@ -73,7 +73,8 @@ def test_the_same_surroundings_are_done(tmp_path, here):
 OTHER_GPU = [{"id": 0, "uuid": "GPU-0", "name": "NVIDIA B200"}]
 CHANGES = [
     ({"host": "node2"}, "host node2, now "),
-    ({"gpu": {"gpus": OTHER_GPU}}, "the GPUs of this host are others now"),
+    ({"gpu": {"gpus": OTHER_GPU}}, "1 × B200, now 2 × H200"),
+    ({"planned_uuids": ["GPU-8", "GPU-9"]}, "other GPUs of this host, also 2 × H200"),
     ({"gpu": {"driver": "550.1"}}, "driver 550.1, now "),
     ({"versions": {"torch": "2.10.0+cu130"}}, "torch 2.10.0+cu130, now "),
     ({"versions": {"cuda": "12.8"}}, "CUDA 12.8, now "),

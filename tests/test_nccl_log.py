@@ -630,6 +630,46 @@ def test_command_prints_a_table_and_says_which_setting_changed_nothing(capsys):
     assert "NCCL_P2P_LEVEL=LOC changed what the log shows" in capsys.readouterr().out
 
 
+NO_CAUSE = "transports differ (P2P/IPC and SHM/direct), and no setting that the logs announce explains it"
+
+
+@pytest.mark.parametrize(
+    ("log", "without", "said"),
+    [
+        ("dgx1_gpus_0_3_p2p_level_0", "dgx1_gpus_0_3_default", "NCCL_P2P_LEVEL=LOC changed what the log shows"),
+        ("dgx1_gpus_0_3_default", "dgx1_gpus_0_3_p2p_level_0", "NCCL_P2P_LEVEL=LOC of the second log changed what "),
+        ("dgx1_gpus_0_3_default", "dgx1_gpus_0_3_p2p_level_1", "did not force PCIe: same transports as without it"),
+        ("h200_x2_p2p_level_NVL", "h200_x2_p2p_level_LOC", "NCCL_P2P_LEVEL=NVL changed what the log shows"),
+        ("dgx1_gpus_0_3_default", "dgx1_gpus_1_7_default", NO_CAUSE),
+        (
+            "h200_x2_p2p_level_LOC",
+            "h200_x8_default",
+            "the logs are of 2 and of 8 ranks: what they show is not compared",
+        ),
+        ("h200_x2_p2p_level_LOC", "h200_x2_p2p_level_LOC", "No setting that shows in transports"),
+    ],
+)
+def test_two_logs_are_compared_both_ways(capsys, log, without, said):
+    first, second = (str(DATA / f"nccl_{name}.log") for name in (log, without))
+    assert main(["nccl-log", first, "--without", second]) == 0
+    told = [line for line in capsys.readouterr().out.partition("\nWithout: ")[2].splitlines()[1:] if line]
+    assert len(told) == 1 and said in told[0]
+
+
+def test_runs_in_one_text_are_told_as_runs_and_one_is_shown():
+    names = ("h200_x2_p2p_level_LOC", "h200_x2_p2p_level_NVL")
+    for order in (names, names[::-1]):
+        whole, alone = parse_nccl_log("".join(map(capture, order))), parse_nccl_log(capture(order[0]))
+        assert (whole.transports, whole.settings, whole.channels) == (alone.transports, alone.settings, alone.channels)
+        assert whole.conflicts == {} and whole.processes == alone.processes == 2
+        (note,) = [note for note in whole.notes if "runs, one after" in note]
+        assert note.startswith(
+            "2 runs, one after the other on the same GPUs: run 1 is shown. Announced: run 1 NCCL_NVLS_"
+        )
+    both = parse_nccl_log(*map(capture, names))
+    assert both.settings["NCCL_P2P_LEVEL"] == "LOC" and any("2 runs" in note for note in both.notes)
+
+
 def test_command_refuses_a_foreign_file_in_one_line(capsys, tmp_path):
     foreign = tmp_path / "x.log"
     foreign.write_text("hello\n")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from analysis.commands.log_difference import log_differences
 from analysis.console import SafeConsole, console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
@@ -14,7 +15,6 @@ from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
 from analysis.validity.evidence import SettingResult
-from analysis.validity.settings import check_settings
 
 _CHOICES_SHOWN = 20
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank")
     parser.add_argument(
-        "--without", nargs="+", metavar="FILE", help="a log of the same cell without the setting, to compare with"
+        "--without", nargs="+", metavar="FILE", help="a log of the same cell without the setting, or with another one"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -34,14 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings: list[SettingResult] | None = None
     if arguments.without:
         other = _read(arguments.without)
-        changed = {name: value for name, value in log.settings.items() if other.settings.get(name) != value}
-        findings = [one for one in check_settings(changed, log, other, None) if one.code == "setting_no_effect"]
-        shown = {one.setting for one in findings}
-        findings += [
-            SettingResult("setting_effective", f"{name}={value} changed what the log shows", "finding", name)
-            for name, value in changed.items()
-            if name not in shown and (log.transports, log.channels) != (other.transports, other.channels)
-        ]
+        findings = log_differences(log, other)
         without = describe_transport(other, None)
     if arguments.json:
         whole = log.as_json()
@@ -96,7 +89,7 @@ def _print(log: NcclLog, out: SafeConsole) -> None:
         ("GPU of rank", gpus),
         ("channels", (channels or "not said") + source),
         ("settings", settings or "none announced"),
-        ("differ by rank", conflicts),
+        ("several values", conflicts),
         ("network", log.network or ""),
         ("NVLS multicast", multicast),
     ):

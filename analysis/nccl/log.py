@@ -22,6 +22,7 @@ from analysis.nccl.facts import (
 from analysis.nccl.lines import LogEvents, read_events
 from analysis.nccl.messages import NEWEST
 from analysis.nccl.model import AlgorithmChoice, Communicator, NcclLog, version_numbers
+from analysis.nccl.runs import of_one_run
 from conf.nccl_vocabulary import ALGORITHMS, PROTOCOLS
 
 # Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
@@ -40,6 +41,7 @@ def parse_nccl_log(*texts: str) -> NcclLog:
         )
     notes = _reading_notes(read)
     events = [event for one in read for event in one.events]
+    events, of_other_runs = of_one_run(events, notes)
     version = _only(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
     _note_newer_release(version, numbers, notes)
@@ -71,7 +73,7 @@ def parse_nccl_log(*texts: str) -> NcclLog:
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
-        processes=sum(len(one.processes) for one in read),
+        processes=sum(len(one.processes - of_other_runs) for one in read),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
         multicast=multicast,

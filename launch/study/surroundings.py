@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.provenance import CONNECTIONS, INHERITED, PROVENANCE, Machines, inherited, mapping, provenance
+from analysis.findings.provenance import (
+    CONNECTIONS,
+    INHERITED,
+    PROVENANCE,
+    Machines,
+    inherited,
+    mapping,
+    provenance,
+    short_hardware,
+)
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
 from launch.engines.environment import ROOT, environment, with_absolute_path
@@ -59,8 +68,9 @@ class Surroundings:
 
     def other_code(self, record: Record) -> bool:
         """Return whether a record was measured by another version of the code that measures."""
-        now = self._measured_here(record, {})
-        return provenance(record, Machines())[CODE] != provenance(now, Machines())[CODE]
+        both = record, self._measured_here(record, {})
+        then, now = (provenance(one, Machines(both))[CODE] for one in both)
+        return then != now
 
     def _measured_here(self, record: Record, versions: Mapping[str, str]) -> Record:
         """Return a record with what is around its cell now, instead of what was."""
@@ -93,10 +103,8 @@ class Surroundings:
 
 def _differences(before: Record, now: Record) -> list[str]:
     """Return what is otherwise around the second of two records of one cell."""
-    machines, before = (
-        Machines(),
-        dataclasses.replace(before, ranks=[]),
-    )  # what ranks say of their GPUs is not known yet
+    before = dataclasses.replace(before, ranks=[])  # what ranks say of their GPUs is not known yet
+    machines = Machines((before, now))
     then, today = provenance(before, machines), provenance(now, machines)
     found = [] if then["machine"] == today["machine"] else [_other_machine(before, now)]
     found += [
@@ -129,4 +137,5 @@ def _other_machine(before: Record, now: Record) -> str:
     hosts = [str(one.environment.get("host", "unknown")) for one in (before, now)]
     if hosts[0] != hosts[1]:
         return f"host {hosts[0]}, now {hosts[1]}"
-    return "the GPUs of this host are others now"
+    kinds = [short_hardware(one) for one in (before, now)]
+    return f"{kinds[0]}, now {kinds[1]}" if kinds[0] != kinds[1] else f"other GPUs of this host, also {kinds[0]}"
