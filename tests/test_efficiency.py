@@ -300,7 +300,7 @@ def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_pa
     pair = with_values(simulator.record((0, 1)), [alone])
     share = values_of([pair, alone])[pair.record_id][EFFICIENCY]
     assert share.of == (0,) and stated(pair).of == (0,) and share == pair.metrics[EFFICIENCY]
-    shown = f"{100 * share:.1f} % of GPU 0"
+    shown = f"{100 * share:.1f} % against GPU 0"
     assert on_terminal([pair, alone]) == shown
     assert on_terminal([pair, alone, other]).endswith(" %"), "once the other is measured, the mark goes"
     assert [cell_numbers(pair, {})["efficiency"], number(share, "share")] == [
@@ -314,4 +314,4 @@ def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_pa
     report, _ = examine(tmp_path)
     found = {cell.mark for section in report.sections for table in section.tables for row in table.rows for cell in row
              if isinstance(cell, Efficiency)}  # fmt: skip
-    assert found == {"of GPU 0"}
+    assert found == {"against GPU 0"}

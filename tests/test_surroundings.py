@@ -353,7 +353,7 @@ def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited(
     findings = findings_of(study)
     (section,) = [section for section in (scaling(study, findings),) if section]
     (sentence,) = [line for line in section.lines if "SM clock" in line]
-    assert "would be 100.8 % instead of 97.6 % of GPU 0 (resnet50 · compile on gpus 0,1); " in sentence.replace(
+    assert "would be 100.8 % instead of 97.6 % against GPU 0 (resnet50 · compile on gpus 0,1); " in sentence.replace(
         THIN, " "
     )
     assert "eager" not in sentence

@@ -10,9 +10,10 @@ this module, so it needs neither numpy nor scipy, which take a second to import.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from analysis.findings.labels import unit
 from analysis.findings.model import Efficiency
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.provenance import CONNECTIONS
@@ -20,6 +21,7 @@ from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.runs import Runs, between_runs, merged
 from analysis.findings.study import Study
 from benchmarks.record import Record
+from conf.cell import Cell
 
 EFFICIENCY = "scaling/efficiency"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
@@ -78,7 +80,7 @@ class Baselines:
         same = noise, *map(id, alone.values())
         if same not in self._log_slowest:
             self._log_slowest[same] = log_slowest(alone, noise)
-        return efficiency(one.median_log_rate, self._log_slowest[same], one.gpus, alone)
+        return efficiency(one.median_log_rate, self._log_slowest[same], one.cell, alone)
 
     def at_equal_clocks(self, record: Record, share: Efficiency | None) -> Efficiency | None:
         """Return the efficiency `share` of a record as if the GPUs had the SM clock that the slowest member has alone.
@@ -87,7 +89,7 @@ class Baselines:
         """
         one = self._study.single(record)
         ratio = clock_ratio(one, self.of(one).values())
-        return None if share is None or ratio is None else Efficiency(share * ratio, share.of)
+        return None if share is None or ratio is None else Efficiency(share * ratio, share.of, share.unit)
 
     def facts(self, record: Record) -> dict[str, object]:
         """Return what the efficiency of a record rests on: ids of the records of its baselines, and the noise if it is known."""
@@ -97,11 +99,15 @@ class Baselines:
         return {BASELINES: ids} if noise is None else {BASELINES: ids, NOISE: noise}
 
 
-def efficiency(log_rate: float, log_alone: float, gpus: Sequence[int], alone: Iterable[int]) -> Efficiency:
+def efficiency(log_rate: float, log_alone: float, cell: Cell, alone: Iterable[int]) -> Efficiency:
     """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were measured alone."""
+    return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
+
+
+def _marked(value: float, cell: Cell, alone: Iterable[int]) -> Efficiency:
     known = set(alone)
-    members = tuple(gpu for gpu in gpus if gpu in known)
-    return Efficiency(math.exp(log_rate - log_alone) * (1 / len(gpus)), () if len(members) == len(gpus) else members)
+    members = tuple(gpu for gpu in cell.gpus if gpu in known)
+    return Efficiency(value, () if len(members) == cell.world_size else members, unit(cell.device))
 
 
 def stated(record: Record) -> Efficiency | None:
@@ -109,8 +115,7 @@ def stated(record: Record) -> Efficiency | None:
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or not isinstance(ids, Mapping):
         return None
-    members = tuple(gpu for gpu in record.cell.gpus if str(gpu) in ids)
-    return Efficiency(value, () if len(members) == record.cell.world_size else members)
+    return _marked(value, record.cell, [gpu for gpu in record.cell.gpus if str(gpu) in ids])
 
 
 def log_slowest(members: Mapping[int, Runs], noise: float | None) -> float:

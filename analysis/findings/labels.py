@@ -58,6 +58,11 @@ def gpu_list(gpus: Sequence[int]) -> str:
     return f"gpus {gpu_ids(gpus)}"
 
 
+def unit(device: str) -> str:
+    """Return what one member of a subset is called: a GPU, or a CPU worker of a machine without GPUs."""
+    return "GPU" if device == "cuda" else "CPU worker"
+
+
 def several(names: Sequence[str]) -> str:
     """Return the first of several names, and how many more there are."""
     rest = len(names) - 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Key: TypeAlias = Mapping[str, str]
+AGAINST = "against"  # before the members that an efficiency is against
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,27 @@ class Estimate:
 
 
 class Efficiency(float):
-    """A scaling efficiency as a share, and of which GPUs: those that were measured alone, where others were not."""
+    """A scaling efficiency as a share, and against which GPUs: those that were measured alone, where others were not."""
 
     of: tuple[int, ...]
+    unit: str
 
-    def __new__(cls, value: float, of: tuple[int, ...] = ()) -> "Efficiency":
-        """Make one; `of` is empty where every member was measured alone."""
+    def __new__(cls, value: float, of: tuple[int, ...] = (), unit: str = "GPU") -> "Efficiency":
+        """Make one; `of` is empty where every member was measured alone, `unit` is what a member is called."""
         made = super().__new__(cls, value)
-        made.of = of
+        made.of, made.unit = of, unit
         return made
 
     @property
     def mark(self) -> str:
-        """`of GPU 0`, for people; empty where every member was measured alone."""
-        return f"of {self.members}" if self.of else ""
+        """`against GPU 0`, for people; empty where every member was measured alone."""
+        return f"{AGAINST} {self.members}" if self.of else ""
 
     @property
     def members(self) -> str:
-        """`GPU 0`, `GPUs 0,2` or `every GPU`: those that were measured alone."""
-        return f"GPU{'s' if len(self.of) > 1 else ''} {','.join(map(str, self.of))}" if self.of else "every GPU"
+        """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
+        many = "s" if len(self.of) > 1 else ""
+        return f"{self.unit}{many} {','.join(map(str, self.of))}" if self.of else f"every {self.unit}"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def point(runs: Runs, baselines: Baselines) -> Point:
     if found is None:
         return made
     speedup = exponential(next_run(found.value, found.draws, found.freedom))
-    value = efficiency(found.rate.value, found.slowest, runs.gpus, found.alone)
+    value = efficiency(found.rate.value, found.slowest, runs.cell, found.alone)
     return replace(
         made,
         baseline=exponential(next_run(found.slowest, found.slowest_draws, freedom(found.alone.values()))),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from analysis.findings.baselines import EFFICIENCY, stated
+from analysis.findings.model import AGAINST
 from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
 from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
@@ -44,15 +45,15 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
 def with_unit(column: str, text: str) -> str:
     """Return a number of a column with its unit and what it is, of other columns the text alone.
 
-    `0.454 ms exchange`, `99.9 % efficiency of GPU 0`.
+    `0.454 ms exchange`, `99.9 % efficiency against GPU 0`.
     """
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
     unit = "" if entry.unit == "%" else entry.unit
     words = column.removesuffix(unit).strip()
-    text, of, members = text.partition(" of ")  # of an efficiency: those of its GPUs that were measured alone
-    return " ".join(part for part in (text, unit, words, of.strip(), members) if part)
+    text, against, members = text.partition(f" {AGAINST} ")  # of an efficiency: its GPUs that were measured alone
+    return " ".join(part for part in (text, unit, words, against.strip(), members) if part)
 
 
 def margin(values: Mapping[str, float]) -> str:

@@ -42,7 +42,7 @@ def of_metric(name: str) -> NumberFormat:
 def number(value: float | None, kind: str | NumberFormat = "number", width: float | None = None) -> str:
     """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal.
 
-    An efficiency against some of its members says so: `98.1 % of GPU 0`.
+    An efficiency against some of its members says so: `98.1 % against GPU 0`.
     """
     if value is None or not math.isfinite(value):
         return ABSENT

@@ -12,10 +12,10 @@ from conf.cell import Cell
 from launch.plan.order import PlannedCell
 
 GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
-COST, EXPOSED = "cost ms", "exposed ms"
+COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
-               "efficiency")  # fmt: skip
+               EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out

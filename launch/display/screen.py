@@ -20,7 +20,7 @@ from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
-from launch.display.columns import COST, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import estimate
 from launch.supervision.progress import Watch
@@ -130,8 +130,12 @@ class Screen:
 
     def _line(self, number: int) -> list[str]:
         """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""
-        numbers = [with_unit(column, text) for column, text in self._numbers[number].items()]
+        numbers = [with_unit(column, text) + self._so_far(column) for column, text in self._numbers[number].items()]
         return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
+
+    def _so_far(self, column: str) -> str:
+        """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
+        return " so far" if column == EFFICIENCY and any(state not in SETTLED for state in self.states) else ""
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
@@ -156,7 +160,8 @@ class Screen:
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in columns:
             justify = "right" if name in COLUMNS and name != TRANSPORT else "left"
-            table.add_column(name, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
+            heading = name + self._so_far(name).replace(" so", "\nso")
+            table.add_column(heading, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
         for place, number in enumerate(rows):
             table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))
         # Each a line of its own, cut and not wrapped: the table keeps its place.
@@ -183,7 +188,10 @@ class Screen:
         """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
         if self._last:
             return [number for number, state in enumerate(self.states) if state != WAITING]
-        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - bool(about_margins(self._values)))
+        more = bool(about_margins(self._values)) + any(
+            EFFICIENCY in of_cell for of_cell in self._numbers
+        )  # a second line
+        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - more)
         if len(self.cells) <= room:
             return range(len(self.cells))
         current = next((n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1)

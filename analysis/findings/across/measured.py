@@ -106,7 +106,7 @@ class MeasuredCells:
         speedup = log_speedup(runs, self._baselines)
         if speedup is None:
             return None
-        share, draws = efficiency(speedup.rate.value, speedup.slowest, runs.gpus, speedup.alone), speedup.draws
+        share, draws = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone), speedup.draws
         error = None if draws is None else float(np.std(draws[MEASURED])) * share
         return MeasuredNumber(share, speedup.rate.runs, error, speedup.freedom, logarithm=False)
 
