@@ -38,8 +38,8 @@ class Optimizer:
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus")
-# Left out where they say nothing: cells of an older version keep their keys, and older versions read their records.
-ONLY_IF_SAID = ("inputs",)
+# Left out where they say nothing: cells of an older version keep their keys.
+ONLY_IF_SAID = ("inputs", "data")
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
 COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 
@@ -66,6 +66,7 @@ class Cell:
     labels: tuple[str, ...] = ()  # what differs from the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
+    data: dict[str, Any] = field(default_factory=dict)  # name, loader, options; empty: synthetic batches
     # By group, the rules of its YAML that readers need: target, derive, section, compared; sha256 of a file of the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -147,7 +148,8 @@ class Cell:
         nested: dict[str, dict[str, Any]] = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
         if self.model.inputs == IMAGES:
             del nested["model"]["inputs"]
-        return {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
+        plain = {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
+        return {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":

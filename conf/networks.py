@@ -1,4 +1,4 @@
-"""The model of a cell: check what is asked of it, and resolve the sizes of its images."""
+"""The model and the data of a cell: check what is asked of them, and resolve the sizes of images."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from typing import Any
 from conf import groups
 from conf.cell import IMAGES, SAMPLES, Network
 from conf.options import Refused, accepted
-from conf.schema import Config, Model, Sizes
+from conf.schema import Config, Data, Model, Sizes
 from conf.targets import sha256_of_foreign_code, source_file
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -22,12 +22,30 @@ def checked_model(model: Model) -> Model:
     if model.library == "python":
         source_file("model.builder", model.builder)
         if model.name in groups.choices("model") and groups.library(model.name) != "python":
-            module, _, name = model.builder.replace(":", ".").rpartition(".")
-            model = dataclasses.replace(model, name=f"{module.rpartition('.')[2]}.{name}")
+            model = dataclasses.replace(model, name=_named_after(model.builder))
     else:
         check_name("model.builder", model.builder)
     check_name("model.name", model.name)
     return model
+
+
+def checked_data(data: Data) -> Data:
+    """Return the data; a loader without a name is named after its function. Raises Refused: Python does not find it."""
+    if data.loader is None:
+        if data.options or data.name != Data.name:
+            typed = f"data.options={data.options}" if data.options else f"data.name={data.name}"
+            raise Refused(f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)")
+        return data
+    source_file("data.loader", data.loader)
+    if data.name == Data.name:
+        data = dataclasses.replace(data, name=_named_after(data.loader))
+    check_name("data.name", data.name)
+    return data
+
+
+def _named_after(dotted: str) -> str:
+    """Return `module.name` of a dotted name."""
+    return ".".join(dotted.replace(":", ".").split(".")[-2:])
 
 
 def check_name(option: str, text: str) -> None:
@@ -85,9 +103,18 @@ def channels_last(config: Config, device: str) -> bool:
     return config.channels_last in (True, "True")
 
 
-def declared_model(model: Model) -> dict[str, dict[str, Any]]:
-    """Return the hash of the file that builds a model of the user's own module; empty for the libraries' models."""
-    if model.library != "python":
-        return {}
-    code_hash = sha256_of_foreign_code("model.builder", model.builder)
-    return {"model": {"target": model.builder} | ({"sha256": code_hash} if code_hash else {})}
+def data_of(data: Data) -> dict[str, Any]:
+    """Return the data as a cell has it; empty without a loader."""
+    return dataclasses.asdict(data) if data.loader is not None else {}
+
+
+def declared_own(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the hashes of the files that define the user's own model and loader, by group; empty where there are none."""
+    own = {"model": config.model.builder} if config.model.library == "python" else {}
+    own |= {} if config.data.loader is None else {"data": config.data.loader}
+    fields = {"model": "model.builder", "data": "data.loader"}
+    declared = {}
+    for group, dotted in own.items():
+        code_hash = sha256_of_foreign_code(fields[group], dotted)
+        declared[group] = {"target": dotted} | ({"sha256": code_hash} if code_hash else {})
+    return declared

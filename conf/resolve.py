@@ -8,7 +8,7 @@ from typing import Any
 
 from conf import groups, nccl
 from conf.cell import Cell, Network, Optimizer
-from conf.networks import channels_last, check_name, checked_model, declared_model, network
+from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
 from conf.options import Refused, canonical, check_fields, check_names
 from conf.schema import Config, Sizes
 
@@ -30,7 +30,7 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     check_names("", config)
     config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
-    config = dataclasses.replace(config, model=checked_model(config.model))
+    config = dataclasses.replace(config, model=checked_model(config.model), data=checked_data(config.data))
     _check_names_of_folders(config)
     known = {one.name: getattr(config, one.name) for one in dataclasses.fields(Config)}
     known |= {group: groups.options(group, known[group]) for group in ("strategy", "benchmark", "profiler")}
@@ -106,8 +106,9 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
         channels_last=channels_last(config, device),
+        data=data_of(config.data),
         server_gpus=placed(options, gpus, device, everyone),
-        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **declared_model(config.model)},
+        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **declared_own(config)},
     )
     return labelled(cell, config)
 
@@ -215,7 +216,7 @@ def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _
 
 # The options that do nothing in a benchmark which trains nothing.
 TRAINING = (
-    "model", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size", "precision", "optimize",
+    "model", "data", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size", "precision", "optimize",
     "channels_last", "profiler",
 )  # fmt: skip
 
@@ -263,6 +264,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
             if is_same_strategy
             else ()
         ),
+        f"data={cell.data['name']}" if cell.data else "",
         f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]
     return dataclasses.replace(cell, labels=tuple(label for label in labels if label))

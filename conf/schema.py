@@ -55,6 +55,15 @@ class Model:
 
 
 @dataclass
+class Data:
+    """Where batches come from. Without a loader they are synthetic, and on the device before the clock starts."""
+
+    name: str = "synthetic"
+    loader: str | None = option(None, "a function of your own that returns batches, my_module:load (trainers/OWN.md)")
+    options: dict[str, Any] = option({}, "further arguments of that function")
+
+
+@dataclass
 class Tracking:
     """Where records are projected to."""
 
@@ -114,6 +123,7 @@ class Config:
     """One cell before its GPU subset is resolved, and how its sweep runs."""
 
     model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
     strategy: Any = MISSING
     benchmark: Any = MISSING
     nccl: Nccl = field(default_factory=Nccl)

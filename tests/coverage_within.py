@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.validity import timing
 from benchmarks.timing import intervals, stationarity
-from benchmarks.training import derive, stopping
+from benchmarks.training import costs, stopping
 from conf.schema import ValidityLimits
 
 STUDIES = 300
@@ -186,7 +186,7 @@ def study(name, seed, held, before=True):
     abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
     places = np.arange(len(abba)) % 4
     first, second = abba[(places == 0) | (places == 3)] + COST * STEP_MS, abba[(places == 1) | (places == 2)]
-    cost, blocks = derive.abba(first.tolist(), second.tolist())
+    cost, blocks = costs.abba(first.tolist(), second.tolist())
     held["difference", "after"].add(COST * STEP_MS, cost, *intervals.difference_interval(cost, blocks))
     if before:
         _study_before(ms, first, second, middle, held, draw)

@@ -98,9 +98,12 @@ class OneTensor(Tokens):
 @pytest.mark.parametrize(
     ("builder", "sentence"),
     [
-        ("TooMany", r"batch\(\) of mine gave a batch of a tensor \[5, 3\]; accepted are batch_size=4 samples"),
-        ("NoTargets", r"batch\(\) of mine gave tuple of Tensor; accepted is a tuple of tensors: what forward takes"),
-        ("OneTensor", r"batch\(\) of mine gave a tensor \[4, 3\]; accepted is a tuple of tensors"),
+        ("TooMany", r":TooMany\.batch gave a batch of a tensor \[5, 3\]; accepted are batch_size=4 samples"),
+        (
+            "NoTargets",
+            r":NoTargets\.batch gave tuple of a tensor \[4, 3\]; accepted is a tuple of tensors: what forward takes",
+        ),
+        ("OneTensor", r":OneTensor\.batch gave a tensor \[4, 3\]; accepted is a tuple of tensors"),
     ],
 )
 def test_a_batch_of_another_form_is_one_sentence(builder, sentence):

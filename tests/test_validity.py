@@ -103,6 +103,17 @@ def samples(**values):
     return lambda record: record.checks["gpu_samples"].update(values)
 
 
+def loader(cost_share, low):
+    """A cell with a data loader of a cost that is known so well."""
+
+    def change(record):
+        asked(record, data={"name": "mine", "loader": "my_data:load", "options": {}})
+        record.metrics.update({"data/cost_ms": 5.0, "data/cost_share": cost_share, "data/wait_ms": 6.0})
+        record.within_run["data/cost_ms"] = {"low": low, "high": 10.0 - low, "groups": 3}
+
+    return change
+
+
 def asked(record, **fields):
     object.__setattr__(record, "cell", changed_cell(record.cell, **fields))
 
@@ -230,6 +241,7 @@ PLANTED = {
     ],
     "pauses": [steady("pauses", count=1.0, lost_share=0.0026)],
     "slow_rank": [steady("slowest_rank", share=0.031, noise=0.015)],
+    "input_bound": [loader(cost_share=0.021, low=0.001), loader(cost_share=0.5, low=3.0)],
     "samples_do_not_fill_window": [
         lambda r: r.checks.update(unaccounted_share=1.1e-3),
         lambda r: r.checks.update(unaccounted_share=math.nan),
@@ -295,6 +307,8 @@ def test_a_planted_fault_has_its_code_and_no_other(code, number):
 
 
 CLEAN = [
+    loader(cost_share=0.019, low=4.0),  # a loader that keeps up
+    loader(cost_share=0.3, low=-1.0),  # noise
     lambda r: r.metrics.update({"comm/ideal_ratio": 1.05}),
     lambda r: r.checks["arithmetic"].update(layers={"bfloat16": 30, "float32": 24}),  # a model's own choice
     lambda r: r.checks["arithmetic"].update(layers={}),  # compiled: no layer is seen alone
@@ -343,6 +357,7 @@ UNCHECKED = {
     "not_stationary": lambda r: r.checks.update(stationarity={}),
     "pauses": lambda r: r.checks.pop("pauses"),
     "slow_rank": steady("slowest_rank", share=0.05, noise=math.nan),
+    "input_bound": lambda r: loader(0.5, 3.0)(r) or r.within_run.pop("data/cost_ms"),
     "samples_do_not_fill_window": lambda r: r.checks.pop("unaccounted_share"),
     "rate_inconsistent": lambda r: r.metrics.pop("throughput/seconds"),
 }

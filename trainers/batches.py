@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from conf.cell import SAMPLES, Cell
+from conf.cell import IMAGES, SAMPLES, Cell
 from trainers.own_model import Batch, OwnModel
 
 # Batches that take turns: more than one, so that no cache holds the input of the next step.
@@ -27,7 +27,10 @@ def synthetic(cell: Cell, device: torch.device, rank: int, model: nn.Module | No
     generator = torch.Generator(device=device).manual_seed(cell.seed * SEED_STRIDE + rank + 1)
     if cell.model.inputs == SAMPLES:
         assert isinstance(model, OwnModel)
-        batches = [checked(cell, "batch()", model.batch(cell.batch_size, generator)) for _ in range(DISTINCT)]
+        batches = [
+            checked(cell, f"{cell.model.builder}.batch", model.batch(cell.batch_size, generator))
+            for _ in range(DISTINCT)
+        ]
         return itertools.cycle([tuple(tensor.to(device) for tensor in batch) for batch in batches])
     network = cell.model
     shape = (cell.batch_size, network.channels, network.image_size, network.image_size)
@@ -59,12 +62,18 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
     """
     form = "accepted is a tuple of tensors: what forward takes, and last the targets"
     if not isinstance(batch, tuple | list) or not all(isinstance(one, torch.Tensor) for one in batch) or len(batch) < 2:
-        raise ValueError(f"{source} of {cell.model.name} gave {_described(batch)}; {form}")
+        raise ValueError(f"{source} gave {_described(batch)}; {form}")
     first = batch[0]
     if not first.dim() or len(first) != cell.batch_size:
         raise ValueError(
-            f"{source} of {cell.model.name} gave a batch of {_described(first)}; accepted are batch_size={cell.batch_size} "
-            "samples, in the first dimension of the first tensor"
+            f"{source} gave a batch of {_described(first)}; accepted are batch_size={cell.batch_size} samples, in the first "
+            "dimension of the first tensor"
+        )
+    network = cell.model
+    size = (network.channels, network.image_size, network.image_size)
+    if network.inputs == IMAGES and (len(batch) != 2 or tuple(first.shape[1:]) != size):
+        raise ValueError(
+            f"{source} gave {_described(batch)}; accepted are images {[cell.batch_size, *size]} and labels"
         )
     return tuple(batch)
 
@@ -74,5 +83,5 @@ def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {', '.join(type(one).__name__ for one in value) or 'nothing'}"
+        return f"{type(value).__name__} of {', '.join(map(_described, value)) or 'nothing'}"
     return type(value).__name__

@@ -1,7 +1,7 @@
 """The training step: forward, backward, exchange, update. The same for every strategy and every benchmark."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
+from trainers.loaded_batches import LoadedBatches
 from trainers.own_model import Batch, OwnModel
 from trainers.strategy import Strategy, load
 
@@ -59,7 +60,9 @@ class Training:
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
             self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
-        self.batches = synthetic(cell, device, rank, self.network)
+        self.batches: Iterator[Batch] = (
+            LoadedBatches(cell, device, rank) if cell.data else synthetic(cell, device, rank, self.network)
+        )
         self.images = self.tokens = 0  # counted from the batches, never computed; an image is a sample
         self.loss: Tensor | None = None  # of the last step, on the device
         # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
@@ -91,6 +94,15 @@ class Training:
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)
+
+    @contextmanager
+    def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:
+        """Step on other batches inside the context."""
+        kept, self.batches = self.batches, batches
+        try:
+            yield
+        finally:
+            self.batches = kept
 
     def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
         if self._own is not None:

@@ -32,7 +32,7 @@ POWER = 0.8  # a difference as large as `smallest` is seen in four studies of fi
 MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
-NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", *BATCH)
+NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", "data", *BATCH)
 SINGLE = "a single run does not show how far runs differ: add repeats=5"
 CHANCE = "its own interval excludes 0, but among this many comparisons that can be chance"
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
@@ -233,6 +233,7 @@ def pairs(study: Study) -> Iterator[Pair]:
     for first, *others in _presets(study, settings):
         asked = first.removeprefix("nccl.") + (f" and {len(others)} more" if others else "")
         yield from _pairs(study, asked, (first, *others))
+    yield from _pairs(study, "data", ("data", "data.sha256"))
     for name in names:
         yield from _pairs(study, name.removeprefix("benchmark."), (name,))
     if batch := [name for name in BATCH if name in study.varied]:

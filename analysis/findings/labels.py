@@ -1,5 +1,6 @@
 """Labels: what findings and reports call cells. Nothing decides by a label; keys decide (Runs.key), labels are made last."""
 
+import json
 from collections.abc import Sequence
 
 from analysis.findings import provenance
@@ -43,6 +44,9 @@ def worded(name: str, value: str) -> str:
         return f"{words[name]} {value.strip('[]')}"
     if name in ("model.name", "strategy.name", "optimizer.name", "precision", "optimize", "benchmark.name", "device"):
         return value
+    if name == "data":
+        data = json.loads(value)
+        return " ".join([f"data={data['name']}", *(f"{option}={one}" for option, one in data["options"].items())])
     if name == "model.image_size":
         return f"{value} px"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"

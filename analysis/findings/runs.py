@@ -44,6 +44,8 @@ def request_of(cell: Cell) -> dict[str, str]:
             request |= {f"{group}.sha256": canonical(one) for group, one in hashes.items()}
         elif name == "benchmark" and value["name"] == "throughput":
             request["benchmark.name"] = "throughput"
+        elif name == "data":  # one thing: its loader and what the loader is given
+            request |= {"data": canonical(value)} if value else {}
         elif isinstance(value, dict) or dataclasses.is_dataclass(value):
             inside = value if isinstance(value, dict) else vars(value)
             request |= {f"{name}.{inner}": canonical(one) for inner, one in inside.items() if one is not None}

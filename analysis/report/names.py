@@ -43,6 +43,10 @@ def _asked(cell: Cell) -> dict[str, str]:
     for name, value in cell.to_dict().items():
         if name == "gpus":
             flat[name] = labels.gpu_ids(value)
+        elif name == "data":
+            flat |= {"data": value["name"]} | {
+                f"data.{option}": canonical(one) for option, one in value["options"].items()
+            }
         elif name not in NOT_ASKED:
             inside = (
                 {f"{name}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {name: value}

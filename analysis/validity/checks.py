@@ -136,6 +136,7 @@ CHECKS = (
     Check("not_stationary", "suspect", "the step time was not the same all the time: {}", timing.not_stationary),
     Check("pauses", "suspect", "some steps were much longer than the others: {}", timing.pauses),
     Check("slow_rank", "suspect", "one rank computes slower than the others: {}", timing.slow_rank),
+    Check("input_bound", "finding", "the data loader limits the rate: {}", timing.input_bound),
     Check(
         "reference_exceeded",
         "finding",

@@ -9,11 +9,13 @@ from typing import Any
 
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
+from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
 
 # Of a window that samples may leave out; on H200s they leave out 5·10⁻⁷ at most.
 MOST_UNACCOUNTED = 1e-3
 MOST_ROUNDED = 1e-6  # relative error that floats may leave in images ÷ seconds
+MOST_OF_DATA = 0.02  # share of a step that a loader may cost before it is said to limit the rate
 OF_NOISE = 2.0  # a slow rank is slower by this many half-widths of the 95 % interval
 CPU_SHARE = 3.0  # CPU workers share their cores with the system: their steps may change and pause by so many times more
 
@@ -64,6 +66,22 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
     allowed = limits.slow_rank_limit
     return (
         CheckResult(f"rank {facts['rank']} by {share:.1%}, allowed {allowed:.1%}") if share > OF_NOISE * noise else None
+    )
+
+
+def input_bound(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether a data loader limits the rate."""
+    if not record.cell.data:
+        return None
+    cost_ms, share, wait_ms = (record.metrics.get(f"data/{name}") for name in ("cost_ms", "cost_share", "wait_ms"))
+    ends = interval("data/cost_ms", record.within_run)
+    if cost_ms is None or share is None or ends is None:
+        return unless_training(record, "no steps without the loader were timed")
+    if not (share > MOST_OF_DATA and ends[0] > 0):
+        return None
+    return CheckResult(
+        f"it takes {share:.1%} of a step ({cost_ms:.3g} ms), because steps on batches that are on the device already are so much "
+        f"shorter; allowed {MOST_OF_DATA:.0%}. In each step the host waits {wait_ms:.3g} ms for data"
     )
 
 

@@ -10,13 +10,13 @@ from benchmarks.record import Kind
 from benchmarks.record.former import is_reference
 from benchmarks.timing import intervals, stationarity, statistics
 from benchmarks.training import stopping
+from benchmarks.training.costs import data_cost, slowest_ms, strategy_cost
 from benchmarks.training.mxnet_lines import mxnet_lines
 from benchmarks.training.steadiness import steadiness
 from conf.cell import Cell
 
 # A held step that takes longer than this share of a free one overfilled the launch queue: it says nothing of launch gaps.
 MOST_BUSY = 1.1
-FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 Metrics = dict[str, float]
 
 
@@ -36,9 +36,9 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
         metrics |= exchanged.metrics
         within_run |= exchanged.within_run
         checks["reference"] = exchanged.reference
-    cost = strategy_cost(lines)
-    metrics |= cost.metrics
-    within_run |= cost.within_run
+    for cost in (data_cost(lines), strategy_cost(lines)):
+        metrics |= cost.metrics
+        within_run |= cost.within_run
     return Derived(metrics, windows.series, tables=steady.tables, checks=checks, within_run=within_run)
 
 
@@ -139,11 +139,6 @@ def _facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
     }
 
 
-def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
-    """Return the time of each iteration of some windows: that of its slowest rank."""
-    return [ms for window in windows for ms in slowest(block["ms"] for block in window)]
-
-
 def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
     """Return how long a GPU computes in a step, and its idle share: what the step loses to launch gaps."""
     held = together(lines, Kind.HELD)
@@ -154,34 +149,6 @@ def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
     if busy_ms <= MOST_BUSY * step_ms:
         metrics["gpu/idle_share"] = max(0.0, 1 - busy_ms / step_ms)
     return metrics
-
-
-def strategy_cost(lines: RankLines) -> Derived:
-    """Return what the strategy costs a step: steps with it against steps without exchange."""
-    with_exchange, without_exchange = (
-        [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=f"{word} exchange")]
-        for word in ("with", "without")
-    )
-    if not with_exchange:
-        return Derived()
-    cost_ms, blocks = abba(with_exchange, without_exchange)
-    interval = _ends(*intervals.difference_interval(cost_ms, blocks)) | {"groups": len(blocks)}
-    return Derived({"strategy/cost_ms": cost_ms}, within_run={"strategy/cost_ms": interval})
-
-
-def abba(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
-    """Return median(first) − median(second) of windows in the order A B B A, and the difference in each block.
-
-    A whole round is a block, in which drift cancels; of few rounds each half is one.
-    """
-    differences = [statistics.median(one) - statistics.median(other) for one, other in zip(first, second, strict=True)]
-    if len(differences) >= 2 * FEWEST_ROUNDS:
-        differences = [(one + other) / 2 for one, other in zip(differences[::2], differences[1::2], strict=True)]
-    return _median_of(first) - _median_of(second), differences
-
-
-def _median_of(windows: Sequence[Sequence[float]]) -> float:
-    return statistics.median([ms for window in windows for ms in window])
 
 
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange

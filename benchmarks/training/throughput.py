@@ -1,5 +1,8 @@
 """`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines every number that this produces."""
 
+import itertools
+from typing import Any
+
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block, Result
@@ -9,6 +12,7 @@ from benchmarks.timing.clock import Clock
 from benchmarks.training import as_asked, correctness, derive, exchange, stopping
 from conf.cell import Cell
 from trainers import batches, models
+from trainers.loaded_batches import LoadedBatches
 from trainers.step import Training
 
 # Windows into which the shortest warm-up is cut: its barriers and garbage collections then take little of it.
@@ -17,7 +21,8 @@ WARM_UP_WINDOWS = 4
 # enqueuing a step takes, and some more.
 HELD_ITERATIONS = 3
 HOLD_LAUNCHES, HOLD_MORE_MS = 2, 5.0
-# One window of steps with or without the exchange: ms, and iterations at least and at most.
+DATA_ROUNDS = 3  # of A B B A, with and without a data loader
+# One window of A B B A: ms, and iterations at least and at most.
 EXPOSED_WINDOW_MS = 500.0
 FEWEST_EXPOSED, MOST_EXPOSED = 3, 30
 
@@ -37,6 +42,7 @@ class TrainingBenchmark:
         self.compilation = as_asked.Compilation(cell.optimize == "compile")
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
+        self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
 
     def run(self) -> Result:
@@ -54,6 +60,15 @@ class TrainingBenchmark:
         self.result.checks["losses"] = [loss for (loss,) in losses]
         self.result.metrics |= self.training.strategy.facts()
         self.result.checks |= exchange.words_used(self.training.strategy)
+        if self.cell.data:
+            self.data_cost()
+        with self.training.with_batches(self.on_device):  # the rest is about compute and exchange, not about the loader
+            self.without_data()
+        self.training.strategy.close()
+        return self.result
+
+    def without_data(self) -> None:
+        """Measure what a step and an exchange take where batches are at hand."""
         if self.ranks.device.type == "cuda":
             self.held()
         if self.ranks.world_size > 1:
@@ -63,8 +78,6 @@ class TrainingBenchmark:
             self.result.checks["own_work_alone"] = self.training.strategy.own_work_alone
             if self.training.strategy.own_work_alone:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
-        self.training.strategy.close()
-        return self.result
 
     def block(self, purpose: str, iterations: int) -> tuple[Block, list[float]]:
         """Time a window of steps and write its samples at once. Return (this rank's, the slowest rank's ms)."""
@@ -76,7 +89,10 @@ class TrainingBenchmark:
 
         block = self.clock.block(step, iterations, self.reporter.beat)
         images, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
-        self.reporter.block(purpose, block, images, **({"tokens": tokens} if tokens else {}))
+        facts: dict[str, Any] = {"tokens": tokens} if tokens else {}
+        if isinstance(self.training.batches, LoadedBatches):
+            facts["wait_ms"] = self.training.batches.waited_ms[-iterations:]  # every step draws one batch
+        self.reporter.block(purpose, block, images, **facts)
         return block, self.ranks.slowest(block.ms)
 
     def warm_up(self) -> None:
@@ -100,6 +116,7 @@ class TrainingBenchmark:
         training, checks = self.training, self.result.checks
         checks |= self.compilation.since()
         drawn = [next(training.batches) for _ in range(batches.DISTINCT)]
+        self.on_device = itertools.cycle(drawn)
         checks |= as_asked.batches(drawn, self.ranks)
         with as_asked.arithmetic(training) as arithmetic:
             if self.ranks.world_size > 1 and training.strategy.synchronous and training.strategy.exact:
@@ -160,13 +177,31 @@ class TrainingBenchmark:
             exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
+    def _of_abba(self) -> int:
+        """Return the steps of one window of A B B A."""
+        return min(MOST_EXPOSED, max(FEWEST_EXPOSED, round(EXPOSED_WINDOW_MS / self.step_ms)))
+
+    def data_cost(self) -> None:
+        """Time steps with the loader and the same steps on batches that lie on the device, in the order A B B A."""
+        loader, iterations = self.training.batches, self._of_abba()
+        assert isinstance(loader, LoadedBatches)
+        self.reporter.phase("data")
+        for number in range(4 * DATA_ROUNDS):
+            if number % 4 in (0, 3):
+                # Meanwhile a loader gets ahead, as far as it keeps batches ready: use these up first.
+                self.block("using up", max(iterations, 2 * loader.ready))
+                self.block("with loader", iterations)
+            else:
+                with self.training.with_batches(self.on_device):
+                    self.block("without loader", iterations)
+
     def strategy_cost(self) -> None:
         """Time steps with the strategy and steps without exchange, in the same processes, in the order A B B A."""
         rounds = int(self.options["exposed_rounds"])
         if not rounds:
             return
         self.reporter.phase("exposed")
-        iterations = min(MOST_EXPOSED, max(FEWEST_EXPOSED, round(EXPOSED_WINDOW_MS / self.step_ms)))
+        iterations = self._of_abba()
         for number in range(4 * rounds):
             if number % 4 in (0, 3):
                 self.block("with exchange", iterations)

@@ -164,6 +164,8 @@ def group_of(record: Record) -> FloorGroup:
 def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
     """Return the group of a cell on one machine."""
     model = cell.model.name if cell.trains else json.dumps(cell.benchmark, sort_keys=True, default=str)
+    if cell.data:  # it scatters as its loader does
+        model = f"{model} with data={cell.data['name']}"
     return FloorGroup(host, gpus, cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
 
 
