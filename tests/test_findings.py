@@ -137,7 +137,7 @@ def test_weak_and_strong_scaling_never_mix():
         ({"versions": {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.30.1"}}, "NCCL (2.30.1, not 2.28.9)"),
         ({"versions": {"torch": "2.11.0+cu130", "cuda": "12.8", "nccl": "2.28.9"}}, "CUDA (12.8, not 13.0)"),
         ({"host": "other"}, "machine (other, not vm)"),
-        ({"planned_uuids": ["GPU-of-another-machine"]}, "machine (GPUs on vm, GPU-of-anoth, not GPUs on vm, GPU-0)"),
+        ({"planned_uuids": ["GPU-of-another-machine"]}, "machine (GPUs on vm · GPU-of-anoth, not GPUs on vm · GPU-0)"),
     ],
 )
 def test_other_surroundings_are_refused_with_the_difference_named(environment, named):

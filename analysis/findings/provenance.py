@@ -90,7 +90,7 @@ class Machines:
     def name(self, record: Record) -> str:
         """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
 
-        Where that has the same hardware too, the first GPU tells them apart: `4 × H200 on vm, GPU-2f2c1b07`.
+        Where that has the same hardware too, the first GPU tells them apart: `4 × H200 on vm · GPU-2f2c1b07`.
         """
         return self._names[id(record)]
 
@@ -102,7 +102,7 @@ def _names(known: Sequence[tuple[str, Mapping[tuple[str, int], str], str]]) -> l
     found: list[str] = []
     for host, gpus, hardware in known:
         name = host if hosts[host] == 1 else f"{hardware} on {host}"
-        name += f", {_first_gpu(gpus)}" if kinds[host, hardware] > 1 and _first_gpu(gpus) else ""
+        name += f" · {_first_gpu(gpus)}" if kinds[host, hardware] > 1 and _first_gpu(gpus) else ""
         again = found.count(name)  # by no fact that a record keeps
         found.append(f"{name} ({again + 1})" if again else name)
     return found

@@ -1,11 +1,12 @@
 """Names of cells for people: what tells cells apart, a run's name, and names without what all share."""
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from analysis.findings import labels
 from analysis.findings.study import Study
+from analysis.report.text import single_line
 from benchmarks.record import Record
 from conf.cell import Cell
 from conf.options import canonical
@@ -91,6 +92,24 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     parts = {name: name.split(BETWEEN) for name in names}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     return {name: BETWEEN.join(part for part in split if part not in shared) or name for name, split in parts.items()}
+
+
+def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
+    """Return {name: a name of at most `length` characters, where that tells it from the others}.
+
+    What all names share goes first, then the parts that most of them share; a part that tells two names apart stays.
+    """
+    parts = {name: short.split(BETWEEN) for name, short in short_names(names).items()}
+    shared = Counter(part for own in parts.values() for part in set(own))
+    for name, own in parts.items():
+        others = [other for other in parts if other != name]
+        for part in sorted(dict.fromkeys(own), key=lambda part: -shared[part]):
+            left = [one for one in parts[name] if one != part]
+            if len(BETWEEN.join(parts[name])) > length and left and left not in (parts[other] for other in others):
+                parts[name] = left
+    whole = {name: BETWEEN.join(own) for name, own in parts.items()}
+    cut = {name: single_line(text, length) for name, text in whole.items()}
+    return cut if len(set(cut.values())) == len(cut) else whole
 
 
 def run_name(record: Record) -> str:

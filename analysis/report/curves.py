@@ -1,0 +1,158 @@
+"""Curves against the number of GPUs, as figures: images per second, and efficiency. Of one study, or of several."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from analysis.findings.model import Estimate, Point
+from analysis.report.names import legend_names
+from analysis.report.numbers import number
+from analysis.report.style import (
+    INK,
+    LABEL_PLACE,
+    LABEL_STEP,
+    MUTED,
+    PAPER,
+    Picture,
+    new_figure,
+    rendered,
+    spread,
+    window,
+)
+from analysis.report.text import single_line
+
+WIDTH, HEIGHT = 4.6, 2.9  # inches
+LABEL_LENGTH = 24  # characters
+ASIDE = 5.0  # points between the intervals of curves that would cover each other
+MOST_ASIDE = 12.0  # between the outermost of them
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """A curve and how it looks."""
+
+    label: str
+    points: tuple[Point, ...]
+    colour: str
+    marker: str
+
+
+def rates_figure(curves: Sequence[DrawnCurve], unit: str, name: str, caption: str) -> Picture:
+    """Return images per second against the number of GPUs (`unit`), with N × the slowest member alone."""
+    figure, axes = new_figure(WIDTH, HEIGHT)
+    ends = []
+    for curve in curves:
+        _ideal(axes, curve)
+        ends.append(_draw(axes, [(p, p.rate) for p in curve.points], curve))
+    ideal = [point.baseline.value * point.world_size for curve in curves for point in curve.points if point.baseline]
+    axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
+    axes.set_ylabel("images/s")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+    sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
+    _finish(axes, sorted(sizes), curves, ends, unit)
+    return rendered(figure, name, caption)
+
+
+def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, caption: str) -> Picture:
+    """Return the efficiency against the number of GPUs (`unit`) of the curves that have one."""
+    figure, axes = new_figure(WIDTH, HEIGHT)
+    shown = [curve for curve in curves if efficiencies(curve.points)]
+    axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+    apart = min(ASIDE, MOST_ASIDE / max(1, len(shown) - 1))
+    ends = [
+        _draw(
+            axes, [(p, p.efficiency) for p in efficiencies(curve.points) if p.efficiency is not None], curve,
+            apart * (place - (len(shown) - 1) / 2),
+        )
+        for place, curve in enumerate(shown)
+    ]  # fmt: skip
+    every = [p.efficiency for curve in shown for p in efficiencies(curve.points) if p.efficiency is not None]
+    low, high = window(every, [1.0])
+    margin = max(0.005, 0.1 * (high - low))
+    axes.set_ylim(max(0.0, low - margin), high + margin)
+    axes.set_ylabel("efficiency")
+    step = axes.get_ylim()[1] - axes.get_ylim()[0]
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if step > 0.06 else 1}f} %")
+    sizes = sorted({point.world_size for curve in shown for point in efficiencies(curve.points)})
+    _finish(axes, sizes, shown, ends, unit)
+    begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
+    return rendered(figure, name, caption + begins)
+
+
+def efficiencies(points: Sequence[Point]) -> list[Point]:
+    """Return the points of several GPUs that have an efficiency."""
+    return [point for point in points if point.efficiency is not None and point.world_size > 1]
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Return the sizes, and the median at each size."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for size, value in points:
+        by_size[size].append(value)
+    return sorted(by_size), [median(by_size[size]) for size in sorted(by_size)]
+
+
+def _ideal(axes: Any, curve: DrawnCurve) -> None:
+    """Draw N × the slowest member alone, from one GPU on."""
+    alone = {point.world_size: point.baseline.value for point in curve.points if point.baseline is not None}
+    if alone:
+        sizes = sorted({1, *alone})
+        rates = [size * alone.get(size, alone[min(alone)]) for size in sizes]
+        axes.plot(sizes, rates, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
+
+
+def _draw(
+    axes: Any, points: Sequence[tuple[Point, Estimate]], curve: DrawnCurve, aside: float = 0.0
+) -> tuple[float, float, str]:
+    """Draw every subset and a line through the medians of the sizes; return (x, y, colour) of the curve's end.
+
+    The curve is moved to the right by `aside` points, so that intervals of several curves do not cover each other.
+    """
+    from matplotlib.transforms import offset_copy
+
+    colour = curve.colour
+    moved = offset_copy(axes.transData, axes.figure, x=aside, units="points")
+    xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
+    axes.plot(xs, ys, color=colour, zorder=2, transform=moved)
+    known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
+    if known:
+        axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2, transform=moved)
+    for suspect in (False, True):
+        marked = [(point.world_size, estimate.value) for point, estimate in points if point.suspect == suspect]
+        if marked:
+            face = PAPER if suspect else colour
+            look = {"marker": curve.marker, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.2}
+            axes.plot(*zip(*marked, strict=True), linestyle="none", zorder=3, transform=moved, **look)
+    return xs[-1], ys[-1], colour
+
+
+def _finish(
+    axes: Any, sizes: Sequence[int], curves: Sequence[DrawnCurve], ends: Sequence[tuple[float, float, str]], unit: str
+) -> None:
+    """Draw the axis of sizes, and a label at the end of each curve."""
+    if sizes[-1] > 16:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
+        axes.minorticks_off()
+        sizes = [size for size in sizes if size & (size - 1) == 0 or size == sizes[-1]]
+    else:
+        beyond = 0.05 * (sizes[-1] - sizes[0]) or 1
+        axes.set_xlim(sizes[0] - beyond, sizes[-1] + beyond)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", visible=False)
+    low, high = axes.get_ylim()
+    places = spread([y for _, y, _ in ends], LABEL_STEP * (high - low)) if ends else []
+    words = legend_names([single_line(curve.label) for curve in curves], LABEL_LENGTH)
+    for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
+        text = words[single_line(curve.label)] if len(curves) > 1 else ""
+        axes.annotate(
+            text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(LABEL_PLACE, (place - low) / (high - low)),
+            textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
+        )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
