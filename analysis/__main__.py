@@ -26,7 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.commands.p2p",
         "show matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps",
     ),
-    "report": ("analysis.commands.report", "write a study's report: one page, Markdown, tables and figures"),
+    "report": (
+        "analysis.commands.report",
+        "write the report of a study, or of several: one page, Markdown, tables and figures",
+    ),
     "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
     "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
 }

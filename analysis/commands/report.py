@@ -1,42 +1,59 @@
-"""`python -m analysis report STUDY_DIR [-o DIR] [--bundle] [--json]`: the report of a study, or a bundle to give away."""
+"""`python -m analysis report STUDY… [-o DIR] [--bundle] [--json]`: the report of studies, or a bundle to give away."""
 
 import argparse
 import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
 from analysis.bundle.archive import bundle
 from analysis.bundle.stage import WrongStudy
 from analysis.console import console
+from analysis.findings.across.sides import Asked, studies_in
 from analysis.report.build import examine, write
+from analysis.report.several.build import as_labelled, default_folder, examine_several
 from benchmarks.record.raw_files import sha256
 from benchmarks.record.visible import one_line
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("study", metavar="STUDY_DIR", type=Path, help="the folder of a study: <output_dir>/<study>")
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: STUDY_DIR/report")
-    text = (
-        "write one archive instead, with records, raw samples and report, that others can check (STUDY_DIR.bundle.zip)"
-    )
+    parser.add_argument(
+        "studies", metavar="STUDY", nargs="+",
+        help="the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside each other. LABEL=FOLDER "
+        "gives one a name",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path,
+        help="where to write; default: STUDY/report, of several report-NAMES-HASH beside the first",
+    )  # fmt: skip
+    text = "write one archive instead, with records, raw samples and report, that others can check (STUDY.bundle.zip)"
     parser.add_argument("--bundle", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its three sentences. Raises OSError for a folder that cannot be read or written."""
+    """Write the report and print its first sentences. Raises OSError for a folder that cannot be read or written."""
     if arguments.bundle:
         return _bundle(arguments)
-    told, found = examine(arguments.study)
-    # What the user names may be a link; in a study nothing of ours is one.
-    index = write(told, arguments.output.resolve() if arguments.output else arguments.study / "report")
+    asked = [Asked.of(text) for text in arguments.studies]
+    if len(asked) > 1 or len(several := _studies(asked[0].folder)) > 1:
+        told, sides = examine_several(asked)
+        index = write(told, arguments.output.resolve() if arguments.output else default_folder(asked))
+        beside: dict[str, Any] = {"sides": [{"name": one.name, "folder": str(one.folder)} for one in sides]}
+    else:
+        folder = several[0] if several else asked[0].folder
+        told, found = examine(folder)
+        told = as_labelled(told, asked[0].label)
+        # What the user names may be a link; in a study nothing of ours is one.
+        index = write(told, arguments.output.resolve() if arguments.output else folder / "report")
+        beside = {"findings": dataclasses.asdict(found)}
     if arguments.json:
         said = {"report": str(index), "study": told.study, "finding": told.finding, "unsaid": told.unsaid}
-        print(json.dumps(said | {"findings": dataclasses.asdict(found)}))
+        print(json.dumps(said | beside))
         return 0
     out = console()
     for sentence in told.finding:
@@ -46,9 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError."""
+    """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError, ValueError."""
+    if len(arguments.studies) > 1:
+        raise ValueError(f"--bundle takes one study, not {len(arguments.studies)}: make one of each")
     try:
-        place = bundle(arguments.study, arguments.output)
+        place = bundle(Path(arguments.studies[0]), arguments.output)
     except WrongStudy as error:
         print(one_line(f"python -m analysis report: {error}"), file=sys.stderr)
         return 1
@@ -61,3 +80,11 @@ def _bundle(arguments: argparse.Namespace) -> int:
     out.print(f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)", soft_wrap=True)
     out.print(f"anyone can check it: python -m analysis verify {escape(place.name)}", soft_wrap=True)
     return 0
+
+
+def _studies(folder: Path) -> list[Path]:
+    """Return the studies in a folder; none where it holds no record, which its report says."""
+    try:
+        return studies_in(folder)
+    except ValueError:
+        return []

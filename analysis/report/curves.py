@@ -73,6 +73,7 @@ def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, captio
     margin = max(0.005, 0.1 * (high - low))
     axes.set_ylim(max(0.0, low - margin), high + margin)
     axes.set_ylabel("efficiency")
+    axes.locator_params(axis="y", nbins=7, steps=(1, 2, 5, 10))  # a tick says its value with one decimal
     step = axes.get_ylim()[1] - axes.get_ylim()[0]
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if step > 0.06 else 1}f} %")
     sizes = sorted({point.world_size for curve in shown for point in efficiencies(curve.points)})

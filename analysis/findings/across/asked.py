@@ -5,7 +5,7 @@ default are left out, and so is the hash of code: that is what may differ betwee
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from analysis.findings import labels
 from analysis.findings.runs import request_of
@@ -13,7 +13,8 @@ from analysis.findings.strategy_options import chosen_options
 from analysis.findings.study import OF_TRAINING
 from conf.cell import Cell
 
-CellId = tuple[tuple[int, ...], frozenset[tuple[str, str]]]  # the GPUs in rank order, and what was asked
+AskedFor = frozenset[tuple[str, str]]  # (option, value)
+CellId = tuple[tuple[int, ...], AskedFor]  # the GPUs in rank order, and what was asked; no GPUs: of a curve
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 _WITH_DEFAULTS = ("strategy", "benchmark")
 
@@ -28,30 +29,40 @@ def cell_id(cell: Cell) -> CellId:
     return cell.gpus, frozenset(request.items())
 
 
+def curve_id(cell: Cell) -> CellId:
+    """Return what makes curves of several studies the same curve: what their cells ask besides the GPUs."""
+    _, asked = cell_id(cell)
+    follows = ("server_gpus",) if cell.global_batch_size is None else ("server_gpus", "batch_size")
+    return (), frozenset(item for item in asked if item[0] not in follows)
+
+
 def names(cells: Iterable[CellId]) -> dict[CellId, str]:
-    """Return a name for each cell: its model and strategy or its benchmark, what else varies among the cells, its GPUs."""
-    listed = [*cells]
-    values = defaultdict[str, set[str | None]](set)
-    for _, asked in listed:
-        told = dict(asked)
-        for name in {one for _, each in listed for one, _ in each}:
-            values[name].add(told.get(name))
-    varied = [name for name in values if len(values[name]) > 1]
-    return {one: _name(one[0], dict(one[1]), varied) for one in listed}
+    """Return a name for each cell: its model and strategy or its benchmark, what else varies among the cells, its GPUs.
+
+    An option varies where two cells of one benchmark differ in it.
+    """
+    asked = {one: dict(one[1]) for one in cells}
+    together: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for told in asked.values():
+        together[told["benchmark.name"]].append(told)
+    varied = {benchmark: _varied(members) for benchmark, members in together.items()}
+    return {one: _name(one[0], told, varied[told["benchmark.name"]]) for one, told in asked.items()}
 
 
-def _name(gpus: Sequence[int], told: Mapping[str, str], varied: Sequence[str]) -> str:
+def _varied(members: Sequence[Mapping[str, str]]) -> set[str]:
+    """Return the options in which some of several cells differ."""
+    known = {name for told in members for name in told}
+    return {name for name in known if len({told.get(name) for told in members}) > 1}
+
+
+def _name(gpus: Sequence[int], told: Mapping[str, str], varied: Collection[str]) -> str:
     trains = told["model.name"] != "none"
     first = [told["model.name"], told["strategy.name"]] if trains else []
     if told["benchmark.name"] != "throughput":
         first.insert(0, told["benchmark.name"])
-    follows = [group for group in ("model.", "benchmark.") if f"{group}name" in varied]
     others = [
         labels.worded(name, told[name])
-        for name in sorted(varied)
-        if name in told
-        and name not in ALWAYS
-        and not (name.startswith("model.") and follows)
-        and (trains or name not in OF_TRAINING)
+        for name in sorted({*varied} & {*told} - {*ALWAYS})
+        if not (name.startswith("model.") and "model.name" in varied) and (trains or name not in OF_TRAINING)
     ]
-    return labels.BETWEEN.join([*first, *others, labels.gpu_list(gpus)])
+    return labels.BETWEEN.join([*first, *others, *([labels.gpu_list(gpus)] if gpus else [])])

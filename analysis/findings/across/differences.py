@@ -83,6 +83,49 @@ def differences(first: Sequence[Side], second: Sequence[Side]) -> Differences:
     )
 
 
+@dataclass(frozen=True)
+class CellOnSide:
+    """A cell as one side measured it."""
+
+    side: Side
+    runs: Runs
+    numbers: Mapping[str, MeasuredNumber]
+    against: CellDifference | None  # its difference to the first side that has the cell; None for that side itself
+
+
+@dataclass(frozen=True)
+class SharedCell:
+    """A cell that several sides measured."""
+
+    name: str
+    gpus: tuple[int, ...]
+    metric: str  # by which it is judged; empty: none that two sides have
+    places: tuple[CellOnSide, ...]  # in the order of the sides
+
+
+def side_by_side(sides: Sequence[Side]) -> tuple[SharedCell, ...]:
+    """Return every cell that two sides or more have, the others against the first of them; all their tests are one family."""
+    by_side = [_runs_by_cell([side]) for side in sides]
+    cells = dict.fromkeys(cell for found in by_side for cell in found)
+    places = {cell: [found[cell] for found in by_side if cell in found] for cell in cells}
+    shared = {cell: found for cell, found in places.items() if len(found) > 1}
+    named, numbers = names([*shared]), {id(side.study): MeasuredCells(side.study) for side in sides}
+    found = {
+        cell: [_difference(named[cell], each[0], one, numbers) for one in each[1:]] for cell, each in shared.items()
+    }
+    judged = iter(_judged([one for each in found.values() for one in each]))
+    made = []
+    for cell, each in shared.items():
+        against = [None, *(next(judged) for _ in each[1:])]
+        on_sides = tuple(
+            CellOnSide(side, runs, numbers[id(side.study)].of(runs), difference)
+            for ((side, runs), difference) in zip((one[-1] for one in each), against, strict=True)
+        )
+        metric = next((one.metric for one in found[cell] if one.metric), "")
+        made.append(SharedCell(named[cell], cell[0], metric, on_sides))
+    return tuple(made)
+
+
 Found = list[tuple[Side, Runs]]
 
 

@@ -73,7 +73,7 @@ def studies_in(folder: Path) -> list[Path]:
     }
     if not cells:
         raise ValueError(f"{folder}: holds no record; expected the folder of a study (<output_dir>/<study>)")
-    return sorted({cell.parent for cell in cells})
+    return sorted({cell.parent for cell in cells if cell.parent not in cells})
 
 
 def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]:

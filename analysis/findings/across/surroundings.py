@@ -15,8 +15,8 @@ NOT_KNOWN = "not known"
 GPUS = "GPU UUIDs"  # tells two machines with equal hardware and host names apart
 # In the order in which they are told.
 FACTS = (
-    "GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores", "memory", "host", GPUS,
-    "SM clock, most", "date", "commit", "code that measures",
+    "GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores", "memory", "host", "date", GPUS,
+    "SM clock, most", "commit", "code that measures",
 )  # fmt: skip
 
 

@@ -1,0 +1,95 @@
+"""The first screen of a report of several studies: what is compared, the answer, how sure, what differs, what to do next."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from analysis.findings.across.differences import EQUAL, FASTER, SLOWER, UNKNOWN, CellDifference, CellOnSide, SharedCell
+from analysis.findings.across.sides import Side
+from analysis.findings.across.surroundings import differing
+from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.report.numbers import estimate, number
+from analysis.report.several.cells import told
+from analysis.report.several.scaling import SharedCurve
+from analysis.report.text import count, join_words, single_line
+
+FACTS = 5  # that differ, named in the sentence
+NAMED = 3  # sides, each with its number
+NOT_IN_TURN = (
+    "They were not measured in turn, so what changes on a machine from one sweep to the next would look the same; the "
+    "intervals hold what differs between runs inside each study."
+)
+
+
+def sentences(sides: Sequence[Side], shared: Sequence[SharedCell], curves: Sequence[SharedCurve]) -> list[str]:
+    """Return at most five sentences."""
+    said = [_rates(shared) if shared else "No cell was measured by two of them, so no rates are compared."]
+    said += [_efficiency(curves)] * bool(curves)
+    said += _verdicts(shared)
+    return [single_line(one, 700) for one in [*said, _differs(sides)]]
+
+
+def _rates(shared: Sequence[SharedCell]) -> str:
+    """Return the rates of the largest shared cell that exchanges."""
+
+    def merit(cell: SharedCell) -> tuple[bool, bool, int, int]:
+        strategy = cell.places[0].runs.strategy
+        return cell.metric == IMAGES_PER_SECOND, strategy != "none", len(cell.places), len(cell.gpus)
+
+    cell = max(shared, key=merit)
+    each = [(one.side.name, told(cell.metric, value)) for one in cell.places if (value := _value(one, cell.metric))]
+    more = f" {count(len(shared) - 1, 'more cell')} stand{'s' * (len(shared) == 2)} below." if len(shared) > 1 else ""
+    return f"{cell.name}: {_on_each(each)}.{more}"
+
+
+def _on_each(values: Sequence[tuple[str, str]]) -> str:
+    """Return `4,697 images/s on A and 4,679 images/s on B`."""
+    each = [f"{value} on {name}" for name, value in values[:NAMED]]
+    return join_words(each) + (f" and {len(values) - NAMED} more" if len(values) > NAMED else "")
+
+
+def _value(one: CellOnSide, metric: str) -> float | None:
+    return one.numbers[metric].plain if metric in one.numbers else None
+
+
+def _efficiency(curves: Sequence[SharedCurve]) -> str:
+    """Return the efficiency of each side on its most GPUs, of the curve that most sides have."""
+    curve = max(curves, key=lambda one: ("none" not in one.name.split(" · "), len(one.places)))
+    each = []
+    for side, one in curve.places:
+        point = max((p for p in one.points if p.efficiency), key=lambda p: p.world_size)
+        each.append((side.name, f"{estimate(point.efficiency, 'share')} with {point.world_size} GPUs"))
+    return f"Efficiency of {curve.name}: {_on_each(each)}."
+
+
+def _verdicts(shared: Sequence[SharedCell]) -> list[str]:
+    """Return what the runs show, and what that may claim."""
+    judged = [one.against for cell in shared for one in cell.places if one.against is not None]
+    counts = Counter(one.verdict for one in judged)
+    if not judged:
+        return []
+    if counts[UNKNOWN] == len(judged):
+        return ["Whether these differences are more than chance cannot be told: too few runs (add repeats=3)."]
+    first = {cell.places[0].side.name for cell in shared}
+    against = f"Against {first.pop()}" if len(first) == 1 else "Against the first that has the cell"
+    words = [
+        f"{counts[word]:,} {word}{_range([one for one in judged if one.verdict == word])}"
+        for word in (FASTER, SLOWER, EQUAL, UNKNOWN) if counts[word]
+    ]  # fmt: skip
+    return [f"{against}, of {count(len(judged), 'cell')}: {', '.join(words)}.", NOT_IN_TURN]
+
+
+def _range(alike: Sequence[CellDifference]) -> str:
+    """Return ` (−0.84 % to −0.27 %)`, the changes of cells that are faster or slower; empty for other verdicts."""
+    changes = sorted(one.change.value for one in alike if one.change and one.verdict in (FASTER, SLOWER))
+    ends = [number(one, "change") for one in dict.fromkeys((changes[0], changes[-1]))] if changes else []
+    return f" ({' to '.join(ends)})" if ends else ""
+
+
+def _differs(sides: Sequence[Side]) -> str:
+    apart, _ = differing(sides)
+    facts = [f"{name} ({join_words([*dict.fromkeys(values)], NAMED)})" for name, values in apart.items()]
+    return (
+        f"What differs: {'; '.join(facts[:FACTS])}."
+        if facts
+        else "The records tell of no difference between the machines."
+    )
