@@ -16,7 +16,7 @@ from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
 STUDIES = sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir())
-TEXTS = ("label", "first", "second", "asked", "stands_out", "refusals", "unsaid", "why")
+TEXTS = ("label", "setting", "first", "second", "asked", "stands_out", "refusals", "unsaid", "why")
 
 
 def simulated_gain(factor):

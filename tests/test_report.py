@@ -20,9 +20,11 @@ from simulated import Simulator, Truth
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Estimate, Findings, Noise, Waterfall, WaterfallPart
+from analysis.findings.model import Estimate, Noise, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
+from analysis.report.finding.loss import loss
+from analysis.report.finding.main_point import main_point
 from analysis.report.finding.sentences import sentences
 from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
@@ -159,7 +161,7 @@ def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     again = Path(said["report"]).parent
-    assert again == tmp_path / "elsewhere" / folder.name / "report" and len(said["finding"]) == 3
+    assert again == tmp_path / "elsewhere" / folder.name / "report" and len(said["finding"]) == 5
     names = sorted(path.relative_to(written) for path in written.rglob("*") if path.is_file())
     assert names == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
     for name in names:
@@ -202,15 +204,15 @@ def small(number, gpus, rate, **changes):
 INVALID = {"verdict": "invalid", "codes": {"loss_not_finite": "the loss is not finite on rank 0"}, "unchecked": {}}
 OTHER = {"topology": "", "links": {}, "host": "other", "versions": {"torch": "2.12"}}
 CASES = {
-    "empty": ([], "no readable record"),
-    "one cell": ([small(1, [0], 100.0)], "no larger subset was measured"),
-    "no baseline": ([small(1, [0, 1], 100.0)], "without a usable one-GPU baseline"),
-    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "The one cell of this study gave no number that may be used."),
+    "empty": ([], "no record that can be read"),
+    "one cell": ([small(1, [0], 100.0)], "To see how it scales, run with gpus=scale"),
+    "no baseline": ([small(1, [0, 1], 100.0)], "To see the efficiency and where the loss comes from, run with waterfall=true"),
+    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "Its one cell gave no number that can be used"),
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
     "half": ([small(1, [0], 1.0) | {"cell": {"gpus": [0]}}], "1 file could not be read"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
     "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}],
-             "The one usable cell of this study measured neither images per second nor a link."),
+             "No cell measured images per second or a link."),
     "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
                 "trains 100"),
 }  # fmt: skip
@@ -248,26 +250,36 @@ def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     assert "3 other attempts at the same cells are not counted." in section.lines
 
 
-def first_sentence(tmp_path, records):
+def finding(tmp_path, records):
     told, _ = examine(study(tmp_path / "study", records))
-    return told.finding[0].replace("\u00a0", " ")
+    assert len(told.finding) <= 5
+    return [line.replace("\u00a0", " ") for line in told.finding]
 
 
 def test_a_point_with_every_baseline_is_the_finding(tmp_path):
     alone = [small(gpu, [gpu], 100.0) for gpu in (0, 1)]
-    said = first_sentence(tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)])
-    assert "on 2 of 4 × NVIDIA H200: 95.0 %" in said and "of 2 × the slowest member alone (weak" in said
+    what, answer, *_ = finding(tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)])
+    assert what == (
+        "resnet50 was trained with nccl_allreduce on 1, 2 and 4 GPUs of 4 × NVIDIA H200, with 256 images per GPU and step."
+    )
+    assert (
+        answer
+        == "On 2 GPUs it trains 190 images/s: an efficiency of 95.0 % (100 % would be 2 × the slowest GPU alone)."
+    )
 
 
 def test_members_that_were_not_measured_alone_are_named(tmp_path):
-    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(6, [0, 1, 2, 3], 300.0)])
-    assert "of 4 × GPU 0 alone (1,2,3 were not measured alone; weak scaling, " in said
+    said = finding(tmp_path, [small(1, [0], 100.0), small(6, [0, 1, 2, 3], 300.0)])[1]
+    assert said.endswith(
+        ": an efficiency of 75.0 % (100 % would be 4 × GPU 0 alone; GPUs 1,2,3 were not measured alone)."
+    )
 
 
-def test_a_suspect_point_says_so_in_the_first_sentence(tmp_path):
-    doubt = {"verdict": "suspect", "codes": {"throttled": "a clock was lowered"}, "unchecked": {}}
-    said = first_sentence(tmp_path, [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=doubt)])
-    assert said.endswith(" a step) (suspect: throttled).")
+def test_a_suspect_point_says_why(tmp_path):
+    codes = {"throttled": "a clock was lowered: 1,200 MHz", "foreign_load": "words of another kind"}
+    doubt = {"verdict": "suspect", "codes": codes, "unchecked": {}}
+    said = finding(tmp_path, [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=doubt)])
+    assert "Checks cast doubt on this: a clock was lowered; foreign_load." in said
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
@@ -296,40 +308,41 @@ PIX = {"NCCL_P2P_LEVEL": "PIX"}
     ],
 )  # fmt: skip
 def test_a_setting_is_the_finding_only_where_it_gains(made, gains, tmp_path):
-    assert ("PIX" in first_sentence(tmp_path, made()).split(" trains ")[0]) == gains
+    assert ("PIX" in finding(tmp_path, made())[1].split(" trains ")[0]) == gains
 
 
 def cause(repeats, noise):
-    """The second sentence of a pair with every control cell, on a simulated machine."""
+    """The sentence on the loss of a pair with every control cell, on a simulated machine."""
     found = Study.of(Simulator(Truth(noise=noise), 3).explained((0, 1), repeats))
-    return sentences(found, findings_of(found), {})[1]
+    (said,) = [line for line in sentences(found, findings_of(found), {}) if "is lost" in line]
+    return said
 
 
 def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0():
-    assert "the largest part to exposed communication: " in cause(5, 0.0005)
-    assert "the interval of no part excludes 0, so none is named as the cause" in cause(3, 0.02)
-    assert "single runs do not show how far runs differ, so no part is named as the cause" in cause(1, 0.0005)
+    assert "; the largest sure cause is exposed communication: " in cause(5, 0.0005)
+    assert "; no single cause stands out from the noise" in cause(3, 0.02)
+    assert "; single runs do not show to what" in cause(1, 0.0005)
 
 
 def test_no_single_run_chooses_the_headline(tmp_path):
     """Of strategies, arithmetics and subsets without a verdict the first is told, whichever was faster this once."""
     made = [small(1, [0, 1], 200), small(2, [0, 1], 230, strategy="kvstore_device"), small(3, [2, 3], 240)]
-    assert "nccl_allreduce trains 200" in first_sentence(tmp_path, made)
+    assert "nccl_allreduce trains 200" in finding(tmp_path, made)[1]
 
 
-LOSS, NONE = (f"{what} without any exchange (none)" for what in ("of what the same devices train", "the same devices"))
-COSTS = "the strategy costs 0.673 ms of a step of 54.8 ms"
-CONTROLS = "control cells are missing (add waterfall=true)"
+LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange (strategy none)"
+NOT_SEEN = "Without any exchange (strategy none) the same GPUs are not seen to be faster"
+COSTS = "he strategy adds 0.673 ms to a step of 54.8 ms."
 
 
 @pytest.mark.parametrize(
     ("ratio", "none_first", "expected"),
     [
-        (0.9, True, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {COSTS}; where the loss goes is not known: {CONTROLS}."),
-        (0.9, False, f"It loses 10.0 % (9.4 to 10.6) {LOSS}; {COSTS}; where the loss goes is not known: {CONTROLS}."),
-        (1.0, True, f"Against {NONE} no loss is seen (from 1.2 % on it would be); {COSTS}."),
-        (1.1, True, f"Where the rest goes is not known: {CONTROLS}; {COSTS}."),
-        (1e17, False, f"Where the rest goes is not known: {CONTROLS}; {COSTS}."),
+        (0.9, True, f"{LOSES}; t{COSTS}"),
+        (0.9, False, f"{LOSES}; t{COSTS}"),
+        (1.0, True, f"{NOT_SEEN}; t{COSTS}"),
+        (1.1, True, f"T{COSTS}"),
+        (1e17, False, f"T{COSTS}"),
     ],
 )  # fmt: skip
 def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, expected, tmp_path):
@@ -342,14 +355,18 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, expect
         *repeated([2, 3], 190.0, 4, strategy="none"), *repeated([2, 3], 100.0, 5),
         small(99, [0, 1], 100.0, strategy="cpu_staged"),
     ]  # fmt: skip
-    told, _ = examine(study(tmp_path / "study", made))
-    assert told.finding[1].replace("\u00a0", " ") == expected
+    known = open_study(study(tmp_path / "study", made))
+    found = findings_of(known)
+    assert loss(known, found, main_point(known, found)).replace("\u00a0", " ") == expected
+    following = "To see the efficiency and where the loss comes from, run with waterfall=true."
+    assert sentences(known, found, {})[-1] == following
 
 
 def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
     made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
     told, _ = examine(study(tmp_path / "study", made))
-    assert "images per CPU worker a step" in told.finding[0]
+    assert "images per CPU worker and step" in told.finding[0]
+    assert not any("GPU" in line for line in (*told.finding, *told.unsaid))
     headings = {column.heading for table in told.tables for column in table.columns if column.shown}
     assert "slowest CPU worker" in headings and not any("GPU" in heading for heading in headings)
 
@@ -398,7 +415,7 @@ def test_a_report_of_an_older_version_is_replaced(written, tmp_path):
     page.write_text(re.sub(r'<meta name="(generator|ringside-files)"[^>]*>\n', "", page.read_text()))
     (tmp_path / "study").mkdir()
     report(tmp_path / "study", out)
-    assert b"no readable record" in page.read_bytes() and (out / "figures" / "waterfall-1.svg").exists()
+    assert b"no record that can be read" in page.read_bytes() and (out / "figures" / "waterfall-1.svg").exists()
 
 
 @pytest.mark.parametrize("kept", ["thesis.tex", "index.html", "report.md"])
@@ -512,14 +529,15 @@ def test_a_waterfall_closes_from_the_top_to_the_measured_rate():
             at -= row.lost.value
 
 
-def test_the_finding_names_the_largest_part_and_the_residual():
+def test_the_loss_of_another_subset_says_whose_it_is():
     one = make_record(cell=dataclasses.replace(make_record().cell, gpus=(0,)))
     one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[])
-    found = Findings(waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
-    second = sentences(Study.of([one]), found, {})[1].replace("\u00a0", " ")
-    assert second == (
-        "resnet50 on 0,1: 100 images/s of the ideal 2,000 are lost (5.0 %), the largest part to exposed communication: "
-        "80.0 (70.0 to 90.0); 20.0 (10.0 to 30.0) left unexplained."
+    known = Study.of([one])
+    found = dataclasses.replace(findings_of(known), waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
+    said = loss(known, found, main_point(known, found)).replace("\u00a0", " ")
+    assert said == (
+        "resnet50 on 0,1: 5.0 % of 2,000 images/s (2 × the slowest GPU alone without a strategy) is lost; "
+        "the largest sure cause is exposed communication: 80.0 (70.0 to 90.0) images/s."
     )
 
 

@@ -66,9 +66,11 @@ def table(written, name):
 
 def test_the_first_numbers_are_the_finding(written):
     assert sentences(open_study(written[0])) == [
+        "4 benchmarks ran on 2 GPUs of 4 × NVIDIA H200.",
         "GB/s between the host and 2 GPUs: all at once 60.0 each way at once.",
         "Busbw of the largest message on 2 GPUs: ALGO=Ring 5.00 GB/s; then defaults 4.00 GB/s.",
         "Copies between 2 GPUs, the median of pairs: P2P enabled 38.0 GB/s one way.",
+        "Jacobi on 2 GPUs: 2.00 s, 1.93 times as fast as one, efficiency 96.5\N{NO-BREAK SPACE}%.",
     ]
     page = written[1].read_text()
     assert "all at once 60.0 each way at once" in page
@@ -76,7 +78,9 @@ def test_the_first_numbers_are_the_finding(written):
 
 
 def said(folder, records):
-    return [line.replace("\u00a0", " ") for line in sentences(open_study(study(folder, records)))]
+    what, *found = [line.replace("\u00a0", " ") for line in sentences(open_study(study(folder, records)))]
+    assert what.endswith(" of 4 × NVIDIA H200.")
+    return found
 
 
 def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_path):
@@ -116,8 +120,10 @@ def test_the_exchange_alone_tells_every_strategy_from_the_fastest_on(tmp_path):
     ]
     told, _ = examine(study(tmp_path / "exchange", made))
     assert [line.replace("\u00a0", " ") for line in told.finding] == [
+        "The benchmark exchange (resnet50) ran on 2 and 3 GPUs of 4 × NVIDIA H200.",
         "The exchange of resnet50 on 3 GPUs: fast is the fastest with 1.00 ms (80.0 GB/s over all buckets); "
-        "then slow 4.00 ms (20.0 GB/s over all buckets)."
+        "then slow 4.00 ms (20.0 GB/s over all buckets).",
+        "To learn which differences are real, run with repeats=5.",
     ]
     assert not any("waterfall=true" in line for line in [*told.finding, *told.unsaid])
     assert not any("waterfall=true" in line for section in told.sections for line in section.lines)

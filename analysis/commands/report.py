@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError, ValueError."""
+    """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError."""
     if len(arguments.studies) > 1:
         raise ValueError(f"--bundle takes one study, not {len(arguments.studies)}: make one of each")
     try:

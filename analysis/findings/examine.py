@@ -1,6 +1,7 @@
 """Everything that a study says, in one call: what the report prints."""
 
 from analysis.findings.communication.cells import communication, not_claimed
+from analysis.findings.communication.settings import setting_effects, unused_on_cpu_workers
 from analysis.findings.comparisons import comparisons, noises
 from analysis.findings.link_value import link_values, subset_links
 from analysis.findings.model import Findings
@@ -23,10 +24,13 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     scaling, beside = curves(study), measured_beside(study)
     machines = machine_links(study, topology, beside)
     noise, values = noises(study), link_values(study, machines)
+    compared = comparisons(study)
     links = subset_links(study, machines, scaling)
     exposed = communication(study)
     lines, no_line = wire_lines(study, machines, scaling, exposed, beside)
     unsaid = [*unexplained, *not_claimed(exposed), *_nothing(study)]
+    if unused := unused_on_cpu_workers(study):
+        unsaid.append(unused)
     if study.rated and all(one.floor is None for one in noise):
         unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")
     if not values and any(one.link_class for one in links):
@@ -34,7 +38,8 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     return Findings(
         scaling=scaling,
         waterfalls=explained,
-        comparisons=comparisons(study),
+        comparisons=compared,
+        settings=setting_effects(study, compared),
         noises=noise,
         wires=links,
         worth=values,

@@ -155,6 +155,28 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class SettingEffect:
+    """What an NCCL setting changed, against the same cell in which it was left alone."""
+
+    setting: str  # for people: P2P_LEVEL=LOC
+    compared: Comparison  # of the primary rate; the first cell leaves the setting alone
+    transports: tuple[str, str]  # without and with it, as NCCL's log says; empty where it does not
+    exchange_ms: tuple[float | None, float | None]  # medians over runs
+
+    @property
+    def exchange_ratio(self) -> float | None:
+        """The time of an exchange with the setting, as a multiple of that without it."""
+        without, with_it = self.exchange_ms
+        return with_it / without if without and with_it else None
+
+    @property
+    def other_transport(self) -> bool:
+        """Whether NCCL is known to have used another transport."""
+        without, with_it = self.transports
+        return bool(without and with_it) and without != with_it
+
+
+@dataclass(frozen=True)
 class Noise:
     """The A/A floor: how far runs of equal cells of this study differ. None where no cell was run twice."""
 
@@ -261,6 +283,7 @@ class Findings:
     scaling: Scaling = Scaling()
     waterfalls: tuple[Waterfall, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    settings: tuple[SettingEffect, ...] = ()  # of NCCL
     noises: tuple[Noise, ...] = ()  # one for each rate that cells of the study have
     wires: tuple[SubsetLinks, ...] = ()
     worth: tuple[LinkValue, ...] = ()

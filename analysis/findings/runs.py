@@ -31,13 +31,14 @@ _FIELDS = tuple(one.name for one in dataclasses.fields(Cell) if one.name not in 
 def request_of(cell: Cell) -> dict[str, str]:
     """Flatten a cell's request to {"strategy.comm_hook": "bf16"}, without its GPUs and INCIDENTAL fields.
 
+    CPU workers do not use NCCL, so its settings are no part of what was asked of them.
     How long throughput is measured does not change what it is, so only the name of that benchmark is kept. Of what the
     YAML files declare, only the hash of the user's own code is kept: another hash makes another cell.
     """
     request: dict[str, str] = {}
     for name in _FIELDS:
         value = getattr(cell, name)
-        if value is None or value == ():
+        if value is None or value == () or (name == "nccl" and cell.device == "cpu"):
             continue
         if name == "declared":
             hashes = {group: rules["sha256"] for group, rules in value.items() if "sha256" in rules}

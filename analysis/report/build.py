@@ -14,18 +14,15 @@ from pathlib import Path
 
 from analysis.findings.examine import findings_of
 from analysis.findings.model import Findings
-from analysis.findings.provenance import hardware
-from analysis.findings.runs import named
 from analysis.findings.study import Study, open_study
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
-from analysis.report.measured_values import RATE, about_intervals
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.style import style
 from analysis.report.tables import to_csv, to_latex
-from analysis.report.text import count, first_lines, join_words, sentence, single_line
+from analysis.report.text import count, first_lines, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
 
@@ -65,23 +62,17 @@ def report_of(study: Study, findings: Findings) -> Report:
 
 
 def _setting(study: Study) -> str:
+    """Return how many cells the study has, and when they were measured."""
     if not study.records:
         return "no record"
-    trained = [record for record in study.records if named(record, "model") != "none"]
-    models, strategies_ = (sorted({named(record, group) for record in trained}) for group in ("model", "strategy"))
-    places = sorted({hardware(record) for record in study.records})
     days = [
         datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
         for at in (study.records[0].started_at, study.records[-1].ended_at)
     ]
     when = " to ".join(dict.fromkeys(days))
-    used = f"{count(len(study.records), 'cell')}, {len(study.usable):,} of them usable"
-    metric = study.rates[0].metric if study.rates else RATE
-    said = [
-        *(join_words(places, 3), join_words(models, 4), join_words(strategies_, 4), used, f"{when} (UTC)"),
-        about_intervals(study, metric) if study.rates else "",
-    ]
-    return single_line(" · ".join(part for part in said if part), 600)
+    cells, usable = len(study.records), len(study.usable)
+    used = count(cells, "cell") if usable == cells else f"{count(cells, 'cell')}, {usable:,} of them usable"
+    return single_line(f"{used} · {when} (UTC)", 600)
 
 
 def write(content: Report, folder: Path) -> Path:

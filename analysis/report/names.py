@@ -87,6 +87,11 @@ def what_differs(cells: Sequence[Cell]) -> list[str]:
     return [BETWEEN.join(labels.worded(name, value) for name, value in one.items()) for one in differing(cells)]
 
 
+def of_unit(words: str, unit: str) -> str:
+    """Return words about GPUs as words about the CPU workers of a study without GPUs."""
+    return words if unit == "GPUs" else words.replace("GPU", "CPU worker")
+
+
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     parts = {name: name.split(BETWEEN) for name in names}

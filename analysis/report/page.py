@@ -24,7 +24,7 @@ class Report:
 
     study: str
     setting: str  # what was measured, where and when, in a line
-    finding: tuple[str, ...]  # three sentences
+    finding: tuple[str, ...]  # at most five sentences
     unsaid: tuple[str, ...]  # what cannot be said, and why
     sections: tuple[Section, ...]
 

@@ -1,8 +1,8 @@
 """The point that a study is about, and the comparisons of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from analysis.findings.model import Comparison, Curve, Findings, Point
+from analysis.findings.model import Comparison, Curve, Findings, Key, Point
 from analysis.findings.rates import images_rate
 from analysis.findings.study import Study
 
@@ -66,14 +66,23 @@ def compared_with(
 
     Of several, the one whose cells have the fewest options is returned.
     """
-    alike = []
-    for one in findings.comparisons:
-        if not one.verdict or one.gpus != point.gpus or one.rate != images_rate().name:
-            continue
-        for own, other, is_second in ((one.second_key, one.first_key, True), (one.first_key, one.second_key, False)):
-            if own == point.key and is_other(one, other):
-                alike.append((len(set(own.items()) | set(other.items())), one, is_second))
+    alike = [
+        (len(set(point.key.items()) | set(other.items())), one, is_second)
+        for one, other, is_second in comparisons_of(findings, point)
+        if is_other(one, other)
+    ]
     if not alike:
         return None
     _, one, is_second = min(alike, key=lambda each: each[0])
     return one, is_second
+
+
+def comparisons_of(findings: Findings, point: Point) -> Iterator[tuple[Comparison, Key, bool]]:
+    """Yield every judged comparison of a point in images/s, the key of the other cell, and whether the point is the second."""
+    for one in findings.comparisons:
+        if not one.verdict or one.gpus != point.gpus or one.rate != images_rate().name:
+            continue
+        if one.second_key == point.key:
+            yield one, one.first_key, True
+        if one.first_key == point.key:
+            yield one, one.second_key, False

@@ -83,30 +83,26 @@ def _cut(name: str, length: int) -> str:
 
 
 def differences(findings: Findings) -> str:
-    """Return how many comparisons show a difference, the largest of them, and the noise floor."""
+    """Return the largest difference that is seen, and of how many; or that none is."""
     judged = [one for one in findings.comparisons if one.verdict]
     real = [one for one in judged if one.verdict in ("faster", "slower")]
-    floor = _floor(findings.noises)
-    if not judged and findings.comparisons:
-        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but without repeats there is no verdict (add repeats=5)."
+    if not findings.comparisons:
+        return "No two cells of this study differ in one thing alone."
     if not judged:
-        return f"No two sets of runs of this study can be compared; {floor}."
+        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
+        return f"{pairs} in one thing alone, but single runs give no verdict."
     if not real:
         least = [one.smallest for one in judged if one.smallest is not None]
-        could = f" (the smallest that could have been seen is {number(min(least), 'share')})" if least else ""
-        seen = count(len(judged), "comparison of runs shows", "comparisons of runs show")
-        return f"{seen} no difference{could}; {floor}."
+        could = f"; one of {number(min(least), 'share')} would have been seen" if least else ""
+        return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
     one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
     first, second = (single_line(pair[name], 80) for name in (one.first, one.second))
     every = short_names(dict.fromkeys(name for each in findings.comparisons for name in (each.first, each.second)))
     shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
     where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
-    return (
-        f"{len(real):,} of {count(len(judged), 'comparison')} {'shows' if len(real) == 1 else 'show'} a difference, the "
-        f"largest: {second} is {_than(one)} {first}{where}; {floor}."
-    )
+    of = f"; {len(real):,} of {len(judged):,} comparisons show a difference" if len(judged) > 1 else ""
+    return f"{second} is {_than(one)} {first}{where}{of}."
 
 
 def _than(one: Comparison) -> str:
@@ -117,14 +113,6 @@ def _than(one: Comparison) -> str:
         return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
     size = Estimate(abs(value), *(ends if value >= 0 else [-end for end in reversed(ends)]))
     return f"{estimate(size, 'share')} {one.verdict} than"
-
-
-def _floor(noises: Sequence[Noise]) -> str:
-    known = [one for one in noises if one.floor is not None]
-    if not known:
-        return "no cell was run twice, so the noise floor of this machine is not known (add repeats=5)"
-    each = [f"{number(one.floor, 'share')}{_in(one.rate, noises)} ({count(one.pairs, 'pair')})" for one in known]
-    return f"single runs of equal cells differ here by up to {join_words(each)}"
 
 
 def _in(rate: str, noises: Sequence[Noise]) -> str:
@@ -153,12 +141,14 @@ def comparisons(study: Study, findings: Findings) -> Section:
     )  # fmt: skip
     table = Table(
         "comparisons",
-        "The second against the first, with 95 % intervals. These runs can show differences from the smallest on.",
+        "The second cell against the first, with the 95 % interval of the difference. “Visible from” is the smallest difference "
+        "that these runs could have shown.",
         (
-            Column("first", "first"), Column("second", "second"), Column("asked", "differ in"),
+            Column("first", "first cell"), Column("second", "second cell"), Column("asked", "differ in"),
             Column("rate", "rate", shown=len(findings.noises) > 1),
-            Column("first_runs", "runs", "count"), Column("second_runs", "runs", "count"),
-            Column("difference", "difference", "change", True), Column("smallest", "smallest", "share"),
+            Column("first_runs", "runs of the first", "count"),
+            Column("second_runs", "runs of the second", "count"),
+            Column("difference", "difference", "change", True), Column("smallest", "visible from", "share"),
             Column("verdict", "verdict"), Column("why", "note"),
         ),
         rows,
@@ -171,13 +161,14 @@ def comparisons(study: Study, findings: Findings) -> Section:
         if noise.floor is not None:
             floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
             lines.append(
-                f"Noise floor (A/A): 19 of 20 single runs of equal cells differ by less than {floor}{rate} ({pairs} of runs)."
+                f"Of 20 pairs of single runs of equal cells, 19 differ by less than {floor}{rate}: that is the noise floor, from "
+                f"{pairs} of runs."
             )
         if noise.drift is not None:
             drift = number(noise.drift, "change")
-            lines.append(f"The first cell, run once more at the end, changed by {drift}{rate}.")
-    if not rows and study.trains:
-        lines.append("Nothing is compared: no two sets of usable runs differ in exactly one thing.")
+            lines.append(f"The first cell ran once more at the end: its rate changed by {drift}{rate}.")
+    if study.trains or rows:
+        lines.insert(0, differences(findings))
     pictures = tuple(comparison_figure(findings.comparisons, findings.noises, names))
     return Section(
         "comparisons",

@@ -1,0 +1,96 @@
+"""The answer of a study that trains: how fast, how far it scales, and whether another cell on the same devices is faster."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analysis.findings.communication.settings import PREFIX
+from analysis.findings.control_cells import WITHOUT
+from analysis.findings.labels import gpu_ids
+from analysis.findings.model import Comparison, Findings, Point
+from analysis.findings.runs import named
+from analysis.findings.study import Study
+from analysis.report.finding.main_point import MainPoint, comparisons_of
+from analysis.report.names import BETWEEN, short_names, unit_of
+from analysis.report.numbers import central, number
+from analysis.report.text import count, single_line
+
+SAME = "no difference seen"  # a verdict
+
+
+def answer(study: Study, main: MainPoint) -> str:
+    """Return the rate and the efficiency of the point that the study is about."""
+    curve, point = main
+    unit = unit_of(study).removesuffix("s")
+    of_strategies = {named(record, "strategy") for record in study.usable if record.cell.trains}
+    of_models = {named(record, "model") for record in study.usable if record.cell.trains}
+    model, strategy = point.key["model.name"], point.key["strategy.name"]
+    told = " with ".join([model] * (len(of_models) > 1) + [strategy] * (len(of_strategies - {WITHOUT}) > 1)) or "it"
+    told += f" ({', '.join(curve.details)})" if curve.details else ""
+    on = f"On {count(point.world_size, unit)}" + (
+        f" ({gpu_ids(point.gpus)})" if _is_one_of_several(study, point) else ""
+    )
+    said = f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} images/s"
+    if point.efficiency is None:
+        return f"{said}."
+    whole, alone = f"{point.world_size} × the slowest {unit} alone", ""
+    if point.without_baseline:
+        one = len(point.without_baseline) == 1
+        whole = f"{point.world_size} × {unit} {point.slowest} alone"
+        alone = f"; {unit}{'' if one else 's'} {gpu_ids(point.without_baseline)} {'was' if one else 'were'} not measured alone"
+    strong = " with all images of a step" * (curve.kind == "strong")
+    share = number(float(point.efficiency.value), "share")
+    return f"{said}: an efficiency of {share} (100 % would be {whole}{strong}{alone})."
+
+
+def _is_one_of_several(study: Study, point: Point) -> bool:
+    """Tell whether other subsets of the same size were measured."""
+    return len({runs.gpus for runs in study.timed if runs.world_size == point.world_size}) > 1
+
+
+def others(findings: Findings, main: MainPoint) -> str:
+    """Return how the other cells on the same devices compare with the main point; empty where none has a verdict.
+
+    NCCL's settings and the strategy `none` have sentences of their own.
+    """
+    judged = [
+        _Other(_name(one, is_second), _change(one, is_second), one.verdict)
+        for one, key, is_second in comparisons_of(findings, main[1])
+        if key["strategy.name"] != WITHOUT and not one.differing[0].startswith(PREFIX)
+    ]
+    real = [one for one in judged if one.verdict != SAME]
+    sides = {word: [one for one in real if (one.change > 0) == (word == "faster")] for word in ("faster", "slower")}
+    if len(judged) == 1:
+        (one,) = judged
+        return f"{one.name} shows no difference to it." if not real else f"{_side(real, *filter(sides.get, sides))}."
+    parts = [_side(side, word) for word, side in sides.items() if side]
+    same = len(judged) - len(real)
+    parts += [f"{same} {'shows' if same == 1 else 'show'} no difference"] if same else []
+    none = "none is faster; " if sides["slower"] and not sides["faster"] else ""
+    return f"Of {len(judged):,} other cells on the same devices, {none}{', '.join(parts)}." if judged else ""
+
+
+class _Other(NamedTuple):
+    """Another cell: its name, its change of the main point's rate as a share, the verdict of the comparison."""
+
+    name: str
+    change: float
+    verdict: str
+
+
+def _name(one: Comparison, is_second: bool) -> str:
+    """Return the name of the other cell, without what both names share."""
+    pair = short_names(dict.fromkeys((one.first, one.second)))
+    return single_line(pair[one.first if is_second else one.second].replace(BETWEEN, ", "), 80)
+
+
+def _change(one: Comparison, is_second: bool) -> float:
+    """Return by how much the other cell's rate differs from that of the main point, as a share of the latter."""
+    return 1 / (1 + one.difference.value) - 1 if is_second else one.difference.value
+
+
+def _side(side: Sequence[_Other], word: str) -> str:
+    most = max(side, key=lambda one: abs(one.change))
+    by = number(abs(most.change), "share")
+    return (
+        f"{most.name} is {by} {word}" if len(side) == 1 else f"{len(side)} are {word} ({most.name} the most, by {by})"
+    )
