@@ -46,7 +46,7 @@ def test_everything_is_projected_once(study_dir):
     found = parents(tracker)
     assert {sweep: run.info.status for sweep, run in found.items()} == {"a" * 32: "FINISHED", OTHER: "FAILED"}
     assert found["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
-    assert found["a" * 32].info.run_name.startswith("scaling · 2 cells · ")
+    assert found["a" * 32].info.run_name.startswith("2 cells · ")
     assert "**failed**: hang" in found[OTHER].data.tags["mlflow.note.content"]
     children = tracker._client.search_runs(
         [tracker._experiment], f"tags.`mlflow.parentRunId` = '{found[OTHER].info.run_id}'"

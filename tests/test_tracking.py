@@ -36,7 +36,7 @@ def tracker(output_dir):
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     good = make_record(1)
-    repeated = make_record(2, drift=True, cell=changed_cell(good.cell, repeat=1, global_batch_size=512, nccl={}))
+    repeated = make_record(2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={}))
     failed = make_record(
         3, name="bad", state="failed", failure=Failure("oom", 1, "rank 1 ran out of memory"), metrics={}
     )
@@ -44,7 +44,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     everything = [good, repeated, failed, stopped]
     tracker.start_sweep(make_sweep(4))
     (parent,) = runs(tracker).values()
-    assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("scaling · 4 cells · 2026-")
+    assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 cells · 2026-")
     for record in everything:
         assert tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
     tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
@@ -56,13 +56,14 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
         "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
         "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
         "image_size": "224", "nccl.p2p_level": "LOC", "strategy.bucket_cap_mb": "25", "strategy.comm_hook": "none",
-        "model.parameters": "25557032", "model.gradient_bytes": "102228128",
+        "model.parameters": "25557032", "model.gradient_bytes": "102228128", "global_batch_size": "default",
     }  # fmt: skip
     assert child.data.metrics == {**good.metrics, "step/ms": 50.0}
     expected = {
         "validity": "valid", "validity.codes": "", "transport": "SHM", "link_class": "NV18", "cell_id": good.cell_key,
         "state": "finished", "ringside.record_id": good.record_id, "ringside.sweep_id": good.sweep_id,
-        "mlflow.parentRunId": parent.info.run_id,
+        "mlflow.parentRunId": parent.info.run_id, "role": "first", "gpu": "NVIDIA H200", "driver": "580.159.04",
+        "nccl": "2.28.9", "torch": "2.11.0+cu130", "commit": "c" * 40, "host": "node7", "cpu": "Xeon",
     }  # fmt: skip
     assert expected.items() <= child.data.tags.items()
     assert (child.info.status, child.info.start_time, child.info.end_time) == (
@@ -76,13 +77,20 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
 
     repeat = found[f"{good.name} · drift"]
-    assert repeat.data.params["global_batch_size"] == "512" and "nccl.p2p_level" not in repeat.data.params
+    assert repeat.data.params["global_batch_size"] == "512" and repeat.data.params["nccl.p2p_level"] == "default"
+    assert (repeat.data.params["repeat"], repeat.data.tags["role"]) == ("0", "drift")
     assert (found["bad"].info.status, found["stopped"].info.status) == ("FAILED", "KILLED")
     assert found["bad"].data.tags["failure.cause"] == "oom" and found["stopped"].data.tags["validity.codes"] == "noisy"
     assert "ran out of memory" in found["bad"].data.tags["mlflow.note.content"]
     parent = tracker._client.get_run(parent.info.run_id)
     assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
-    assert parent.data.tags["cells"] == "2 finished, 1 failed, 1 interrupted" and parent.data.metrics == {}
+    assert parent.data.tags["cells"] == "2 finished, 1 failed, 1 interrupted"
+    assert parent.data.metrics == {
+        "cells/valid": 2, "cells/suspect": 0, "cells/invalid": 0, "cells/failed": 1, "cells/interrupted": 1,
+        "best/images_per_second": 5000,
+    }  # fmt: skip
+    assert parent.data.params["nccl.p2p_level"] == "LOC | default"
+    assert (parent.data.tags["host"], parent.data.tags["best.cell"]) == ("node7", good.name)
 
 
 def test_logging_twice_changes_nothing(tracker, output_dir):

@@ -44,6 +44,17 @@ def make_record(number=0, **changes):
         metrics={"throughput/images_per_second": 5000.0, "comm/busbw_gb_per_s": 12.5},
         series={"step/ms": [[0, 51.0], [1, 50.0], [2, 50.0]]},
         effective={"transport": "SHM", "link_class": "NV18"},
+        environment={
+            "host": "launcher",
+            "cpu": {"model": "Xeon"},
+            "gpu": {
+                "driver": "580.159.04",
+                "gpus": [{"id": 0, "name": "NVIDIA H200"}, {"id": 3, "name": "NVIDIA H200"}],
+            },
+            "versions": {"torch": "2.11.0+cu130", "nccl": "2.28.9"},
+            "git": {"commit": "c" * 40},
+        },
+        ranks=[{"rank": 0, "host": "node7"}, {"rank": 1, "host": "node7"}],
     )
     return dataclasses.replace(made, **changes)
 

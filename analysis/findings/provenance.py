@@ -135,6 +135,12 @@ def _identities(record: Record) -> dict[tuple[str, int], str]:
     return found
 
 
+def gpu_names(record: Record) -> list[str]:
+    """Return the models of a cell's GPUs, each once; empty where nothing says."""
+    known = _identities(record)
+    return list(dict.fromkeys(known["name", gpu] for gpu in record.cell.gpus if ("name", gpu) in known))
+
+
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
     """Return the machine, the software and the variables of a record: every name of PROVENANCE, then those of `inherited`."""
     environment = record.environment

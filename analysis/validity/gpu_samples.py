@@ -57,25 +57,25 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     A line that the sampler did not write so is passed over.
     """
     phases = _phases(folder)
-    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if _is_of_gpus(line)], phases)
-    if cpu := _cpu([line for line in read_lines(folder.cpu_samples) if _has_numbers(line, OF_CPU)], phases):
+    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if is_of_gpus(line)], phases)
+    if cpu := _cpu([line for line in read_lines(folder.cpu_samples) if has_numbers(line, OF_CPU)], phases):
         facts["cpu_samples"] = cpu
     return metrics, facts
 
 
-def _is_of_gpus(line: Sample) -> bool:
+def is_of_gpus(line: Sample) -> bool:
     """Tell whether a line is a sample of the GPUs, each value of its kind. What a driver does not say is absent."""
     gpus = line.get("gpus")
     return isinstance(gpus, list) and all(
         isinstance(gpu, dict)
-        and _has_numbers(gpu, OF_GPU & gpu.keys())
+        and has_numbers(gpu, OF_GPU & gpu.keys())
         and isinstance(pids := gpu.get("foreign_pids", []), list)
         and all(type(pid) is int for pid in pids)
         for gpu in gpus
     )
 
 
-def _has_numbers(sample: Sample, names: Iterable[str]) -> bool:
+def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
     """Tell whether a sample has a number of each of these names; bits and counts are whole."""
     kinds = {"reasons": int, "cores": int}
     return all(

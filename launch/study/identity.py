@@ -80,9 +80,9 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """Name for people: `scaling · 4 cells · 2026-11-21 10:31`, in local time."""
+        """Name beside other sweeps of the study, for people: `4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
-        return f"{self.study} · {self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
+        return f"{self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
 
 
 def sweep_of(records: Sequence[Record]) -> Sweep:

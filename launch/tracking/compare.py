@@ -4,8 +4,8 @@ Nothing is written: a store that does not exist is not made.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,16 @@ from analysis.report.text import single_line
 from benchmarks.record import Record, read_study
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
-from launch.tracking.projection import project
-from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD
+from launch.tracking import siblings
+from launch.tracking.experiment import ACTIVE_ONLY, found_runs
+from launch.tracking.projection import Projection, project
+from launch.tracking.run_tags import COMPLETE, KIND, NOTE, PROJECTED, RECORD
 from launch.tracking.store import WrongUri, silence_mlflow, sqlite_file, store_uri, tracking_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-PAGE = 1000  # runs of one answer
 ABSENT = "absent"
 
 
@@ -90,33 +91,37 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise WrongUri(f"{shown}: has no experiment {name}")
-        found = dict(_complete_runs(client, experiment.experiment_id))
+        runs = found_runs(client, [experiment.experiment_id], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY)
+        found = {run.data.tags.get(RECORD, ""): run for run in runs if run.data.tags.get(PROJECTED) == COMPLETE}
+        sweeps: dict[str, list[Record]] = {}
+        for record in records.values():
+            sweeps.setdefault(record.sweep_id, []).append(record)
+        names = {one: name for own in sweeps.values() for one, name in siblings.names(own).items()}
+        left_alone = {one: params for own in sweeps.values() for one, params in siblings.left_alone(own).items()}
         for record_id, run in found.items():
-            if (record := records.get(record_id)) is None:
+            if record_id not in records:
                 result.unknown.append(record_id)
                 continue
             result.runs += 1
-            _compare_run(record, several.get(record_id, {}), run, client, result)
+            expected = project(records[record_id])
+            if run.info.run_name != expected.name:  # the whole name, until its sweep is closed
+                expected = replace(expected, name=names[record_id])
+            added = {name: text for name, text in left_alone[record_id].items() if name in run.data.params}
+            expected = replace(expected, params=expected.params | added)
+            _compare_run(record_id, expected, several.get(record_id, {}), run, client, result)
     result.missing = [record_id for record_id in records if record_id not in found]
     return result
 
 
-def _complete_runs(client: "MlflowClient", experiment: str) -> "Iterator[tuple[str, Run]]":
-    """Yield (record id, run) of every complete child run, page by page."""
-    token = None
-    while True:
-        page = client.search_runs([experiment], f"tags.`{KIND}` = 'cell'", 1, PAGE, ["attributes.start_time"], token)
-        yield from ((run.data.tags.get(RECORD, ""), run) for run in page if PROJECTED in run.data.tags)
-        token = page.token
-        if not token:
-            return
-
-
 def _compare_run(
-    record: Record, several: Mapping[str, float], run: "Run", client: "MlflowClient", result: StoreComparison
+    own: str,
+    expected: Projection,
+    several: Mapping[str, float],
+    run: "Run",
+    client: "MlflowClient",
+    result: StoreComparison,
 ) -> None:
     """Compare one run. Values of several records are those of the study as it is now, as `python -m launch sync` writes them."""
-    expected, own = project(record), record.record_id
     result.compare(own, "name", run.info.run_name, expected.name)
     result.compare(own, "status", run.info.status, expected.status)
     points: dict[str, dict[int, float]] = {}
@@ -133,9 +138,12 @@ def _compare_run(
             for step in sorted(values.keys() | history.keys()):
                 result.compare(own, f"series {name} step {step}", history.get(step, ABSENT), values.get(step, ABSENT))
     for name in sorted(run.data.metrics.keys() - points.keys()):
-        if not name.startswith("throughput/ci_"):  # of the next run: by the noise floor of every study at that time
+        # Of the next run: by the noise floor of every study at that time. Of the system: no record has its samples.
+        if not name.startswith(("throughput/ci_", "system/")):
             result.compare(own, f"metrics {name}", run.data.metrics[name], ABSENT)
     for name in sorted(expected.params.keys() | run.data.params.keys()):
+        if name == "repeat" and not run.data.params.get(name, "0").isdigit():
+            continue  # of a drift or second run by an earlier version: MLflow changes no parameter
         result.compare(own, f"params {name}", run.data.params.get(name, ABSENT), expected.params.get(name, ABSENT))
     for name, text in expected.tags.items():
         if name != NOTE:  # a user may write there

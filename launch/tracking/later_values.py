@@ -6,23 +6,26 @@ The record of a cell stays as it was written. The store shows what the terminal 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.findings.communication.several_records import values_of
-from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import Kind, Record, read_lines
 from launch.tracking.note import summary_markdown
+from launch.tracking.siblings import parent_metrics
 from launch.tracking.tracker import Tracker
 
 
-def update_values(tracker: Tracker, study: Path, records: Sequence[Record]) -> None:
-    """Write what a study's records say together, and their intervals, to the runs that have it otherwise, and their tables.
+def update_values(
+    tracker: Tracker, study: Path, records: Sequence[Record], values: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Write what a study's records say together to the runs that have it otherwise; tables and figures of their sweeps follow.
+
+    `values` is what `values_of` returns of the records.
 
     Raises:
         TrackingUnavailable: as every method of Tracker.
     """
-    values = values_of(records, of_other_studies(study))
     for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
-        tracker.write_values(sweep_id, runs, summary_markdown(rows, values))
+        own = [record for record in records if record.sweep_id == sweep_id]
+        tracker.write_values(sweep_id, runs, summary_markdown(rows, values), parent_metrics(own, values))
 
 
 def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
+from analysis.findings.provenance import gpu_names, mapping
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
-from conf.cell import SECOND_RUN
 from launch.tracking.run_tags import EFFICIENCY_OF
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
@@ -116,8 +116,7 @@ def _params(record: Record) -> dict[str, Any]:
     }
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: getattr(cell, name) for name in plainly}
-    if cell.repeat == SECOND_RUN:  # no repeat that was asked for
-        params["repeat"] = " ".join(record.marks)
+    params["repeat"] = max(0, cell.repeat)  # a drift or second run measures a cell again: the tag `role` says so
     if cell.profiler != "none":
         params["profiler"] = cell.profiler
     params["image_size"] = cell.model.image_size
@@ -171,7 +170,8 @@ def _tags(record: Record) -> dict[str, str]:
         "state": record.state,
         "ringside.record_id": record.record_id,
         "ringside.sweep_id": record.sweep_id,
-    }
+        "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
+    } | machine_tags(record)
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
     for name in ("transport", "link_class", "channels"):
@@ -189,6 +189,33 @@ def _tags(record: Record) -> dict[str, str]:
     if sentences:
         tags["mlflow.note.content"] = "\n\n".join(escaped(sentence) for sentence in sentences)
     return tags
+
+
+def machine_tags(record: Record) -> dict[str, str]:
+    """Return what was measured where: GPU, CPU, driver, NCCL, torch, commit, host; what is not known is absent.
+
+    MLflow has a column for the commit, by another name.
+    """
+    environment, on_gpus = record.environment, record.cell.device == "cuda"
+    driver = mapping(environment.get("gpu")).get("driver")
+    versions, commit = mapping(environment.get("versions")), mapping(environment.get("git")).get("commit")
+    tags = {
+        "gpu": ", ".join(gpu_names(record)) if on_gpus else None,
+        "cpu": mapping(environment.get("cpu")).get("model"),
+        "driver": driver if on_gpus else None,
+        "nccl": versions.get("nccl") if on_gpus else None,
+        "torch": versions.get("torch"),
+        "commit": commit,
+        "host": ", ".join(_hosts(record)),
+        "mlflow.source.git.commit": commit,
+    }
+    return {name: single_line(str(value), TAG_LENGTH) for name, value in tags.items() if value}
+
+
+def _hosts(record: Record) -> list[str]:
+    """Return the names of the hosts whose ranks were measured."""
+    of_ranks = [str(rank["host"]) for rank in record.ranks if rank.get("host")]
+    return _unique(of_ranks or [str(record.environment.get("host", ""))])
 
 
 def escaped(text: str, length: int = 500) -> str:

@@ -73,9 +73,10 @@ class Projector:
                 tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
-            note = summary_markdown([*before, *measured], values_of(known, of_other_studies(self._study.folder)))
-            tracker.finish_sweep(self._sweep, measured, state, note, report)
-            update_values(tracker, self._study.folder, known)
+            values = values_of(known, of_other_studies(self._study.folder))
+            note = summary_markdown([*before, *measured], values)
+            tracker.finish_sweep(self._sweep, measured, state, note, report, values)
+            update_values(tracker, self._study.folder, known, values)
 
         deadline = time.monotonic() + LAST_WAIT_S
         self._failed, self._busy = False, True

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run, RunTag
 
 PROJECTED, KIND = "ringside.projected", "ringside.kind"
+COMPLETE = "2"  # the value of PROJECTED; a run that an earlier version wrote ("true") lacks tags that this one writes
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
 NOTE, TABLED = "mlflow.note.content", "ringside.records"  # a sweep's table, and the number of its own records in it
 
@@ -19,7 +20,7 @@ EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 
 
 def is_complete(run: "Run") -> bool:
     """Tell whether nothing is to be added to a run: it was written to the end, or a user deleted it."""
-    return PROJECTED in run.data.tags or run.info.lifecycle_stage == "deleted"
+    return run.data.tags.get(PROJECTED) == COMPLETE or run.info.lifecycle_stage == "deleted"
 
 
 def has(run: "Run", name: str, value: float) -> bool:

@@ -1,9 +1,12 @@
 """Write the records of a study that MLflow's store does not have yet; it can be repeated at any time."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.findings.communication.several_records import values_of
+from analysis.findings.next_run.floor_file import of_other_studies
 from benchmarks.record import CellFolder, Record, RecordError, read, read_study, record_paths
 from conf.schema import Tracking
 from launch.study.identity import sweep_of
@@ -37,7 +40,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     records, errors = read_study(study_dir)
     folders, unreadable = _folders(study_dir), [str(error) for error in errors]
     tracker = Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name)
-    written = tracker.written()
+    written, values = tracker.written(), values_of(records, of_other_studies(study_dir))
     sweeps: dict[str, list[Record]] = {}
     for record in records:
         sweeps.setdefault(record.sweep_id, []).append(record)
@@ -55,12 +58,12 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
                 except DAMAGED as error:
                     unreadable.append(f"{folders[record.record_id].record}: a damaged record ({error})")
         with contextlib.suppress(*DAMAGED):
-            _close(tracker, own, study_dir / REPORT)
-    update_values(tracker, study_dir, records)
+            _close(tracker, own, study_dir / REPORT, values)
+    update_values(tracker, study_dir, records, values)
     return SyncReport(projected, already, unreadable)
 
 
-def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
+def _close(tracker: Tracker, records: list[Record], report: Path, values: Mapping[str, Mapping[str, float]]) -> None:
     """Write the table of a sweep and the study's report, unless the store has them or another process is writing them."""
     sweep = sweep_of(records)
     found = tracker.find_sweep(sweep.sweep_id)
@@ -70,7 +73,7 @@ def _close(tracker: Tracker, records: list[Record], report: Path) -> None:
     cut_short = found.planned is not None and found.planned > len(records)
     if cut_short or found.status == "KILLED" or any(record.state == "interrupted" for record in records):
         state = "interrupted"
-    tracker.finish_sweep(sweep, records, state, summary_markdown(records), report)
+    tracker.finish_sweep(sweep, records, state, summary_markdown(records, values), report, values)
 
 
 def _folders(study_dir: Path) -> dict[str, CellFolder]:

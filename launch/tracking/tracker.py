@@ -8,9 +8,10 @@ a child run with it is complete, any other one is completed, also one that a dea
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from analysis.report.text import single_line
@@ -18,7 +19,8 @@ from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
-from launch.tracking import run_tags
+from launch.tracking import run_tags, siblings
+from launch.tracking.experiment import ACTIVE_ONLY, ALL, Experiment
 from launch.tracking.note import cut_to
 from launch.tracking.projection import (
     NAME_LENGTH,
@@ -29,7 +31,7 @@ from launch.tracking.projection import (
     milliseconds,
     project,
 )
-from launch.tracking.run_tags import KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
+from launch.tracking.run_tags import COMPLETE, KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
 from launch.tracking.store import (
     ARTIFACTS,
     check_writable,
@@ -39,13 +41,13 @@ from launch.tracking.store import (
     store_uri,
     tracking_errors,
 )
+from launch.tracking.system_series import Row, system_series
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
-PAGE = 1000  # runs of one answer
-ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
+BATCH = 800  # metrics that are written at once: MLflow takes 1000 of metrics, parameters and tags together
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,10 @@ class Tracker:
         self._lock = self._file.with_name(f".{self._file.name}.lock") if self._file else output_dir / ".mlflow.lock"
         with tracking_errors(uri), store_lock(self._lock):
             self._client = connect(uri, artifacts)
-            self._experiment = self._find_experiment(experiment, artifacts)
-            self._close_stale()
+            served = uri.lower().startswith(("http", "databricks"))
+            self._own = Experiment(self._client, experiment, None if served else artifacts.as_uri())
+            self._own.close_stale()
+        self._experiment = self._own.id
 
     @staticmethod
     def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
@@ -112,18 +116,24 @@ class Tracker:
         """
         projection = project(record)
         with self._writing():
-            found = self._find(RECORD, record.record_id, "cell", ALL)
+            found = self._own.find(RECORD, record.record_id, "cell", ALL)
             if found is not None and run_tags.is_complete(found):
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
-            self._write(found, projection, self._parents[record.sweep_id], folder)
+            self._write(found, projection, self._parents[record.sweep_id], folder, record.cell.gpus)
             return True
 
     def finish_sweep(
-        self, sweep: Sweep, records: list[Record], state: str, note_markdown: str, report: Path | None = None
+        self,
+        sweep: Sweep,
+        records: list[Record],
+        state: str,
+        note_markdown: str,
+        report: Path | None = None,
+        values: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
-        """Close the parent run with its table and its report.
+        """Close the parent run with its figures, its table and its report, and give its cells short names.
 
         Args:
             sweep: the sweep.
@@ -131,6 +141,7 @@ class Tracker:
             state: finished, failed (a cell failed) or interrupted.
             note_markdown: the table; beyond MLflow's 8000 characters it is cut, and whole in the artifact summary.md.
             report: a folder that becomes the artifact `report`.
+            values: those that need several records, by record id.
         """
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
@@ -138,18 +149,22 @@ class Tracker:
         invalid = sum(record.state == "finished" and not record.usable for record in own)
         said = [f"{count} {state}" for state, count in counts.items() if count]
         tags = {
-            # A tag: as metrics they would be the first charts of the experiment, before the cells' own.
+            **siblings.parent_tags(own),
             "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
             NOTE: cut_to(note_markdown, TAG_LENGTH),
             TABLED: str(len(own)),
+            PROJECTED: COMPLETE,
             "state": state,
         }
+        figures = [(name, value, ended, 0) for name, value in siblings.parent_metrics(own, values).items()]
         with self._writing():
-            run_id = self._parent(sweep).info.run_id
+            self._tell_apart(sweep, own)
+            parent = self._parent(sweep)
+            run_id = parent.info.run_id
             self._client.log_text(run_id, note_markdown, "summary.md")
             if report is not None and report.is_dir():
                 self._client.log_artifacts(run_id, str(report), "report")
-            self._client.log_batch(run_id, tags=run_tags.entities(tags))
+            self._log(parent, figures, siblings.parent_params(own), tags)
             self._client.set_terminated(run_id, STATUS[state], ended)
 
     def outdated(self, values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -159,24 +174,27 @@ class Tracker:
         """
         found: dict[str, dict[str, dict[str, float]]] = {}
         with tracking_errors(self._uri):
-            for run in self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
+            for run in self._own.runs(f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
                 wanted = values.get(run.data.tags.get(RECORD, ""), {})
                 new = {name: value for name, value in wanted.items() if not run_tags.has(run, name, value)}
                 if new and PROJECTED in run.data.tags:
                     found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = new
         return found
 
-    def write_values(self, sweep_id: str, values: Mapping[str, Mapping[str, float]], note_markdown: str) -> None:
-        """Give child runs of a sweep other values, {run_id: {metric: value}}, and its parent run this table if it has one."""
+    def write_values(
+        self, sweep_id: str, values: Mapping[str, Mapping[str, float]], note_markdown: str, figures: Mapping[str, float]
+    ) -> None:
+        """Give child runs of a sweep other values, {run_id: {metric: value}}; a closed parent run gets this table and figures."""
         from mlflow.entities import Metric
 
         identifier(sweep_id)
         now = round(time.time() * 1000)  # later than the value that the run has: MLflow shows the latest
         with self._writing():
-            parent = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
+            parent = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
             if parent is not None and TABLED in parent.data.tags:
                 self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
-                self._client.set_tag(parent.info.run_id, NOTE, cut_to(note_markdown, TAG_LENGTH))
+                new = [(name, one, now, 0) for name, one in figures.items() if parent.data.metrics.get(name) != one]
+                self._log(parent, new, {}, {NOTE: cut_to(note_markdown, TAG_LENGTH)})
             for run_id, of_run in values.items():  # last: a run that has its values is not visited again
                 metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
                 self._client.log_batch(run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run)))
@@ -184,18 +202,20 @@ class Tracker:
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
         with tracking_errors(self._uri):
-            runs = self._runs([self._experiment], f"tags.`{KIND}` = 'cell'", ALL)
+            runs = self._own.runs(f"tags.`{KIND}` = 'cell'", ALL)
             return {run.data.tags.get(RECORD, "") for run in runs if run_tags.is_complete(run)}
 
     def find_sweep(self, sweep_id: str) -> Written | None:
         """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
         identifier(sweep_id)
         with tracking_errors(self._uri):
-            run = self._find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
+            run = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
         if run is None:
             return None
         counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
         planned, records = (int(count) if count.isdigit() else None for count in counts)
+        if not run_tags.is_complete(run):  # its table is of an earlier version, which gave it no figures
+            records = None
         process = run_tags.process_of(run)
         at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
         return Written(run.info.status, planned, records, at_work)
@@ -208,49 +228,9 @@ class Tracker:
                 check_writable(self._file)
             yield
 
-    def _find_experiment(self, name: str, artifacts: Path) -> str:
-        """Return the experiment's id. A new one has its artifacts on this machine's disk, unless a server keeps them."""
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            location = None if self._uri.lower().startswith(("http", "databricks")) else artifacts.as_uri()
-            try:
-                return str(self._client.create_experiment(name, artifact_location=location))
-            except Exception:  # another machine may have made it since
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
-                    raise
-        if found.lifecycle_stage != "active":
-            raise ValueError(f"experiment {name!r} is deleted there: restore it or choose another tracking.experiment")
-        return str(found.experiment_id)
-
-    def _close_stale(self) -> None:
-        """Set runs to KILLED that dead launchers of this host left RUNNING, in every study of the store."""
-        ours = self._client.search_experiments(filter_string="name LIKE 'ringside/%'", max_results=PAGE)
-        experiments = list({self._experiment, *(experiment.experiment_id for experiment in ours)})
-        now = round(time.time() * 1000)
-        for run in list(self._runs(experiments, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
-            process = run_tags.process_of(run)
-            if process is not None and process.gone:
-                self._client.set_terminated(run.info.run_id, "KILLED", now)
-
-    def _runs(self, experiments: list[str], filter_string: str, view: int) -> "Iterator[Run]":
-        """Yield the runs that a filter finds, page by page."""
-        token = None
-        while True:
-            page = self._client.search_runs(experiments, filter_string, view, PAGE, ["attributes.start_time"], token)
-            yield from page
-            token = page.token
-            if not token:
-                return
-
-    def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
-        """Return the run with this tag; of two that two machines made at once, the complete one."""
-        runs = self._runs([self._experiment], f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
-        return max(runs, key=run_tags.is_complete, default=None)
-
     def _parent(self, sweep: Sweep) -> "Run":
         """Return the parent run of a sweep, made if it is missing."""
-        found = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
+        found = self._own.find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
         if found is not None:
             return found
         tags = {
@@ -266,10 +246,10 @@ class Tracker:
         tags = {**tags, "mlflow.source.name": "launch.py"}
         return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
 
-    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder) -> None:
+    def _write(
+        self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, gpus: Sequence[int]
+    ) -> None:
         """Make or complete a child run; the tag that says so is written last."""
-        from mlflow.entities import Metric, Param
-
         if run is None:
             ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
             # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
@@ -290,8 +270,28 @@ class Tracker:
             below = path.relative_to(folder.path).parent.as_posix()
             self._client.log_artifact(run_id, str(path), None if below == "." else below)
         tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
-        # Parameters cannot be changed: of a half-written run those that are there stay.
-        params = [Param(*item) for item in projection.params.items() if item[0] not in run.data.params]
-        self._client.log_batch(run_id, [Metric(*row) for row in projection.metrics], params, run_tags.entities(tags))
+        rows = [*projection.metrics, *system_series(folder, gpus)]
+        self._log(run, rows, projection.params, tags)
         self._client.set_terminated(run_id, projection.status, projection.ended)
-        self._client.set_tag(run_id, PROJECTED, "true")
+        self._client.set_tag(run_id, PROJECTED, COMPLETE)
+
+    def _tell_apart(self, sweep: Sweep, records: Sequence[Record]) -> None:
+        """Give the cells of a sweep short names, and a value for each setting that they left alone and others did not."""
+        names, left_alone = siblings.names(records), siblings.left_alone(records)
+        for run in self._own.runs(f"tags.`{SWEEP}` = '{identifier(sweep.sweep_id)}' AND tags.`{KIND}` = 'cell'"):
+            record_id = run.data.tags.get(RECORD, "")
+            if record_id in names:
+                if left_alone[record_id].keys() - run.data.params.keys():
+                    self._log(run, [], left_alone[record_id], {})
+                if run.info.run_name != names[record_id]:
+                    self._client.update_run(run.info.run_id, name=names[record_id])
+
+    def _log(self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Write rows of metrics, tags, and the parameters that a run does not have: MLflow changes none."""
+        from mlflow.entities import Metric, Param
+
+        params = {name: value for name, value in params.items() if name not in run.data.params}
+        metrics, known = [Metric(*row) for row in rows], run_tags.entities(tags)
+        self._client.log_batch(run.info.run_id, metrics[:BATCH], [Param(*item) for item in params.items()], known)
+        for start in range(BATCH, len(metrics), BATCH):
+            self._client.log_batch(run.info.run_id, metrics[start : start + BATCH])
