@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tracked import make_folder, make_record, make_sweep, rows, runs
 
-from benchmarks.record import CellFolder, Failure, Validity
+from benchmarks.record import CellFolder, Failure, Validity, read_study
 from conf.schema import Tracking
 from launch.__main__ import main
+from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
 from launch.tracking.sync import SyncReport, sync
 from launch.tracking.tracker import Tracker
@@ -62,6 +63,7 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
         tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
     earlier = dataclasses.replace(own[0], sweep_id=OTHER)  # a cell that the sweep resumed: in its table, not its own
     tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", "the table")
+    update_values(tracker, study_dir, read_study(study_dir)[0], {})
     before = {run.info.run_id: (run.info.to_proto(), run.data.to_dictionary()) for run in runs(tracker).values()}
     assert sync(study_dir) == SyncReport(projected=1, already=2, unreadable=[])
     after = {run.info.run_id: (run.info.to_proto(), run.data.to_dictionary()) for run in runs(tracker).values()}

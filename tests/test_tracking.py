@@ -48,6 +48,7 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     for record in everything:
         assert tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
     tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
+    tracker.describe(everything)
 
     found = runs(tracker)
     assert len(found) == 5

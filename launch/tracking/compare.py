@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.report.text import single_line
-from benchmarks.record import Record, read_study
+from benchmarks.record import read_study
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.tracking import siblings
@@ -93,18 +93,15 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
             raise WrongUri(f"{shown}: has no experiment {name}")
         runs = found_runs(client, [experiment.experiment_id], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY)
         found = {run.data.tags.get(RECORD, ""): run for run in runs if run.data.tags.get(PROJECTED) == COMPLETE}
-        sweeps: dict[str, list[Record]] = {}
-        for record in records.values():
-            sweeps.setdefault(record.sweep_id, []).append(record)
-        names = {one: name for own in sweeps.values() for one, name in siblings.names(own).items()}
-        left_alone = {one: params for own in sweeps.values() for one, params in siblings.left_alone(own).items()}
+        sound = siblings.sound(records.values())
+        names, left_alone = siblings.names(sound), siblings.left_alone(sound)
         for record_id, run in found.items():
             if record_id not in records:
                 result.unknown.append(record_id)
                 continue
             result.runs += 1
             expected = project(records[record_id])
-            if run.info.run_name != expected.name:  # the whole name, until its sweep is closed
+            if run.info.run_name != expected.name:  # the whole name, until a sweep ends
                 expected = replace(expected, name=names[record_id])
             added = {name: text for name, text in left_alone[record_id].items() if name in run.data.params}
             expected = replace(expected, params=expected.params | added)

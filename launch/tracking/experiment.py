@@ -27,19 +27,23 @@ class Experiment:
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                client.create_experiment(name, artifact_location=location)
+                found = client.get_experiment(client.create_experiment(name, artifact_location=location))
             except Exception:  # another machine may have made it since
-                if client.get_experiment_by_name(name) is None:
+                found = client.get_experiment_by_name(name)
+                if found is None:
                     raise
-            found = client.get_experiment_by_name(name)
         if found.lifecycle_stage != "active":
             raise ValueError(f"experiment {name!r} is deleted there: restore it or choose another tracking.experiment")
         self.id = str(found.experiment_id)
         self.set_tags({key: word for key, word in KIND_OF_EXPERIMENT.items() if key not in found.tags})
 
+    def tags(self) -> dict[str, str]:
+        """Return the experiment's tags."""
+        return dict(self._client.get_experiment(self.id).tags)
+
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Give the experiment tags; those that it has with the same value are left alone."""
-        known = self._client.get_experiment(self.id).tags if tags else {}
+        known = self.tags() if tags else {}
         for name, value in tags.items():
             if known.get(name) != value:
                 self._client.set_experiment_tag(self.id, name, value)

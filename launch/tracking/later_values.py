@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.record import Kind, Record, read_lines
 from launch.tracking.note import summary_markdown
-from launch.tracking.siblings import parent_metrics
+from launch.tracking.siblings import parent_metrics, sound
 from launch.tracking.tracker import Tracker
 
 
@@ -22,10 +22,12 @@ def update_values(
     Raises:
         TrackingUnavailable: as every method of Tracker.
     """
+    records = sound(records)
     for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
         own = [record for record in records if record.sweep_id == sweep_id]
         tracker.write_values(sweep_id, runs, summary_markdown(rows, values), parent_metrics(own, values))
+    tracker.describe(records)
 
 
 def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]:

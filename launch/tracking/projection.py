@@ -28,6 +28,7 @@ STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
 # Parameters for which a benchmark that trains nothing has no value.
 UNTRAINED = ("model", "strategy", "batch_size", "global_batch_size", "image_size", "precision", "optimize")
+DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # raised by a record with a field of another type
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 
 

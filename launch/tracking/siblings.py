@@ -1,8 +1,10 @@
-"""What the runs of one sweep say beside each other: short names, a value for each setting that some left alone, and the parent's.
+"""What the runs of a study say beside each other: short names, a value for each setting that some left alone, and the parent's.
 
-All of it follows from the records of the sweep, so that `python -m launch sync` writes what the sweep itself wrote.
+All of it follows from records, so that `python -m launch sync` writes what the sweep itself wrote.
 """
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.findings.baselines import EFFICIENCY
@@ -14,18 +16,28 @@ from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric
 from benchmarks.record.model import STATES, VERDICTS
-from launch.tracking.projection import NAME_LENGTH, PARAM_LENGTH, machine_tags, project, run_name
+from launch.tracking.projection import DAMAGED, NAME_LENGTH, PARAM_LENGTH, machine_tags, project, run_name
 
-UNTOUCHED = "default"  # what a run of a sweep says of a setting that it left alone and another one did not
+UNTOUCHED = "default"  # what a run says of a setting that it left alone and another one did not
 FIRST = "first run"  # of a cell that is measured again
 NOT_THERE = "n/a"  # of an option that its strategy or benchmark does not have
-SEVERAL = " | "  # between the values of a parameter that differ within a sweep
-OF_BEST = (IMAGES_PER_SECOND, EFFICIENCY, "comm/exchange_ms", EXPOSED)  # what a parent says of its best cell
+SEVERAL = " | "  # between the values that the cells of a sweep have
+OF_BEST = (IMAGES_PER_SECOND, EFFICIENCY, EXPOSED, "comm/exchange_ms")  # what a parent says of its best cell
 BEST_CELL = "best.cell"  # a tag of a parent: the name of that cell
 
 
+def sound(records: Iterable[Record]) -> list[Record]:
+    """Return the records that can be projected: one that is damaged has no run, and stands in no other's way."""
+    found = []
+    for record in records:
+        with contextlib.suppress(*DAMAGED):
+            project(record)
+            found.append(record)
+    return found
+
+
 def names(records: Sequence[Record]) -> dict[str, str]:
-    """Return {record_id: name}: what differs within the sweep; a single run keeps its whole name.
+    """Return {record_id: name} of a study: what differs within it; a single run keeps its whole name.
 
     A cell that left all alone is `default`. Where all are one cell, the repeats are told.
     """
@@ -37,13 +49,18 @@ def names(records: Sequence[Record]) -> dict[str, str]:
 
 
 def left_alone(records: Sequence[Record]) -> dict[str, dict[str, str]]:
-    """Return {record_id: {parameter: value}} for the parameters that other runs of the sweep have and this one has not.
+    """Return {record_id: {parameter: value}} of a study: the parameters that a run lacks and others of its benchmark have.
 
     What nobody knows stays absent: the size of a model that was never built.
     """
     own = {record.record_id: project(record).params for record in records}
-    every = dict.fromkeys(name for params in own.values() for name in params if not name.startswith("model."))
-    return {one: {name: _without(name) for name in every if name not in params} for one, params in own.items()}
+    every: dict[str, dict[str, None]] = defaultdict(dict)
+    for params in own.values():
+        every[params["benchmark"]] |= dict.fromkeys(name for name in params if not name.startswith("model."))
+    return {
+        one: {name: _without(name) for name in every[params["benchmark"]] if name not in params}
+        for one, params in own.items()
+    }
 
 
 def _without(name: str) -> str:
@@ -99,7 +116,7 @@ def parent_params(records: Sequence[Record]) -> dict[str, str]:
 def parent_tags(records: Sequence[Record]) -> dict[str, str]:
     """Return the tags of a parent run: the machines and the software of its cells, and which one was the best."""
     tags, chosen = _together(map(machine_tags, records)), best(records)
-    return tags if chosen is None else tags | {BEST_CELL: names(records)[chosen.record_id]}
+    return tags if chosen is None else tags | {BEST_CELL: run_name(chosen)}
 
 
 def _together(of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -13,9 +13,8 @@ from launch.study.identity import sweep_of
 from launch.study.report import REPORT
 from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
+from launch.tracking.projection import DAMAGED
 from launch.tracking.tracker import Tracker
-
-DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # raised by a record with a field of another type
 
 
 @dataclass(frozen=True)

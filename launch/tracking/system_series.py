@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from analysis.validity.gpu_samples import OF_CPU, has_numbers, is_of_gpus
+from analysis.validity.gpu_samples import OF_CPU, Sample, has_numbers, is_of_gpus
 from benchmarks.record import CellFolder, read_lines
 
 MOST_POINTS = 100  # of a series: more say nothing on a page, and each is a row of the store
@@ -44,7 +44,7 @@ def _of_cpu(folder: CellFolder) -> Iterator[Row]:
                 yield f"system/cpu_{name}_percentage", percent, round(line["time"] * 1000), step
 
 
-def _thinned(lines: Sequence[dict]) -> list[tuple[int, dict]]:
+def _thinned(lines: Sequence[Sample]) -> list[tuple[int, Sample]]:
     """Return (number, line) of at most MOST_POINTS lines, evenly spread."""
     every = -(-len(lines) // MOST_POINTS) or 1
     return list(enumerate(lines))[::every]

@@ -19,7 +19,7 @@ from benchmarks.record import CellFolder, Record
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
-from launch.tracking import run_tags, siblings
+from launch.tracking import experiment_page, run_tags, siblings
 from launch.tracking.experiment import ACTIVE_ONLY, ALL, Experiment
 from launch.tracking.note import cut_to
 from launch.tracking.projection import (
@@ -96,8 +96,21 @@ class Tracker:
 
     @property
     def page(self) -> str:
-        """The page of the experiment's runs, which follows the address that `mlflow ui` prints: its first page shows no run."""
-        return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning"
+        """The page of the experiment's cells, which follows the address that `mlflow ui` prints: its first page shows no run."""
+        return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning&viewStateShareKey={experiment_page.CELLS}"
+
+    def describe(self, records: Sequence[Record]) -> None:
+        """Give the experiment its views and its description, and runs their short names, by all records of the study."""
+        names, left_alone = siblings.names(records), siblings.left_alone(records)
+        with self._writing():
+            for run in self._own.runs(f"tags.`{KIND}` = 'cell'"):
+                own = run.data.tags.get(RECORD, "")
+                if own in names and run_tags.is_complete(run):
+                    if left_alone[own].keys() - run.data.params.keys():
+                        self._log(run, [], left_alone[own], {})
+                    if run.info.run_name != names[own]:
+                        self._client.update_run(run.info.run_id, name=names[own])
+            self._own.set_tags(experiment_page.tags(records, self._own.tags()))
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
@@ -133,7 +146,7 @@ class Tracker:
         report: Path | None = None,
         values: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
-        """Close the parent run with its figures, its table and its report, and give its cells short names.
+        """Close the parent run with its figures, its table and its report.
 
         Args:
             sweep: the sweep.
@@ -158,7 +171,6 @@ class Tracker:
         }
         figures = [(name, value, ended, 0) for name, value in siblings.parent_metrics(own, values).items()]
         with self._writing():
-            self._tell_apart(sweep, own)
             parent = self._parent(sweep)
             run_id = parent.info.run_id
             self._client.log_text(run_id, note_markdown, "summary.md")
@@ -274,17 +286,6 @@ class Tracker:
         self._log(run, rows, projection.params, tags)
         self._client.set_terminated(run_id, projection.status, projection.ended)
         self._client.set_tag(run_id, PROJECTED, COMPLETE)
-
-    def _tell_apart(self, sweep: Sweep, records: Sequence[Record]) -> None:
-        """Give the cells of a sweep short names, and a value for each setting that they left alone and others did not."""
-        names, left_alone = siblings.names(records), siblings.left_alone(records)
-        for run in self._own.runs(f"tags.`{SWEEP}` = '{identifier(sweep.sweep_id)}' AND tags.`{KIND}` = 'cell'"):
-            record_id = run.data.tags.get(RECORD, "")
-            if record_id in names:
-                if left_alone[record_id].keys() - run.data.params.keys():
-                    self._log(run, [], left_alone[record_id], {})
-                if run.info.run_name != names[record_id]:
-                    self._client.update_run(run.info.run_id, name=names[record_id])
 
     def _log(self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Write rows of metrics, tags, and the parameters that a run does not have: MLflow changes none."""
