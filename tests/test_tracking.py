@@ -20,7 +20,7 @@ from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity
-from launch.tracking import store
+from launch.tracking import siblings, store
 from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
 from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri
@@ -50,9 +50,11 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
     tracker.describe(everything)
 
-    found = runs(tracker)
+    found = {run.data.tags.get("ringside.record_id", "parent"): run for run in tracker._client.search_runs(["1"])}
     assert len(found) == 5
-    child = found[good.name]
+    child, repeat, bad, cut_short = (found[one.record_id] for one in everything)
+    names = {one: run.info.run_name for one, run in found.items() if one != "parent"}
+    assert names == siblings.names(everything) and names[repeated.record_id] == "global batch 512 · drift"
     assert child.data.params == {
         "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
         "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
@@ -77,12 +79,11 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     assert listed == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
     assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
 
-    repeat = found[f"{good.name} · drift"]
     assert repeat.data.params["global_batch_size"] == "512" and repeat.data.params["nccl.p2p_level"] == "default"
     assert (repeat.data.params["repeat"], repeat.data.tags["role"]) == ("0", "drift")
-    assert (found["bad"].info.status, found["stopped"].info.status) == ("FAILED", "KILLED")
-    assert found["bad"].data.tags["failure.cause"] == "oom" and found["stopped"].data.tags["validity.codes"] == "noisy"
-    assert "ran out of memory" in found["bad"].data.tags["mlflow.note.content"]
+    assert (bad.info.status, cut_short.info.status) == ("FAILED", "KILLED")
+    assert bad.data.tags["failure.cause"] == "oom" and cut_short.data.tags["validity.codes"] == "noisy"
+    assert "ran out of memory" in bad.data.tags["mlflow.note.content"]
     parent = tracker._client.get_run(parent.info.run_id)
     assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
     assert parent.data.tags["cells"] == "2 finished, 1 failed, 1 interrupted"

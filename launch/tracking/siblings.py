@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication.exposed import EXPOSED
+from analysis.findings.labels import BETWEEN, worded
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.report.cell_numbers import first_metric
-from analysis.report.names import BETWEEN, short_names
+from analysis.report.names import UNTOUCHED, differing
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric
 from benchmarks.record.model import STATES, VERDICTS
 from launch.tracking.projection import DAMAGED, NAME_LENGTH, PARAM_LENGTH, machine_tags, project, run_name
 
-UNTOUCHED = "default"  # what a run says of a setting that it left alone and another one did not
+LEFT_ALONE = (UNTOUCHED, "null")  # values of an option that a cell leaves alone and another one changes
 FIRST = "first run"  # of a cell that is measured again
 NOT_THERE = "n/a"  # of an option that its strategy or benchmark does not have
 SEVERAL = " | "  # between the values that the cells of a sweep have
@@ -39,13 +40,31 @@ def sound(records: Iterable[Record]) -> list[Record]:
 def names(records: Sequence[Record]) -> dict[str, str]:
     """Return {record_id: name} of a study: what differs within it; a single run keeps its whole name.
 
-    A cell that left all alone is `default`. Where all are one cell, the repeats are told.
+    A cell that left all alone is `default`. Where all are one cell, the repeats are told. How training is measured is told
+    only if runs would have one name without it.
     """
     if len(records) == 1:
         return {record.record_id: run_name(record) for record in records}
-    short = short_names({record.name for record in records}, UNTOUCHED)
-    parts = {one.record_id: [short[one.name] if len(short) > 1 else "", *one.marks] for one in records}
-    return {one: single_line(BETWEEN.join(filter(None, of_run)) or FIRST, NAME_LENGTH) for one, of_run in parts.items()}
+    told = differing([record.cell for record in records])
+    brief = [
+        {name: value for name, value in one.items() if not (record.cell.trains and _of_benchmark(name))}
+        for record, one in zip(records, told, strict=True)
+    ]
+    for options in (brief, told):
+        found = {one.record_id: _name(one, own) for one, own in zip(records, options, strict=True)}
+        if len(set(found.values())) == len(records):
+            break
+    return found
+
+
+def _of_benchmark(name: str) -> bool:
+    return name.startswith("benchmark.") and name != "benchmark.name"
+
+
+def _name(record: Record, options: Mapping[str, str]) -> str:
+    words = [worded(name, value) for name, value in options.items() if value not in LEFT_ALONE]
+    words = words or ([UNTOUCHED] if options else [])
+    return single_line(BETWEEN.join([*words, *record.marks]) or FIRST, NAME_LENGTH)
 
 
 def left_alone(records: Sequence[Record]) -> dict[str, dict[str, str]]:
