@@ -57,7 +57,7 @@ def test_a_clean_cell_of_cpu_workers_has_no_code_and_every_check_ran(validity, n
         ("second", "weights_still", "4 arrays"),
         ("second", "bytes_miscounted", "gradient_bytes"),
         ("second", "exchange_wrong", "relative error"),
-        ("second", "faster_than_reference", "times as fast as memory_copy"),
+        ("second", "faster_than_reference", "times as fast as its reference memory_copy"),
     ],
 )
 def test_a_cell_that_does_not_run_as_asked_is_found(validity, name, code, words):

@@ -90,7 +90,7 @@ def test_another_value_than_asked_is_invalid():
     log = made(says("NCCL_P2P_LEVEL", "PIX"))
     (finding,) = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
     assert finding == SettingResult(
-        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not used: NCCL announces PIX", "invalid", "NCCL_P2P_LEVEL"
+        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX", "invalid", "NCCL_P2P_LEVEL"
     )
 
 
@@ -256,7 +256,10 @@ def test_the_seeds_level_1_did_not_force_pcie():
         {"NCCL_P2P_LEVEL": "PIX"}, capture("dgx1_gpus_0_3_p2p_level_1"), default, {}, gpus=[0, 3]
     )[-1:]
     assert (finding.code, finding.severity) == ("setting_no_effect", "finding")
-    assert "level 1 (PIX) did not force PCIe: same transports as without it (P2P/IPC, 4 channels)" in finding.sentence
+    assert (
+        "NCCL_P2P_LEVEL=PIX changed nothing: NCCL used the same transports as without it (P2P/IPC, 4 channels)"
+        in finding.sentence
+    )
     findings = check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3])
     assert findings == []
 

@@ -625,7 +625,7 @@ def test_command_prints_a_table_and_says_which_setting_changed_nothing(capsys):
     assert main(["nccl-log", level, "--without", default]) == 0
     out = capsys.readouterr().out
     assert "P2P/IPC" in out
-    assert "level 1 (PIX) did not force PCIe: same transports as without it" in out
+    assert "NCCL_P2P_LEVEL=PIX changed nothing: NCCL used the same transports as without it" in out
     assert main(["nccl-log", str(DATA / "nccl_dgx1_gpus_0_3_p2p_level_0.log"), "--without", default]) == 0
     assert "NCCL_P2P_LEVEL=LOC changed what the log shows" in capsys.readouterr().out
 
@@ -638,7 +638,11 @@ NO_CAUSE = "transports differ (P2P/IPC and SHM/direct), and no setting that the 
     [
         ("dgx1_gpus_0_3_p2p_level_0", "dgx1_gpus_0_3_default", "NCCL_P2P_LEVEL=LOC changed what the log shows"),
         ("dgx1_gpus_0_3_default", "dgx1_gpus_0_3_p2p_level_0", "NCCL_P2P_LEVEL=LOC of the second log changed what "),
-        ("dgx1_gpus_0_3_default", "dgx1_gpus_0_3_p2p_level_1", "did not force PCIe: same transports as without it"),
+        (
+            "dgx1_gpus_0_3_default",
+            "dgx1_gpus_0_3_p2p_level_1",
+            "changed nothing: NCCL used the same transports as without it",
+        ),
         ("h200_x2_p2p_level_NVL", "h200_x2_p2p_level_LOC", "NCCL_P2P_LEVEL=NVL changed what the log shows"),
         ("dgx1_gpus_0_3_default", "dgx1_gpus_1_7_default", NO_CAUSE),
         (

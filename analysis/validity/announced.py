@@ -17,7 +17,7 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
         return None
     if name in log.conflicts:
         values = ", ".join(log.conflicts[name])
-        answer: Answer | None = (f"differs between ranks: they announce {values}", "invalid")
+        answer: Answer | None = (f"differs between ranks: NCCL says {values}", "invalid")
     elif name in log.settings:
         answer = _other_value(name, value, log) or _missing_writers(name, when, log)
     elif when == "never":
@@ -29,7 +29,7 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
 
 def _other_value(name: str, value: str, log: NcclLog) -> Answer | None:
     found = log.settings[name]
-    return None if same_value(name, value, found) else (f"was not used: NCCL announces {found}", "invalid")
+    return None if same_value(name, value, found) else (f"was not used: NCCL says {found}", "invalid")
 
 
 def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
@@ -37,13 +37,13 @@ def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
     writers = log.announced_by.get(name, 0)
     if when != "always" or not 0 < writers < log.processes:
         return None
-    severity, why = ("unchecked", ", and the log has gaps") if (log.lost or log.truncated) else ("suspect", "")
-    return f"is announced by {writers} of {log.processes} processes{why}", severity
+    severity, why = ("unchecked", "; lines are missing in the log") if (log.lost or log.truncated) else ("suspect", "")
+    return f"was used by {writers} of {log.processes} processes, by NCCL's log{why}", severity
 
 
 def _never_announced(name: str, value: str, log: NcclLog) -> Answer | None:
     if name != "NCCL_NET" or log.network is None:
-        return "not checked: NCCL never announces it", "unchecked"
+        return "was not checked: NCCL's log never names it", "unchecked"
     # a plugin's name carries more than what was asked for (IB: IBext_v8)
     if value.lower() in log.network.lower():
         return None
@@ -55,16 +55,16 @@ def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
     log = evidence.log
     env_logged = log.env_logged if evidence.env_logged is None else evidence.env_logged
     for applies, why in (
-        (when == "used", "NCCL announces it only when it uses it, and this log has no announcement"),
+        (when == "used", "NCCL's log names it only where it is used, and does not"),
         (log.nranks == 1, "one rank has no connections"),
-        (when == "env" and not env_logged, "the log does not show that NCCL_DEBUG_SUBSYS had ENV"),
+        (when == "env" and not env_logged, "NCCL's log was written without ENV in NCCL_DEBUG_SUBSYS"),
         (
             bool(log.lost) or not (log.transports or log.channels_from),
-            "its announcement may be in the missing lines of the log",
+            "it may be in the missing lines of NCCL's log",
         ),
     ):
         if applies:
-            return f"not checked: {why}", "unchecked"
+            return f"was not checked: {why}", "unchecked"
     return None
 
 

@@ -57,7 +57,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:
 def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether torch.compile, where it was asked, made no graph."""
     if record.cell.optimize != "compile":
-        return not_applicable("optimize=compile was not asked")
+        return not_applicable("this cell was not compiled")
     if "graphs" not in record.checks:
         return unless_training(record)
     return None if record.checks["graphs"] else CheckResult("")
@@ -66,7 +66,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
 def compiled_while_timed(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether torch.compile made graphs in the timed windows."""
     if record.cell.optimize != "compile":
-        return not_applicable("optimize=compile was not asked")
+        return not_applicable("this cell was not compiled")
     graphs = record.checks.get("timed_graphs")
     if graphs is None:
         return unless_training(record)
@@ -127,7 +127,7 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> CheckResult | No
     if share is None:
         return _no_reference(record)
     name = record.checks.get("reference")
-    return CheckResult(f"{share:.2f} times as fast as {name}") if not share <= MOST_OF_REFERENCE else None
+    return CheckResult(f"{share:.2f} times as fast as its reference {name}") if not share <= MOST_OF_REFERENCE else None
 
 
 def _no_reference(record: Record) -> CheckResult:
@@ -135,13 +135,13 @@ def _no_reference(record: Record) -> CheckResult:
         return not_applicable("no exchange was timed")
     if not record.cell.benchmark.get("limit_iterations", 1):
         return not_applicable("benchmark.limit_iterations=0: no reference was asked for")
-    return unchecked("nothing was measured to compare the exchange with")
+    return unchecked("no reference was measured")
 
 
 def time_between_steps(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a CPU worker spent time between its steps, which is in no sample."""
     if record.cell.device == "cuda":
-        return not_applicable("clocks_disagree compares the GPU's clock with the host's")
+        return not_applicable("on GPUs clocks_disagree checks this")
     share, ms = (record.checks.get(f"between_steps_{name}") for name in ("share", "ms"))
     if share is None or ms is None:
         return unless_training(record)

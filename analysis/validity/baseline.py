@@ -26,7 +26,7 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     if share is None:
         return not_applicable("no efficiency is stated: there is no one-GPU baseline")
     most = _most(record)
-    return CheckResult(f"{share:.1%}, noise explains {most:.1%}") if share > most else None
+    return CheckResult(f"{share:.1%}, and noise explains at most {most:.1%}") if share > most else None
 
 
 def _most(record: Record) -> float:

@@ -31,7 +31,7 @@ def noisy(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether the confidence interval of the rate is too wide."""
     value = record.checks.get("half_width")
     if value is None or not math.isfinite(float(value)):
-        return unless_training(record, "too few iterations for a confidence interval")
+        return unless_training(record, "too few steps for an interval")
     return (
         CheckResult(f"±{float(value):.1%}, allowed ±{limits.noise_limit:.1%}") if value > limits.noise_limit else None
     )
@@ -50,7 +50,7 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether fewer iterations were measured than requested."""
     done, wanted = record.checks.get("iterations"), record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
-        return unless_training(record, "the ranks counted no iterations")
+        return unless_training(record, "the ranks counted no steps")
     return CheckResult(f"{done}, at least {wanted} requested") if done < wanted else None
 
 

@@ -26,19 +26,19 @@ def connections(name: str, evidence: Evidence) -> Iterator[SettingResult]:
     value, log = evidence.requested[name], evidence.log
     if not log.transports:
         if name in _NEED_CONNECTIONS:
-            text = f"{name}={value}: transport not checked, the log has no connection"
+            text = f"{name}={value} was not checked: NCCL's log shows no connection"
             yield SettingResult("transport_unexpected", text, "unchecked", name)
     elif name == "NCCL_P2P_LEVEL":
         yield from _level(value, evidence)
     elif name == "NCCL_NVLS_ENABLE" and value == "0":
         chosen = sorted({one.algorithm for one in log.algorithms if one.algorithm.startswith("NVLS")})
         if chosen or log.channels.get("nvls"):
-            yield _unexpected(evidence, name, f"the log has {' and '.join(chosen) or 'NVLS channels'}")
+            yield _unexpected(evidence, name, f"NCCL used {' and '.join(chosen) or 'NVLS channels'}")
     elif name in _RULED_OUT:
         wrong, kind = _RULED_OUT[name]
         used = _used(log, kind)
         if value == wrong and used:
-            yield _unexpected(evidence, name, f"the log has {used}")
+            yield _unexpected(evidence, name, f"NCCL used {used}")
 
 
 def _used(log: NcclLog, kind: str) -> str:
@@ -68,7 +68,7 @@ def _level(value: str, evidence: Evidence) -> Iterator[SettingResult]:
     level, name = level_word(value), "NCCL_P2P_LEVEL"
     if level == "LOC":
         if used := _used(evidence.log, "P2P/"):
-            yield _unexpected(evidence, name, f"the log has {used}")
+            yield _unexpected(evidence, name, f"NCCL used {used}")
         return
     if level not in DISTANCES or evidence.requested.get("NCCL_P2P_DISABLE") == "1":
         return
@@ -80,9 +80,9 @@ def _level(value: str, evidence: Evidence) -> Iterator[SettingResult]:
     if judged.beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found
         severity = "invalid" if level in ("NVL", "NVB") else "suspect"
-        yield _unexpected(evidence, name, f"the log has {list_some(judged.beyond)}", severity)
+        yield _unexpected(evidence, name, f"NCCL used {list_some(judged.beyond)}", severity)
     if judged.unused:
-        yield _unexpected(evidence, name, f"P2P is allowed but not used: {list_some(judged.unused)}", "suspect")
+        yield _unexpected(evidence, name, f"NCCL did not use P2P where it may: {list_some(judged.unused)}", "suspect")
     if judged.unknown:
         pairs = list_some(list(dict.fromkeys(judged.unknown)))
         text = f"the link class of {pairs} is not known, so the use of P2P was not checked"

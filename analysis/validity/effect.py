@@ -17,9 +17,9 @@ def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRes
         return SettingResult("setting_no_effect", f"{name}={value}{sentence}", severity, name)
 
     if name in other.settings and same_value(name, value, other.settings[name]):
-        return result(": effect not checked, the other log has the same setting", "unchecked")
+        return result(" has an unknown effect: the cell without it has the same setting in its NCCL log", "unchecked")
     if not (log.transports and other.transports):
-        return result(": effect not checked, one of the logs has no connections", "unchecked")
+        return result(" has an unknown effect: one of the two NCCL logs shows no connection", "unchecked")
     channels = _common_channels(log, other)
     here, there = _choices(log), _choices(other)
     common = here.keys() & there.keys()
@@ -28,7 +28,7 @@ def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRes
     if any(here[key] != there[key] for key in common):
         return None
     if name in ("NCCL_ALGO", "NCCL_PROTO") and not common:
-        return result(": effect not checked, no TUNING line for a size that both logs have", "unchecked")
+        return result(" has an unknown effect: the two NCCL logs have no message size in common", "unchecked")
     return result(_what_stayed(name, value, log, bool(channels), bool(common)), "finding")
 
 
@@ -40,15 +40,15 @@ def _what_stayed(name: str, value: str, log: NcclLog, channels: bool, algorithms
         same.append(f"{log.channels['collective']} channels")
     if algorithms:
         same.append("the same algorithms")
-    said = f"same transports as without it ({', '.join(same)})"
+    said = f"NCCL used the same transports as without it ({', '.join(same)})"
     word = level_word(value)
     if name != "NCCL_P2P_LEVEL" or word not in DISTANCES or DISTANCES.index(word) < DISTANCES.index("PIX"):
         return f" changed nothing: {said}"
+    if not transports.startswith("P2P/"):
+        return f" changed nothing: {said}"
     number = legacy_number(word)
     level = f"level {number} ({word})" if number is not None else f"level {word}"
-    if transports.startswith("P2P/"):
-        return f": {level} did not force PCIe: {said}; the level is a maximum distance"
-    return f": {level} changed nothing: {said}"
+    return f" changed nothing: {said}; {level} is the longest way that P2P may take, so it does not force PCIe"
 
 
 def _common_channels(log: NcclLog, other: NcclLog) -> list[tuple[int, int | None]]:

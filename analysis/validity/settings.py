@@ -50,7 +50,7 @@ def check_setting(
     """
     results: list[SettingResult] = []
     if evidence is None:
-        text = f"{name}={value} not checked: there is no NCCL log"
+        text = f"{name}={value} was not checked: there is no NCCL log"
         results.append(SettingResult("setting_ignored", text, "unchecked", name))
     else:
         ignored = announced(name, evidence)
@@ -68,8 +68,8 @@ def check_setting(
 
 def _of_unknown_effect(name: str, value: str, log: NcclLog) -> SettingResult:
     """Return that a variable of `nccl.other` has no rule here; NCCL's log shows at most that it was read."""
-    read = ", and NCCL's log says that it was read" if name in log.settings else ""
-    text = f"{name}={value}: its effect is not checked; Ringside has no rule for it{read}"
+    read = "; NCCL's log says that it was read" if name in log.settings else ""
+    text = f"{name}={value} was not checked: Ringside does not know what it should change{read}"
     return SettingResult("effect_not_checked", text, "unchecked", name)
 
 
@@ -79,20 +79,20 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         return
     what = f"{name}={value}"
     if not log.algorithms:
-        text = f"{what}: choice not checked, the log has no TUNING line"
+        text = f"{what} was not checked: NCCL's log has no TUNING line"
         yield SettingResult("algorithm_unexpected", text, "unchecked", name)
         return
     try:
         may = allowed(value, _WORDS[name])
     except ValueError as error:
-        yield SettingResult("algorithm_unexpected", f"{what} not checked: {error}", "unchecked", name)
+        yield SettingResult("algorithm_unexpected", f"{what} was not checked: {error}", "unchecked", name)
         return
     wrong = []
     for one in log.algorithms:
         word = one.algorithm if name == "NCCL_ALGO" else one.protocol
         choices = _choices_of(one, may, name)
         if choices is not None and word not in choices:
-            wrong.append(f"{one.function or 'a collective'} of {one.size} bytes takes {word}")
+            wrong.append(f"{one.function or 'a collective'} of {one.size} bytes used {word}")
     if wrong:
         yield SettingResult("algorithm_unexpected", f"{what}, but {list_some(wrong)}", "invalid", name)
 
@@ -115,7 +115,7 @@ def _channels(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         return
     count, limit = log.channels.get("collective"), int(value)
     if count is None:
-        text = f"{name}={limit} not checked: the log has no channel count"
+        text = f"{name}={limit} was not checked: NCCL's log has no number of channels"
         yield SettingResult("channels_unexpected", text, "unchecked", name)
     elif (count < min(limit, _FEWEST_OF_MAXIMUM)) if "_MIN_" in name else (0 < limit < count):
-        yield SettingResult("channels_unexpected", f"{name}={limit}, but the log has {count} channels", "invalid", name)
+        yield SettingResult("channels_unexpected", f"{name}={limit}, but NCCL used {count} channels", "invalid", name)

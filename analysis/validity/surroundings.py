@@ -82,7 +82,7 @@ def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limit
         capped = all((phase["power_capped_share"][place] or 0) > MOSTLY for place in (slow, fast))
         if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit * (2 if capped else 1):
             one, other = (f"GPU {record.cell.gpus[place]} {clocks[place]:,.0f} MHz" for place in (slow, fast))
-            yield f"{one}, {other} in {name}"
+            yield f"{one}, {other} in the {name} phase"
 
 
 def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], lim
         means = {name: mhz for name, phase in own.items() if (mhz := phase["free_sm_mhz"][place])}
         slow = min(means, key=means.__getitem__, default=None)
         if slow is not None and most / means[slow] - 1 > limits.clock_spread_limit:
-            yield f"GPU {gpu} {means[slow]:,.0f} MHz in {slow}, up to {most:,.0f} MHz, and the driver gives no reason"
+            yield f"GPU {gpu} {means[slow]:,.0f} MHz in the {slow} phase, up to {most:,.0f} MHz, and the driver gives no reason"
 
 
 # Heat and the load of others
@@ -108,7 +108,9 @@ def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
         return unchecked("the driver does not report why it lowers clocks")
     by_phase = {name: phase["throttle_reasons"] for name, phase in _phases(record).items() if phase["throttle_reasons"]}
     if by_phase:
-        return CheckResult(list_some([f"{' '.join(reasons)} in {name}" for name, reasons in by_phase.items()]))
+        return CheckResult(
+            list_some([f"{' '.join(reasons)} in the {name} phase" for name, reasons in by_phase.items()])
+        )
     reasons = samples["throttle_reasons"]
     return CheckResult(f"{', '.join(reasons)} in the timed window") if reasons else None
 
@@ -132,11 +134,13 @@ def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
         others, grown = phase["foreign_bytes"], phase["grown_bytes"] or 0
         if others is not None and others > allowed:
             return CheckResult(
-                f"the memory that others hold grew by {others / GIB:.1f} GiB after the warm-up, in {name}"
+                f"the memory of other programs grew by {others / GIB:.1f} GiB after the warm-up, in the {name} phase"
             )
         beside = 0 if name == TIMED else record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
         if others is None and grown > allowed + beside:
-            return CheckResult(f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in {name}")
+            return CheckResult(
+                f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in the {name} phase"
+            )
     return None
 
 
@@ -152,7 +156,9 @@ def foreign_cpu(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if shares[name] <= limits.foreign_cpu_limit:
         return None
     cores = samples["cores"]
-    return CheckResult(f"{shares[name]:.0%} of {cores} cores in {name}, allowed {limits.foreign_cpu_limit:.0%}")
+    return CheckResult(
+        f"{shares[name]:.0%} of {cores} cores in the {name} phase, allowed {limits.foreign_cpu_limit:.0%}"
+    )
 
 
 def _phases(record: Record) -> Mapping[str, Mapping[str, Any]]:

@@ -62,7 +62,7 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if not share > limits.slow_rank_limit:
         return None
     if noise != noise:
-        return unchecked("one window says nothing of the noise")
+        return unchecked("one window does not show the noise")
     allowed = limits.slow_rank_limit
     return (
         CheckResult(f"rank {facts['rank']} by {share:.1%}, allowed {allowed:.1%}") if share > OF_NOISE * noise else None
@@ -92,7 +92,7 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult
         return unless_training(record)
     if share <= MOST_UNACCOUNTED:
         return None
-    return CheckResult(f"they differ by {share:.1%} of the window, allowed {MOST_UNACCOUNTED:.1%}")  # also NaN
+    return CheckResult(f"{share:.1%} of it differs, allowed {MOST_UNACCOUNTED:.1%}")  # also NaN
 
 
 def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:
