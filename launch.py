@@ -1,7 +1,6 @@
 """Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it, hands it to `launch`."""
 
 import os
-import signal
 import sys
 from typing import cast
 
@@ -19,6 +18,7 @@ from launch.display.lasting_output import close_quietly
 from launch.help import completion
 from launch.help.inform import inform
 from launch.machine.secrets import told
+from launch.plan.small_form import small_form
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -29,6 +29,15 @@ composed: list[tuple[DictConfig, list[str]]] = []
 def collect(config: DictConfig) -> None:
     """Keep one combination of the sweep: Hydra calls this for each, and nothing runs before all are composed."""
     composed.append((config, list(HydraConfig.get().overrides.task)))
+
+
+def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
+    """Return the configuration and the overrides of every combination that Hydra makes of the arguments."""
+    composed.clear()
+    sys.argv[1:] = arguments
+    with hydras_options():
+        collect()
+    return [(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed]
 
 
 def main() -> int:
@@ -47,31 +56,24 @@ def main() -> int:
         groups.search_also(config_dirs(typed))
         if inform(typed):
             return 0
-        arguments = normalise(typed)
-        sys.argv[1:] = arguments
-        with hydras_options():
-            collect()
-        if not composed:
+        requests = compose(arguments := normalise(typed))
+        if not requests:
             refuse_no_cell(typed)
             return 0
+        if small := small_form(requests[0][0], typed, os.environ):
+            requests = compose(arguments := normalise([*small, *typed]))
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 
-        return run([(cast(schema.Config, OmegaConf.to_object(one)), overrides) for one, overrides in composed], typed)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError) as error:
-        sentence = explain(error, arguments)
-    except RecursionError:
-        sentence = "an argument has too many brackets inside each other; accepted is option=value"
+        return run(requests, typed, small)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        print(told(f"launch.py: {explain(error, arguments)}"), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
         return INTERRUPTED
-    print(told(f"launch.py: {sentence}"), file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":
     status = main()
-    if status == INTERRUPTED:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a second one, while Python ends, must not change the exit status
-    close_quietly()
+    close_quietly(interrupted=status == INTERRUPTED)
     sys.exit(status)

@@ -10,8 +10,9 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
-                   cannot say, `refuse(cell, memory_bytes)`, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and
-                   `section(study, findings)`, which returns a Section of the report (analysis/report/section.py)
+                   cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
+                   ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
+                   which returns a Section of the report (analysis/report/section.py)
     compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name for people), `may_differ`
                    (options that leave the work as it is), `work` (fields of the cell that change it)
 
@@ -138,9 +139,15 @@ def choice(group: str, name: Any) -> Choice:
     return _read(group, name, path)
 
 
-def library(model: str) -> str:
-    """Return the library that builds a model of the group `model`."""
-    return str(OmegaConf.select(OmegaConf.load(files("model")[model]), "library"))
+def of_model(model: str, option: str) -> Any:
+    """Return what the YAML of a model says of an option, `gpu.image_size`; None without the option or the file."""
+    path = files("model").get(model)
+    return _selected(path, option) if path else None
+
+
+@functools.cache
+def _selected(path: Path, option: str) -> Any:
+    return OmegaConf.select(OmegaConf.load(path), option)
 
 
 @functools.cache

@@ -109,7 +109,13 @@ def _no_such_file(error: Exception, arguments: Sequence[str]) -> str | None:
 
 
 # The first that applies gives the sentence.
+def _too_deep(error: Exception, arguments: Sequence[str]) -> str | None:
+    deep = isinstance(error, RecursionError)
+    return "an argument has too many brackets inside each other; accepted is option=value" if deep else None
+
+
 EXPLANATIONS = (
+    _too_deep,
     _not_yaml,
     _not_in_grammar,
     _no_such_choice,

@@ -21,7 +21,7 @@ def checked_model(model: Model) -> Model:
     """
     if model.library == "python":
         source_file("model.builder", model.builder)
-        if model.name in groups.choices("model") and groups.library(model.name) != "python":
+        if model.name in groups.choices("model") and groups.of_model(model.name, "library") != "python":
             model = dataclasses.replace(model, name=_named_after(model.builder))
     else:
         check_name("model.builder", model.builder)

@@ -20,7 +20,7 @@ LIMITS: dict[str, type | tuple[type, ...]] = {
     "words": list, "least": NUMBER, "most": NUMBER, "whole": bool, "auto": bool, "text": bool, "refused": list, "gpu_only": list,
 }  # fmt: skip
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
-CODE = dict.fromkeys(("resolve", "refuse", "derive", "section"), str)
+CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)
 CASE: dict[str, type] = {"where": dict}
 
 LARGEST_BYTES = 1 << 20

@@ -51,6 +51,9 @@ class Model:
     most_image_size: int = option(4096, "largest", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
+    gigaflop: float | None = option(
+        None, "10⁹ floating-point operations of the forward pass of one image of gpu.image_size, for estimates", least=0
+    )
     options: dict[str, Any] = option({}, "further arguments of the builder")
 
 
@@ -174,6 +177,8 @@ class Config:
         "write the study's report when the sweep ends; open: also show it in a browser",
         words=("True", "False", "open"),
     )
+    on_cpu: dict[str, Any] = option({}, "of a named study: options of its small form, which CPU workers measure")
+    full: bool = False  # CPU workers measure a named study in its full form too
     repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     noise_pairs: Any = option(
         "auto",

@@ -23,12 +23,13 @@ from conf.options import Refused
 from conf.schema import Config
 from launch.display.closing import MESSAGE_LENGTH, close
 from launch.display.lasting_output import LastingOutput
-from launch.display.screen import Screen, duration
+from launch.display.screen import Screen
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
 from launch.plan.plan import Plan, Request, plan
-from launch.plan.time_estimate import estimate
+from launch.plan.small_form import about_small_form
+from launch.plan.time_estimate import estimates, worded
 from launch.run_cell import CellRunner
 from launch.study.done_before import done_before
 from launch.study.identity import Sweep
@@ -71,8 +72,10 @@ class Stopping:
         self._asked = True
 
 
-def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str]) -> int:
+def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
     """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
+
+    `small` is what made the study its small form for CPU workers.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted.
 
@@ -85,7 +88,7 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str]) -> i
         planned = plan([Request(*one) for one in composed], surrounding)
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
-    for notice in planned.notices:
+    for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
         _print_plan(planned, console)
@@ -140,6 +143,8 @@ class SweepRun:
         if self.config.resume:
             self.done = done_before([one.cell for one in self.cells], self.study, self.here, self._note)
         if len(self.done) < len(self.cells):
+            open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
+            self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.projector.open()
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
@@ -269,9 +274,7 @@ class SweepRun:
 def _print_plan(planned: Plan, console: Console) -> None:
     """Print the cells in their order, and the time that they will take."""
     known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
-    seconds = 0.0
     for number, entry in enumerate(planned.cells):
-        seconds += estimate(entry.cell, known)
         console.print(f"{number + 1:4d}  {entry.name}", markup=False)
-    cells = "1 cell" if len(planned.cells) == 1 else f"{len(planned.cells)} cells"
-    console.print(f"{cells}, about {duration(seconds)}; nothing was started (dry_run=true)")
+    about = worded(estimates([entry.cell for entry in planned.cells], known))
+    console.print(f"{about}; nothing was started (dry_run=true)")

@@ -397,6 +397,8 @@ def test_every_experiment_plans_cells(launch, name):
     topology = f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"
     code, out, err = launch(f"+experiment={name}", topology, "dry_run=true")
     assert (code, err) == (0, "") and " · gpus " in out
+    assert "small form" not in out, "GPUs measure it in full"
+    assert ("37 cells, " in out) == (name == "nccl_tuning")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_composing_cheaply_gives_what_hydra_gives(jobs, command):
     assert jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep) == expected
 
 
-@pytest.mark.parametrize(("command", "count"), [("gpus=0,3", 1), ("-m gpus=0,3", 1), ("+experiment=scaling", 2)])
+@pytest.mark.parametrize(
+    ("command", "count"), [("gpus=0,3", 1), ("-m gpus=0,3", 1), ("+experiment=scaling full=true", 2)]
+)
 def test_the_mode_costs_no_composition_where_nothing_sets_it(launch, monkeypatch, command, count):
     composed, own = [], hydras_own.Hydra.compose_config
     monkeypatch.setattr(

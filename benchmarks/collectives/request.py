@@ -123,6 +123,18 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", memory_bytes)
 
 
+RATE = {"cpu": 0.5e9, "cuda": 100e9}  # bytes a second
+CALL_SECONDS = {"cpu": 2e-4, "cuda": 2e-5}
+
+
+def seconds(cell: Cell) -> float:
+    """Return how long the cell measures, by a rule of thumb."""
+    options = cell.benchmark
+    windows = len(placements(cell)) * (1 + bool(options["percentiles"]))
+    calls = windows * (int(options["warmup"]) + int(options["iterations"])) * int(options["coalesced"])
+    return calls * sum(CALL_SECONDS[cell.device] + size / RATE[cell.device] for size in sizes(cell))
+
+
 def _refuse_operator(cell: Cell) -> None:
     """Refuse an operator that the collective, the element type or the backend does not have."""
     name, op, dtype = (cell.benchmark[option] for option in ("collective", "op", "dtype"))

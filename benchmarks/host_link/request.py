@@ -12,6 +12,15 @@ HOST_BUFFERS = 5
 ELEMENT_BYTES = 4  # the host's arrays are float32
 
 
+RATE = {"cpu": 3e9, "cuda": 10e9}  # bytes a second
+COPIES = 20  # kinds of copies and sums, alone and at once
+
+
+def seconds(cell: Cell) -> float:
+    """Return how long the cell measures, by a rule of thumb."""
+    return COPIES * int(cell.benchmark["iterations"]) * int(cell.benchmark["bytes"]) / RATE[cell.device]
+
+
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
     """Refuse a cell whose buffers do not fit the smallest GPU (`memory_bytes`) or the host, or cannot be summed.
 

@@ -14,6 +14,17 @@ SHM_ROOM_BYTES = 1 << 20  # left free in /dev/shm, for other files
 GRAIN_BYTES = 16  # that a thread of the copy kernel moves at once
 
 
+RATE = {"cpu": 1e9, "cuda": 50e9}  # bytes a second
+MATRICES = 4  # one way and both ways, with and without peer access
+
+
+def seconds(cell: Cell) -> float:
+    """Return how long the cell measures, by a rule of thumb."""
+    options, ranks = cell.benchmark, cell.world_size
+    matrices = MATRICES * int(options["repeats"]) * (2 if options["concurrent"] else 1)
+    return matrices * ranks * ranks * int(options["iterations"]) * int(options["bytes"]) / RATE[cell.device]
+
+
 def refuse(cell: Cell, memory_bytes: int | None) -> None:
     """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU.
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import sys
 from typing import TextIO
 
@@ -47,8 +48,13 @@ class LastingOutput(io.TextIOBase):
             self._stream = None
 
 
-def close_quietly() -> None:
-    """Flush stdout and stderr; one that fails is pointed to nowhere, so that Python's own flush at the exit is silent."""
+def close_quietly(interrupted: bool = False) -> None:
+    """Flush stdout and stderr; one that fails is pointed to nowhere, so that Python's own flush at the exit is silent.
+
+    After an interruption further signals are ignored: one that comes while Python ends must not change the exit status.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM) if interrupted else ():
+        signal.signal(number, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -22,7 +22,7 @@ from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
-from launch.plan.time_estimate import estimate
+from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
 
 STYLES = {
@@ -221,14 +221,12 @@ class Screen:
         return f"cell {self._running[0] + 1}: {self._running[2]}" if self._running else ""
 
     def _estimate(self) -> None:
-        """Estimate the time of each cell that is not settled; similar cells share one estimate."""
-        self._estimates, found = [], {}
-        for planned, state in zip(self.cells, self.states, strict=True):
-            cell = planned.cell
-            alike = repr((cell.model, cell.benchmark, cell.optimize, cell.device, cell.profiler))
-            if state not in SETTLED and alike not in found:
-                found[alike] = estimate(cell, self._known)
-            self._estimates.append(0.0 if state in SETTLED else found[alike])
+        """Estimate the time of each cell that is not settled."""
+        open_cells = [
+            planned.cell for planned, state in zip(self.cells, self.states, strict=True) if state not in SETTLED
+        ]
+        found = iter(estimates(open_cells, self._known))
+        self._estimates = [0.0 if state in SETTLED else next(found).seconds for state in self.states]
 
     def _left(self) -> int:
         """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
@@ -237,11 +235,3 @@ class Screen:
             number, since, _ = self._running
             seconds -= min(self._estimates[number], time.monotonic() - since)
         return 5 * round(seconds / 5)
-
-
-def duration(seconds: float) -> str:
-    """Return `48 s`, `6 min 05 s` or `1 h 15 min`."""
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -38,6 +38,16 @@ def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:
     ]
 
 
+def one_of_each_set(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells; of CPU workers' that differ in NCCL's settings only, which have no effect there, one: the plainest."""
+    chosen: dict[str, Cell] = {}
+    for cell in cells:
+        alike = dataclasses.replace(cell, nccl={}).key if cell.device == "cpu" else cell.key
+        if alike not in chosen or len(cell.nccl) < len(chosen[alike].nccl):
+            chosen[alike] = cell
+    return list(chosen.values())
+
+
 def once_each(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells, of equal ones only one, in the place of the first."""
     return list({cell.key: cell for cell in cells}.values())

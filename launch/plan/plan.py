@@ -14,7 +14,7 @@ from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effe
 from conf.schema import Config
 from launch.machine.devices import Machine, look
 from launch.plan.limits import refuse_small_limits
-from launch.plan.order import PlannedCell, once_each, ordered, without_settings_alone
+from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
 from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
@@ -64,10 +64,10 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     refuse_draft(Draft(cells, machine, surroundings, profiler, is_for_another_machine))
 
     used = without_settings_alone(cells)
-    unique = with_what_differs(once_each(used))
+    unique = with_what_differs(one_of_each_set(once_each(used)))
     refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine)
-    notices += _about_cells(configs, cells, used, unique)
+    notices += _about_cells(configs, cells, used)
     twice = _second_runs(unique, first)
     if twice:
         notices.append(
@@ -126,15 +126,15 @@ def _about_machine(
         if any(by_link(config.gpus) for config in configs):
             yield "CPU workers have no links: the first are the best, the worst and the only class"
         if any(cell.nccl for cell in cells):
-            yield "NCCL settings are not applicable to CPU workers: they are recorded and have no effect"
+            yield (
+                "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in them only, one is measured"
+            )
 
 
-def _about_cells(
-    configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell], unique: Sequence[Cell]
-) -> Iterator[str]:
+def _about_cells(configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]) -> Iterator[str]:
     """Yield notices about listed cells that do not run."""
     if len(used) < len(cells):
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
-    twice = len(used) - len(unique)
+    twice = len(used) - len(once_each(used))
     if twice and not any(config.waterfall for config in configs):  # one control cell explains several cells
         yield f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once"

@@ -1,0 +1,52 @@
+"""How long the benchmarks that train will measure, by a rule of thumb. Without torch.
+
+Seen on one core of a server CPU: 17 to 51 · 10⁹ operations a second, by the model. Seen on an H200: ResNet-50 in bf16 at
+114 · 10¹². The rules take rounder ones.
+"""
+
+from conf import groups
+from conf.cell import Cell
+
+FLOPS = {"cpu": 25e9, "cuda": 60e12}  # operations a second of one rank
+PASSES = 3  # forward, and backward, which takes twice as long
+USUAL_STEP_SECONDS = 0.1  # of a model of which nothing is known
+FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
+FEWEST_STEPS, WINDOW_SECONDS = 3, 0.5  # of a window with or without the exchange
+WINDOWS = 4  # of a round: A B B A
+EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
+
+
+def step_seconds(cell: Cell) -> float:
+    """Return the seconds of a training step, from the operations that the model's YAML has."""
+    gigaflop, pixels = (groups.of_model(cell.model.name, name) for name in ("gigaflop", "gpu.image_size"))
+    if not gigaflop or not pixels:
+        return USUAL_STEP_SECONDS
+    share = (cell.model.image_size / pixels) ** 2
+    return float(PASSES * gigaflop * 1e9 * share * cell.batch_size / FLOPS[cell.device])
+
+
+def throughput(cell: Cell) -> float:
+    """Return the seconds that benchmark=throughput measures."""
+    options, step = cell.benchmark, step_seconds(cell)
+    timed = max(float(options["max_seconds"]), step * int(options["min_iterations"]))
+    window = max(FEWEST_STEPS * step, WINDOW_SECONDS) + LEAD_IN * step
+    exposed = WINDOWS * int(options["exposed_rounds"]) * window if cell.world_size > 1 else 0.0
+    return _begun(cell, step) + timed + exposed
+
+
+def overhead(cell: Cell) -> float:
+    """Return the seconds that benchmark=overhead measures."""
+    step = step_seconds(cell)
+    window = max(float(cell.benchmark["window_seconds"]), step) + LEAD_IN * step
+    return _begun(cell, step) + 2 * int(cell.benchmark["rounds"]) * window
+
+
+def exchange(cell: Cell) -> float:
+    """Return the seconds that benchmark=exchange measures: the launching process does not know the model's bytes."""
+    return EXCHANGE_SECONDS[cell.device]
+
+
+def _begun(cell: Cell, step: float) -> float:
+    """Return the seconds before the first timed step."""
+    warm_up = max(float(cell.benchmark.get("warmup_min_seconds", 0.0)), WARM_UP_STEPS * step)
+    return (FIRST_STEPS + CHECKED_STEPS) * step + warm_up

@@ -1,0 +1,31 @@
+"""The small form of a study on CPU workers: the block `on_cpu` of its YAML, as if typed before the user's own words."""
+
+from collections.abc import Mapping, Sequence
+
+from conf.options import canonical
+from conf.schema import Config
+from launch.machine.devices import look
+
+
+def small_form(config: Config, typed: Sequence[str], surroundings: Mapping[str, str]) -> list[str]:
+    """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere, and with `full=true`.
+
+    An option that was typed, or whose group was chosen anew, stays as it was typed.
+
+    Raises:
+        Refused: `device=cuda`, and this machine has no usable GPU.
+    """
+    is_for_another_machine = config.topology is not None and config.dry_run
+    if config.full or not config.on_cpu or is_for_another_machine or look(config.device, surroundings).kind != "cpu":
+        return []
+    chosen = [text.lstrip("+~").partition("=")[0] for text in typed if not text.startswith("-")]
+    return [
+        f"{name}={canonical(value)}"
+        for name, value in config.on_cpu.items()
+        if not any(name == one or name.startswith(f"{one}.") for one in chosen)
+    ]
+
+
+def about_small_form(small: Sequence[str], study: str) -> str:
+    """Return the sentence that says that a study runs in its small form, and how to have it in full."""
+    return f"study {study} runs in its small form for CPU workers ({' '.join(small)}); full=true measures it in full"

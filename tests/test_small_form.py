@@ -1,0 +1,89 @@
+"""A named study has a small form on CPU workers, GPUs measure it in full, and what was typed always counts."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from cells import make_cell
+from records import make_record
+
+from launch.plan.time_estimate import estimates, rule_of_thumb, worded
+
+ROOT = Path(__file__).parent.parent
+STUDIES = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+SMALL = "runs in its small form for CPU workers"
+MOST_SECONDS = 240  # on an idle machine; composing, the store and the report come in addition
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+
+
+@pytest.fixture
+def dry_run(launch, two_cores):
+    """Plan only: (notes, names of the cells, seconds that they will take)."""
+
+    def run(*arguments):
+        code, out, err = launch(*arguments, "dry_run=true")
+        assert (code, err) == (0, "")
+        *lines, last = out.splitlines()
+        found = re.match(
+            r"(\d+) cells?, about (?:(\d+) min )?(\d+) s by a rule of thumb for an idle machine; nothing", last
+        )
+        notes = [line for line in lines if line.startswith("note: ")]
+        cells = [line.split(maxsplit=1)[1] for line in lines if line not in notes]
+        assert found and int(found[1]) == len(cells) == len(set(cells))
+        return "\n".join(notes), cells, 60 * int(found[2] or 0) + int(found[3])
+
+    return run
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
+    notes, _, seconds = dry_run(f"+experiment={name}")
+    assert seconds <= MOST_SECONDS
+    has_block = "\non_cpu:" in (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+    assert (SMALL in notes) == has_block == (f"study {name} {SMALL}" in notes)
+
+
+def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
+    notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "benchmark=overhead", "noise_pairs=0")
+    assert "(model=fmnist_cnn)" in notes and all("overhead" in cell for cell in cells), (
+        "its options are of another benchmark"
+    )
+    notes, cells, _ = dry_run("+experiment=scaling", "model=resnet18", "repeats=1", "waterfall=false")
+    assert "(benchmark.max_seconds=2" in notes and "resnet18" in cells[0]
+    notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "full=true", "waterfall=false")
+    assert SMALL not in notes and "resnet50" in cells[0]
+
+
+def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_run):
+    notes, cells, _ = dry_run("-m", "gpus=0,1", "nccl.algo=Ring,null", "seed=0,1", "noise_pairs=0")
+    assert "NCCL settings have no effect on CPU workers" in notes
+    assert cells == [f"resnet50 · nccl_allreduce · gpus 0,1 · seed={seed}" for seed in (0, 1)], "the plainest"
+    assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == ["resnet50 · nccl_allreduce · gpus 0,1 · ALGO=Ring"]
+
+
+def took(cell, seconds):
+    return make_record(cell=cell, started_at=1000.0, ended_at=1000.0 + seconds)
+
+
+def test_no_estimate_rests_on_another_model():
+    cell = make_cell()
+    slow = dataclasses.replace(cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50"))
+    known = [took(slow, 500.0)]
+    assert estimates([cell], known) == estimates([cell], []), "a slow model says nothing of a fast one"
+    assert estimates([cell], [took(cell, 21.0), *known])[0].seconds == pytest.approx(21.0)
+    assert rule_of_thumb(slow) > rule_of_thumb(cell)
+
+
+def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
+    one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
+    known = [took(one, 2 * rule_of_thumb(one))]
+    assert estimates([two], known)[0].seconds == pytest.approx(2 * rule_of_thumb(two)), "the machine is half as fast"
+    assert worded(estimates([two], known)).endswith("by what the same model took in this study")
+    assert worded(estimates([two, make_cell(max_seconds=3.0)], known)).endswith(
+        "by what the same model took in this study or, of 1, by a rule of thumb for an idle machine"
+    )
