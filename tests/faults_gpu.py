@@ -30,8 +30,19 @@ def out_of_gpu_memory(pid):
     torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
 
 
+def message_that_nobody_sends(pid):
+    """Wait in NCCL for a message from another rank, which sends none."""
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.zeros(1 << 20, device="cuda"), (dist.get_rank() + 1) % dist.get_world_size())
+
+
 def another_collective_of_nccl(pid):
-    """Enqueue a broadcast where all others enqueue an all_reduce."""
+    """Enqueue a broadcast where all others enqueue an all_reduce.
+
+    On two H200s nothing waits for long: each collective of this rank meets the one before it of the other, and ends.
+    """
     import torch
     import torch.distributed as dist
 
