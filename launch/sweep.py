@@ -154,6 +154,8 @@ class SweepRun:
                     self._try_cell(number, known, screen)
             self._wait_for_others(known, screen)
         if self._writable:
+            self._refuse_another_folder()
+        if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self._report()
         report = page.parent if page else None
@@ -195,6 +197,13 @@ class SweepRun:
             self._note(f"{self.cells[number].cell.name} was not measured: {error}")
         except OSError as error:
             screen.settle(number, "failed", None)
+            self._end_here(error)
+
+    def _refuse_another_folder(self) -> None:
+        """Write nothing more if the study's folder is gone, as after an unmount while the last cell was tracked."""
+        try:
+            self.study.refuse_another()
+        except OSError as error:
             self._end_here(error)
 
     def _end_here(self, error: OSError) -> None:

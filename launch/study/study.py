@@ -6,6 +6,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class StudyFolder:
         self.folder = study_folder(output_dir, name)
         try:
             own_files.make_folder(self.folder)
+            self._folder_id = _id_of(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
             raise Refused(f"output_dir={output_dir}: cannot be written ({because(error)})") from None
@@ -108,11 +110,23 @@ class StudyFolder:
                     return earlier
         return folder
 
+    def refuse_another(self) -> None:
+        """Refuse to write where another folder has the study's path: its file system was unmounted. Raises OSError."""
+        try:
+            same = _id_of(self.folder) == self._folder_id
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise OSError(
+                errno.ENOENT, "the folder is gone; was it moved, or its file system unmounted?", str(self.folder)
+            )
+
     def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
         """Hold a cell while the context is entered; it yields False if another launcher holds the cell.
 
-        The kernel frees the lock when its holder dies.
+        The kernel frees the lock when its holder dies. Raises OSError, also where the study's folder is gone.
         """
+        self.refuse_another()
         return _lock(CellFolder(self.folder / cell.folder))
 
     def holder(self, cell: Cell) -> tuple[ProcessIdentity, float] | None:
@@ -196,6 +210,12 @@ class StudyFolder:
     def _line(self, kind: str, **content: Any) -> None:
         self._journal.write(kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
         self._journal.sync()
+
+
+def _id_of(folder: Path) -> tuple[int, int]:
+    """Return the device and the inode of a folder. Raises OSError."""
+    found = folder.stat()
+    return found.st_dev, found.st_ino
 
 
 def prepare(folder: CellFolder, cell: Cell) -> CellFolder:

@@ -154,14 +154,18 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def store_lock(path: Path) -> Iterator[None]:
+def store_lock(path: Path, store: Path | None = None) -> Iterator[None]:
     """Hold the lock file at `path`: one launcher at a time writes to the store.
+
+    `store` is a SQLite file that must still be there: its folder may be what an unmount uncovered.
 
     Raises:
         StoreBusy: another process held it for STORE_LOCK_WAIT_S.
         TrackingUnavailable: it is no lock of Ringside's.
         OSError: the file cannot be made.
     """
+    if store:
+        refuse_gone(store)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with own_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
@@ -206,10 +210,15 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
     return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
+def refuse_gone(file: Path) -> None:
+    """Refuse a SQLite store that is no longer there. Raises TrackingUnavailable."""
+    if not file.exists():
+        raise TrackingUnavailable(f"the tracking store {file} is gone")
+
+
 def check_writable(file: Path) -> None:
     """Take and give back SQLite's write lock. Raises sqlite3.Error: locked for LOCK_WAIT_S, read-only, no database."""
-    if not file.exists():
-        raise TrackingUnavailable(f"the tracking store {file} is gone")  # connecting would make an empty one
+    refuse_gone(file)  # connecting would make an empty one
     with contextlib.closing(sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")

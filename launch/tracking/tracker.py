@@ -235,7 +235,7 @@ class Tracker:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the lock of the store, which can be written."""
-        with tracking_errors(self._uri), store_lock(self._lock):
+        with tracking_errors(self._uri), store_lock(self._lock, self._file):
             if self._file:
                 check_writable(self._file)
             yield
