@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, record_function
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
+from benchmarks.record.raw_files import pack
 from conf.cell import Cell
 from trainers.step import Mark, Training, unmarked
 from trainers.strategy import Strategy
@@ -79,6 +80,8 @@ def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[No
     def recording() -> Iterator[None]:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
             yield
-        profiler.export_chrome_trace(str(reporter.folder.path / f"rank{ranks.rank}.json.gz"))
+        trace = reporter.folder.path / f"rank{ranks.rank}.json"
+        profiler.export_chrome_trace(str(trace))
+        pack(trace)  # torch would pack it by way of TMPDIR, where a rank that is killed meanwhile leaves it
 
     return recording(), record_function
