@@ -379,7 +379,7 @@ def stream(place, redirection):
 def reader_gone(place, _):
     """Who reads the launcher's output leaves."""
     reading, writing = os.pipe()
-    place.before = ["sh", "-c", f'exec "$@" >&{writing} 2>&{writing}', "sh"]
+    place.before = ["bash", "-c", f'exec "$@" >&{writing} 2>&1', "bash"]  # sh has no descriptors above 9
     place.passed = (writing,)
     yield
     os.close(writing)
