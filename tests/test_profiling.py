@@ -37,6 +37,7 @@ from launch.machine.devices import Machine
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
 from launch.run_cell import CellRunner
+from launch.study.surroundings import Surroundings
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
@@ -77,7 +78,7 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     machine = Machine("cpu", (), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     notes = []
-    runner = CellRunner(config, machine, None, None, {}, nsys, lambda: False, notes.append)
+    runner = CellRunner(config, Surroundings(machine, {}), None, None, nsys, lambda: False, notes.append)
     surrounding = {**os.environ, **PLANTED, **KEPT}
     variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
     found = runner._profiled(
