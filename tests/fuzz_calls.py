@@ -13,9 +13,10 @@ import json
 import pickle
 import re
 import sys
+import zipfile
 import zlib
 
-from fuzz_seeds import HERE, cell_files, raw_files, report_files
+from fuzz_seeds import HERE, bundle_seeds, cell_files, raw_files, report_files
 
 PACKED = ".gz"
 
@@ -185,6 +186,22 @@ def verify_cell(seed, folder, number):
         raise Wrong(f"--json printed no JSON ({error})") from None
     if told["right"] and seed.name.endswith(PACKED) and _unpacked(seed.data) != _unpacked(whole[seed.name]):
         raise Wrong("another content passes as what the record was derived from")
+
+
+def verify_bundle(seed, folder, number):
+    """Verify a damaged archive of a bundle: none with another content may pass."""
+    path = folder / "bundle.zip"
+    path.write_bytes(seed.data)
+    told = json.loads(ran("verify", str(path), "--json"), parse_constant=_no_constant)
+    (whole,) = bundle_seeds()
+    if told["values"] and _contents(seed.data) != _contents(whole.data):
+        raise Wrong("another content passes as the bundle")
+
+
+def _contents(data):
+    """What an archive unpacks to: {path: bytes}."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def _unpacked(data):

@@ -99,6 +99,9 @@ READERS = (
            needs=("filelock", "hydra", "psutil", "rich", "yaml")),
     Reader("noise-floor", seeds.floor_seeds, calls.read_floor, WITH_JSON, needs=()),
     Reader("verify", seeds.raw_seeds, calls.verify_cell, WITH_JSON, removing=(), needs=("hydra", "numpy", "rich")),
+    Reader("bundle", seeds.bundle_seeds, calls.verify_bundle,
+           (mutations.flip, mutations.replaced_bytes, mutations.splice, mutations.packed), removing=(mutations.cut,),
+           needs=("hydra", "jinja2", "matplotlib", "numpy", "rich"), share=0.1, least=20),
     Reader("report", seeds.report_seeds, calls.read_report, mutations.JSON, removing=(), share=0.005, least=2,
            needs=("hydra", "jinja2", "matplotlib", "rich", "scipy")),
 )  # fmt: skip

@@ -221,6 +221,23 @@ def raw_seeds():
 
 
 @functools.cache
+def bundle_seeds():
+    """The archive of a bundle with one cell."""
+    from analysis.bundle.archive import pack
+    from analysis.bundle.stage import SUMS, sums
+
+    with tempfile.TemporaryDirectory() as folder:
+        root, file = Path(folder) / "study.bundle", Path(folder) / "zip"
+        for name, data in raw_files().items():
+            path = root / "study" / "cell" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (root / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums(root)))
+        pack(root, file)
+        return [Seed(file.read_bytes())]
+
+
+@functools.cache
 def report_files():
     """A study of four real cells: {path: record}."""
     source = DATA / "h200_x2" / "eager_a"

@@ -43,7 +43,7 @@ def bundle(study: Path, file: Path | None = None) -> Path:
         root = work / f"{folder.name}.bundle"
         root.mkdir()
         lay_out(study, root)
-        _archive(root, work / "zip")
+        pack(root, work / "zip")
         put_in_place(work / "zip", place)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -63,8 +63,8 @@ def _refuse_others(place: Path) -> None:
             raise NotOurs(place, "holds something else than a bundle")
 
 
-def _archive(root: Path, file: Path) -> None:
-    """Write every file below a folder, by path; what is packed already is stored as it is."""
+def pack(root: Path, file: Path) -> None:
+    """Write a new archive of every file below a folder, by path; what is packed already is stored as it is. Raises OSError."""
     with zipfile.ZipFile(file, "x") as archive:
         archive.comment = MARK
         for path in sorted(path for path in root.rglob("*") if path.is_file()):
