@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": (
         "analysis.commands.report",
-        "write the report of a study, or of several: one page, Markdown, tables and figures",
+        "write the report of a study, or of several, with figures and tables; --bundle: an archive that others can check",
     ),
     "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
     "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),

@@ -309,7 +309,7 @@ MAKING = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "
 ALLOWED = {
     "analysis/bundle/archive.py": (
         {"work.mkdir", "root.mkdir", "archive.open", "tempfile.TemporaryDirectory"},
-        "in a new folder of a random name, of which the finished archive is put in place, and in a scratch folder; both are removed",
+        "in a new folder of a random name, from which the archive is put in place, and in a scratch folder",
     ),
     "analysis/bundle/stage.py": ({"path.parent.mkdir", "path.write_bytes"}, "in that new folder"),
     "analysis/p2p/heat_map.py": ({"figure.savefig"}, "into memory"),

@@ -18,14 +18,13 @@ from benchmarks.record.raw_files import PACKED
 
 SUFFIX = ".bundle.zip"
 MARK = b"Ringside bundle"  # the comment of the archive
-LARGEST_BYTES = 256 << 30  # unpacked
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can hold: when it was made changes nothing
 MODE = 0o100644 << 16
 CUT = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeError)
 
 
 def bundle(study: Path, file: Path | None = None) -> Path:
-    """Write the bundle of a study and return its path; without `file` it is STUDY.bundle.zip beside the study's folder.
+    """Write the bundle of a study and return its path: `file`; STUDY.bundle.zip where that is a folder; else beside the study.
 
     Raises:
         UnreadableInput: the folder holds no record.
@@ -34,7 +33,9 @@ def bundle(study: Path, file: Path | None = None) -> Path:
         OSError: a file cannot be read or written.
     """
     folder = named(study)
-    place = file.resolve() if file else folder.with_name(f"{folder.name}{SUFFIX}")
+    place = file.resolve() if file else folder.parent
+    if place.is_dir():
+        place /= f"{folder.name}{SUFFIX}"
     _refuse_others(place)
     make_folder(place.parent)
     work = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
@@ -97,8 +98,11 @@ def _unpacked(file: Path, to: Path) -> Path:
     """Unpack an archive, and return the folder of its bundle. Raises UnreadableInput."""
     try:
         with open_to_read(file) as stream, zipfile.ZipFile(stream) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST_BYTES:
-                raise UnreadableInput(f"{file}: more than {LARGEST_BYTES >> 30} GiB unpacked; no bundle is so large")
+            needed, free = sum(entry.file_size for entry in archive.infolist()), shutil.disk_usage(to).free
+            if needed > free:
+                raise OSError(
+                    f"{file}: holds {needed / 1e9:,.1f} GB unpacked, and {to.parent} has room for {free / 1e9:,.1f}"
+                )
             archive.extractall(to)  # which keeps every file below the folder, and makes no links
     except CUT as error:
         raise UnreadableInput(f"{file}: a damaged archive ({error})") from None

@@ -43,8 +43,7 @@ def commands(study: Study) -> str:
 
 def versions(report: Report) -> str:
     """Return the report's table of the machine and the software as CSV, with what made the report."""
-    sections = (section for section in report.sections if section.anchor == "environment")
-    (table,) = (table for section in sections for table in section.tables)
+    table = next(table for table in report.tables if table.name == "environment")
     made = {f"Ringside {name}": text for name, text in made_by().items()}
     made |= {name: importlib.metadata.version(name) for name in DRAWN_BY}
     made["python"] = platform.python_version()

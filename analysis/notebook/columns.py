@@ -4,7 +4,7 @@ comm/exchange_ms -> comm_exchange_ms    scaling/efficiency -> scaling_efficiency
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -44,8 +44,9 @@ def _python(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def asked(cell: Cell) -> Iterator[tuple[str, Any]]:
-    """Yield (column, value) of everything that was asked of a cell and tells it from others; what holds nothing is left out."""
+def asked(cell: Cell) -> dict[str, Any]:
+    """Return {column: value} of everything that was asked of a cell and tells it from others; what holds nothing is left out."""
+    found: dict[str, Any] = {}
     for name, text in request_of(cell).items():
         group, _, option = name.partition(".")
         value = getattr(cell, group)
@@ -54,7 +55,8 @@ def asked(cell: Cell) -> Iterator[tuple[str, Any]]:
         elif option:
             value = text  # of a file of the user's own
         if value not in ({}, [], ()):
-            yield of_option(name), value if isinstance(value, str | int | float) else canonical(value)
+            found[of_option(name)] = value if isinstance(value, str | int | float) else canonical(value)
+    return found
 
 
 def kind_of(values: Sequence[Any], unknown: str) -> str:

@@ -35,8 +35,9 @@ def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.
 
 def with_ends(column: str, value: float | Estimate | None) -> dict[str, float | None]:
     """Return a number and the ends of its 95 % interval: {column, column_low, column_high}; what is not known is None."""
-    one = value if isinstance(value, Estimate) else Estimate(float("nan") if value is None else value)
-    return {column: None if value is None else float(one.value), f"{column}_low": one.low, f"{column}_high": one.high}
+    low, high = (value.low, value.high) if isinstance(value, Estimate) else (None, None)
+    known = value.value if isinstance(value, Estimate) else value
+    return {column: None if known is None else float(known), f"{column}_low": low, f"{column}_high": high}
 
 
 def of_table(table: Table) -> "pd.DataFrame":

@@ -28,7 +28,8 @@ from benchmarks.record import VERDICTS, Record, metrics
 
 IS_DRIFT = "the first cell once more at the end, which shows the drift"
 WITHOUT = "not_measured_alone"  # GPUs without a baseline: one of them may be slower than those that have one
-INTEGERS = ("world_size", "runs", "repeat", "channels", "slowest_gpu")  # also where none is known
+FIRST = ("cell", "gpus", "run", "verdict", "codes", "unchecked", "state", "counts", "left_out")
+INTEGERS = ("world_size", "runs", "repeat", "channels")  # also where none is known
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def cell_rows(study: Study, findings: Findings) -> Iterator[StudyRow]:
             else:
                 measured |= _measured(runs, name, column)
         found = {WITHOUT: drawn.get((ids, WITHOUT)), **_found(runs)}
-        yield StudyRow(head, measured, _asked(runs), found)
+        yield StudyRow(head, measured, asked(runs.cell), found)
     for runs in _without_usable(study):
-        yield StudyRow(_head(study, runs, runs) | {"runs": 0} | _verdict(runs.records), {}, _asked(runs), _found(runs))
+        yield StudyRow(
+            _head(study, runs, runs) | {"runs": 0} | _verdict(runs.records), {}, asked(runs.cell), _found(runs)
+        )
 
 
 def run_rows(study: Study) -> Iterator[StudyRow]:
@@ -106,7 +109,7 @@ def run_rows(study: Study) -> Iterator[StudyRow]:
         share = now.get(EFFICIENCY)
         missing = _without(record, share) if isinstance(share, Efficiency) else None
         found = {WITHOUT: missing, **_found(single), **when, **ids}
-        yield StudyRow(head, measured, {**_asked(single), "seed": record.cell.seed}, found)
+        yield StudyRow(head, measured, {**asked(record.cell), "seed": record.cell.seed}, found)
 
 
 def every_record(study: Study) -> list[Record]:
@@ -119,7 +122,7 @@ def metric_columns(study: Study) -> dict[str, str]:
     every = {name for record in every_record(study) for name in record.metrics} | set(OF_SEVERAL_RECORDS)
     ends = {end for name in every for end in names_of(name)}  # which other columns have
     found: dict[str, str] = {}
-    taken = {name for runs in study.singles.values() for name, _ in asked(runs.cell)} | {*_FIRST, *INTEGERS}
+    taken = {name for record in every_record(study) for name in asked(record.cell)} | {*FIRST, *INTEGERS}
     for name in sorted(every - ends, key=lambda name: (metrics.place(name), name)):
         column = of_metric(name)
         while column in taken:
@@ -127,9 +130,6 @@ def metric_columns(study: Study) -> dict[str, str]:
         found[name] = column
         taken.add(column)
     return found
-
-
-_FIRST = ("cell", "gpus", "run", "verdict", "codes", "unchecked", "state", "counts", "left_out")
 
 
 def _head(study: Study, cell: Runs, runs: Runs) -> dict[str, Any]:
@@ -165,14 +165,11 @@ def _of_cells(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
     for point in (point for curve in findings.scaling.curves for point in curve.points):
         found[point.record_ids, EFFICIENCY] = point.efficiency
         found[point.record_ids, AT_EQUAL_CLOCKS] = point.at_equal_clocks
-        found[point.record_ids, WITHOUT] = gpu_ids(point.without_baseline)
+        if point.efficiency is not None:
+            found[point.record_ids, WITHOUT] = gpu_ids(point.without_baseline)
     for one in findings.communication:
         found[one.record_ids, EXPOSED], found[one.record_ids, HIDDEN] = one.exposed_ms, one.hidden_share
     return found
-
-
-def _asked(runs: Runs) -> dict[str, Any]:
-    return dict(asked(runs.cell))
 
 
 def _found(runs: Runs) -> dict[str, Any]:
