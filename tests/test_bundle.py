@@ -104,12 +104,11 @@ def test_no_secret_is_in_it(original):
     assert len(words) > 1000 and [word for word in words if secret_value(word)] == []
 
 
-def test_the_same_study_gives_the_same_bytes(outputs, archive, tmp_path):
-    again = bundle(outputs / NAME, tmp_path / "other.zip")
-    assert again == tmp_path / "other.zip" and again.read_bytes() == archive.read_bytes()
+def test_nothing_of_when_and_where_it_was_made_is_in_it(outputs, archive):
     with zipfile.ZipFile(archive) as read:
         names = [entry.filename for entry in read.infolist()]
         assert names == sorted(names) and {entry.date_time[0] for entry in read.infolist()} == {1980}
+        assert not [name for name in names if str(outputs).encode() in read.read(name)]
     assert not [path for path in outputs.iterdir() if path.name.startswith(".")]
 
 
@@ -164,14 +163,18 @@ def test_a_study_that_does_not_verify_is_not_bundled(outputs, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["study"]
 
 
-def test_the_command_prints_where_it_is_and_its_hash(tmp_path, capsys):
+def test_the_command_prints_where_it_is_and_the_same_study_gives_the_same_bytes(tmp_path, capsys):
     study = shutil.copytree(DATA / "feet", tmp_path / "feet")
     assert main(["report", str(study), "--bundle"]) == 0
     said = capsys.readouterr().out
     digest = hashlib.sha256((tmp_path / "feet.bundle.zip").read_bytes()).hexdigest()
     assert digest in said and "python -m analysis verify feet.bundle.zip" in said
-    assert main(["report", str(study), "--bundle", "--json"]) == 0  # in place of the earlier one
+    (study / "thesis.txt").write_text("of the user's own")
+    for path in study.glob("*/record.json"):
+        path.touch()
+    assert main(["report", str(study), "--bundle", "--json", "-o", str(tmp_path)]) == 0  # in place of the earlier one
     assert json.loads(capsys.readouterr().out)["sha256"] == digest
+    assert {path.name for path in tmp_path.iterdir()} == {"feet", "feet.bundle.zip"}
 
 
 def test_what_is_no_bundle_is_left_as_it_is(outputs, tmp_path, capsys):
@@ -185,8 +188,9 @@ def test_what_is_no_bundle_is_left_as_it_is(outputs, tmp_path, capsys):
         assert (tmp_path / name).read_bytes() == before
         assert main(["verify", str(tmp_path / name)]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
-    assert main(["report", str(tmp_path), "--bundle"]) == 2
-    assert "holds no record" in capsys.readouterr().err
+    for folder, why in ((tmp_path, "holds no record"), (outputs, "--bundle takes one study, not 2: make one of each")):
+        assert main(["report", str(folder), "--bundle"]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_a_damaged_archive_is_refused_in_one_line(archive, tmp_path, capsys):

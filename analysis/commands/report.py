@@ -64,10 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _bundle(arguments: argparse.Namespace) -> int:
     """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError."""
-    if len(arguments.studies) > 1:
-        raise ValueError(f"--bundle takes one study, not {len(arguments.studies)}: make one of each")
+    folders = [Asked.of(text).folder for text in arguments.studies]
+    several = [study for folder in folders for study in _studies(folder) or [folder]]
+    if len(several) > 1:
+        raise ValueError(f"--bundle takes one study, not {len(several)}: make one of each")
     try:
-        place = bundle(Path(arguments.studies[0]), arguments.output)
+        place = bundle(several[0], arguments.output)
     except WrongStudy as error:
         print(one_line(f"python -m analysis report: {error}"), file=sys.stderr)
         return 1
