@@ -3,12 +3,14 @@
 The limits are far above what the tools write: the topology of 8 GPUs has 20 kB.
 """
 
+import contextlib
 import gzip
 import sys
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from analysis.errors import UnreadableInput
 
@@ -34,13 +36,11 @@ def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
 
 def read_bytes(file: str | Path, largest: int) -> bytes:
     """Return a file's bytes as read_text does. Raises the same."""
-    if str(file) == "-":
-        return b"".join(pieces(sys.stdin.buffer, str(file), largest))
-    with Path(file).open("rb") as stream:
-        packed = stream.read(len(GZIP)) == GZIP
-    with gzip.open(file) if packed else Path(file).open("rb") as content:
+    standard_input = contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
+    with standard_input if str(file) == "-" else Path(file).open("rb") as stream:
+        packed = stream.peek(len(GZIP))[: len(GZIP)] == GZIP
         try:
-            return b"".join(pieces(content, str(file), largest))
+            return b"".join(pieces(gzip.GzipFile(fileobj=stream) if packed else stream, str(file), largest))
         except CUT:
             raise UnreadableInput(f"{file}: cut or damaged gzip file") from None
 

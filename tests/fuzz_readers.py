@@ -34,7 +34,14 @@ class Reader:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-SAID = (".*/notes", "/truncated", "/lost", ".*/file", ".*/line")  # what a reader says about the damage, and where
+SAID = (
+    ".*/notes",
+    ".*/outliers",
+    "/truncated",
+    "/lost",
+    ".*/file",
+    ".*/line",
+)  # what a reader says about the damage, and where
 
 
 def others(part, whole, follows=(), path=""):

@@ -81,7 +81,10 @@ def test_the_scatter_of_repetitions_is_no_difference():
 def test_a_setting_is_compared_with_its_absence_and_with_itself():
     found = result(DEFAULT, LOC)
     assert found.compared == 28 and len(found.only_a) == 32
-    assert found.notes == ["all_reduce on 8 ranks: no setting against NCCL_P2P_LEVEL=LOC"]
+    assert found.notes[1:] == ["all_reduce on 8 ranks: no setting against NCCL_P2P_LEVEL=LOC"]
+    assert found.notes[0].startswith(
+        "6 of 19 differences: messages of at most 64 KiB, whose single measurements are bimodal"
+    )
     assert len(found.differ) == 19
     both = result(DEFAULT + LOC, LOC + DEFAULT)
     assert (both.compared, both.differ, both.notes) == (88, [], [])
@@ -139,7 +142,8 @@ def test_the_command_prints_differences_and_json(capsys, tmp_path):
     assert main(["compare", a, b]) == 0
     out = capsys.readouterr().out
     assert "unidirectional_enabled 0->1" in out and "1.091" in out and "faster" in out
-    assert "1 of 128 entries differ beyond noise" in out
+    assert "1 of 128 entries differ by more than the tolerance (3 %, of latencies 10 %): B is faster in 1" in out
+    assert "These are single measurements" in out and "beyond noise" not in out and "bimodal" not in out
     assert main(["compare", a, b, "--tolerance", "0.2"]) == 0
     assert "0 of 128 entries differ" in capsys.readouterr().out
     assert main(["compare", "--json", default, loc]) == 0
@@ -153,6 +157,17 @@ def test_the_command_prints_differences_and_json(capsys, tmp_path):
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("python -m analysis compare: ")
         assert captured.err.count("\n") == 1
+
+
+def test_single_captures_are_told_as_such_and_latencies_by_the_cpu_as_bimodal():
+    four, eight, two = ((DATA / f"p2p_h200_x{gpus}.txt").read_text() for gpus in (4, 8, 2))
+    single = result(four, eight)
+    by_cpu = sum("latency_cpu" in one.entry.name for one in single.differ)
+    assert single.single and by_cpu > 20
+    (note,) = [note for note in single.notes if "bimodal" in note]
+    assert note.startswith(f"{by_cpu} of {len(single.differ)} differences: latencies by the CPU's clock")
+    repeated = result(two, two)  # three runs each
+    assert not repeated.single and not repeated.notes
 
 
 def test_records_of_collectives_are_read_as_tables_of_nccl_tests(capsys):

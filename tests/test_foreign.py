@@ -40,15 +40,50 @@ def test_a_gzip_bomb_is_refused_before_it_is_whole(small, tmp_path):
         foreign.read_text(bomb)
 
 
-def test_gzip_and_standard_input_are_read_like_a_file(tmp_path, monkeypatch):
-    text = (DATA / "p2p_h200_x2.txt").read_text()
+def test_a_cut_gzip_file_is_refused(tmp_path):
     packed = tmp_path / "p2p.txt.gz"
-    packed.write_bytes(gzip.compress(text.encode()))
-    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert foreign.read_text(packed) == foreign.read_text("-") == text
-    packed.write_bytes(packed.read_bytes()[:-20])
+    packed.write_bytes(gzip.compress((DATA / "p2p_h200_x2.txt").read_bytes())[:-20])
     with pytest.raises(UnreadableInput, match="cut or damaged gzip"):
         foreign.read_text(packed)
+
+
+LOG = "nccl_dgx1_gpus_0_3_default.log"
+P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["nccl-log", LOG, "--without"], "nccl_dgx1_gpus_0_3_p2p_level_0.log"),
+        (["nccl-log"], LOG),
+        (["nccl-tests"], "nccl_tests_sharp_cluster.txt"),
+        (["p2p"], "p2p_a100_pcie_x4.txt"),
+        (["p2p"], P2P_RECORD),
+        (["p2p", "p2p_a100_pcie_x4.txt", "--topology"], "topo_a100_pcie_x4.txt"),
+        (["topology"], "topo_dgx1_v100.txt"),
+        (["topology"], "nccl_topo_h200_x4.xml"),
+        (["subsets"], "topo_a100_pcie_x4.txt"),
+        (["place", "--gpus", "2", "--topology"], "topo_a100_pcie_x4.txt"),
+        (["compare", "p2p_h200_x2.txt"], "p2p_h200_x4.txt"),
+        (["trace"], "kineto_h200_x2/rank0.json"),
+    ],
+    ids=str,
+)
+def test_every_reader_takes_gzip(tmp_path, monkeypatch, capsys, command, file):
+    command = [str(DATA / word) if (DATA / word).is_file() else word for word in command]
+    source = next(path for path in (DATA / file, DATA / f"{file}.gz") if path.exists())
+    content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+    plain, packed = tmp_path / Path(file).name, tmp_path / f"{Path(file).name}.gz"
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    told = []
+    for path in (str(plain), str(packed), *(["-"] if command[0] != "trace" else [])):
+        monkeypatch.setattr(
+            "sys.stdin", types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(packed.read_bytes())))
+        )
+        assert main([*command, path, "--json"]) == 0
+        told.append(capsys.readouterr().out.replace(f'"{path}"', '"FILE"').replace(f'({path})"', '(FILE)"'))
+    assert len(told[0]) > 100 and len(set(told)) == 1
 
 
 def test_a_log_that_claims_a_billion_ranks_is_read_in_little_memory():

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
+from analysis.nccl_tests.outliers import between_tables, in_table
 from analysis.nccl_tests.reader import parse_nccl_tests
 
 DATA = Path(__file__).parent / "data"
@@ -470,3 +472,49 @@ def test_the_table_of_every_form_prints(capsys, tmp_path):
         file.write_text(head + row(left, 32768, 1024, (9.5, 9.25), "0", more=more) + "\n")
         assert main(["nccl-tests", str(file)]) == 0
         assert "32768" in capsys.readouterr().out
+
+
+# --- what sticks out --------------------------------------------------------------------------------------------
+
+
+def said(text):
+    """What is said of the tables of a text."""
+    runs = parse_nccl_tests(text)
+    return between_tables([("FILE", one) for one in runs]), [line for one in runs for line in in_table(one)]
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("nccl_tests_*.txt")), ids=lambda path: path.stem)
+def test_nothing_sticks_out_of_the_captures(path):
+    assert said(path.read_text()) == ([], [])
+
+
+def test_tables_with_one_title_and_other_numbers_are_named():
+    """Two tables of one capture, of which the text no longer says that one had NCCL_P2P_LEVEL=LOC."""
+    text = H200.replace("NCCL_P2P_LEVEL=LOC", "")
+    tables, rows = said(text)
+    assert rows == [] and len(tables) == 2
+    assert tables[0].startswith("FILE:1 and FILE:153 have the same title, and busbw of the second is ")
+    assert 5 < float(re.search(r"is ([\d.e+]+) times lower", tables[0])[1]) < 40
+
+
+def test_a_row_far_below_both_neighbours_is_named(capsys, tmp_path):
+    whole = "sum   1035.9    8.10   15.69  7e-07"
+    assert SHARP.count(whole) == 1
+    dipped = SHARP.replace(whole, "sum   3107.7    2.70    5.23  7e-07")
+    tables, rows = said(dipped)
+    assert tables == [] and len(rows) == 1
+    assert rows[0] == "out of place, 8388608 B: busbw 5.23 GB/s, between 13.02 and 17.25 GB/s of its neighbours"
+    (tmp_path / "dipped").write_text(dipped)
+    assert main(["nccl-tests", str(tmp_path / "dipped")]) == 0
+    assert "outlier out of place, 8388608 B" in capsys.readouterr().out
+
+
+def test_json_times_are_printed_with_two_decimals_and_an_image_s_variable_is_no_setting(capsys, tmp_path):
+    whole = document()
+    whole["env"] = ["NCCL_VERSION=2.28.3-1", "NCCL_ALGO=Ring", "HOME=/root"]
+    whole["results"][0]["out_of_place"]["time"] = 23.01325
+    assert parse_nccl_tests(json.dumps(whole))[0].environment == {"NCCL_ALGO": "Ring"}
+    (tmp_path / "x.json").write_text(json.dumps(whole))
+    assert main(["nccl-tests", str(tmp_path / "x.json")]) == 0
+    out = capsys.readouterr().out
+    assert " 23.01 " in out and "23.013" not in out and "NCCL_VERSION" not in out

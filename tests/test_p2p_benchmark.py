@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -429,6 +430,18 @@ def test_a_record_brings_its_own_topology_and_words_and_is_drawn_alike_again(und
         drawn.append((tmp_path / name).read_text())
     assert drawn[0] == drawn[1]
     assert "NV18" in drawn[0] and "P2P on: known" in drawn[0] and "p2p · gpus 0,1,2,3" in drawn[0]
+
+
+def test_maps_of_one_unit_share_their_colours(tmp_path):
+    """38 GB/s without P2P and 392 with it are the two ends of one scale."""
+    out = tmp_path / "map.svg"
+    assert main(["p2p", str(DATA / "p2p_h200_x4.txt"), "--svg", str(out)]) == 0
+    squares = re.findall(r"fill: (#\w{6}); stroke: #ffffff", out.read_text())
+    rates = [
+        {*squares[16 * place : 16 * place + 16]} - {"#eef0f2"} for place in range(4)
+    ]  # those of a GPU with itself are grey
+    assert "#fee838" in rates[0] and "#00224e" in rates[3]  # the slowest copy without P2P, the fastest both ways
+    assert not rates[0] & rates[1] and not rates[2] & rates[3] and "#00224e" not in rates[1]
 
 
 def test_a_format_that_nobody_draws_is_refused(tmp_path, capsys):

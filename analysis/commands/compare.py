@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         whole = {
             "a": arguments.a, "b": arguments.b,
             "tolerance": arguments.tolerance, "latency_tolerance": arguments.latency_tolerance,
-            "compared": result.compared, "differ": [one.as_json() for one in result.differ],
+            "compared": result.compared, "single": result.single, "differ": [one.as_json() for one in result.differ],
             "only_a": result.only_a, "only_b": result.only_b, "notes": result.notes,
         }  # fmt: skip
         print(json.dumps(whole))
@@ -81,7 +81,8 @@ def _print(result: NativeDifference, arguments: argparse.Namespace) -> None:
     out = console()
     tables = any(one.entry.busbw for one in result.differ)
     if result.differ:
-        table = Table(title="differences beyond noise, greatest first", title_justify="left")
+        title = "differences beyond the tolerance" if result.single else "differences beyond noise"
+        table = Table(title=f"{title}, greatest first", title_justify="left")
         table.add_column("entry")
         for name in ("A", "B", "unit", "B/A", *(("busbw A", "busbw B") if tables else ()), "B is"):
             table.add_column(name, justify="left" if name in ("unit", "B is") else "right")
@@ -96,9 +97,12 @@ def _print(result: NativeDifference, arguments: argparse.Namespace) -> None:
         if len(result.differ) > _SHOWN:
             out.print(f"… {len(result.differ) - _SHOWN} more (--json has all)")
     faster = sum(one.better for one in result.differ)
-    noise = f"{arguments.tolerance:g}, of latencies {arguments.latency_tolerance:g}, and the scatter of repetitions"
-    head = f"{len(result.differ)} of {result.compared} entries differ beyond noise ({noise})"
+    tolerance = f"{100 * arguments.tolerance:g} %, of latencies {100 * arguments.latency_tolerance:g} %"
+    beyond = "more than the tolerance" if result.single else "more than the tolerance and the scatter of repetitions"
+    head = f"{len(result.differ)} of {result.compared} entries differ by {beyond} ({tolerance})"
     out.print(f"{head}: B is faster in {faster}, slower in {len(result.differ) - faster}", soft_wrap=True)
+    if result.single:
+        out.print("These are single measurements: how far two runs of one machine differ is not known.", soft_wrap=True)
     for side, names in (("A", result.only_a), ("B", result.only_b)):
         if names:
             more = f", … {len(names) - 3} more" if len(names) > 3 else ""

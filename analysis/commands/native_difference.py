@@ -5,8 +5,9 @@ The rule. An entry of A and one of B are the same quantity of the same pair or r
   messages of 64 KiB and less, where a microsecond matters;
 - if a file holds the entry more than once (several runs, -N), the ranges from least to greatest value do not overlap:
   the scatter of the repetitions does not explain the gap.
-A single pair of runs has no scatter, so the tolerance alone decides. p2pBandwidthLatencyTest repeats 5 times and varies
-by 5 to 8 % on some machines (cuda-samples issue 449): repeat it, or raise the tolerance.
+Single measurements have no scatter, so the tolerance alone decides, and the result says so (`single`).
+p2pBandwidthLatencyTest repeats 5 times and varies by 5 to 8 % on some machines (cuda-samples issue 449): repeat it, or raise
+the tolerance.
 """
 
 import math
@@ -20,6 +21,7 @@ from analysis.p2p.source import read_p2p
 
 TOLERANCE, LATENCY_TOLERANCE = 0.03, 0.10
 _SMALL = 65536  # bytes
+_TWO_SPEEDS = 2.0  # what launches take at the slower of their two speeds, at most (benchmarks/RESULTS.md)
 EntryKey = tuple[Any, ...]
 
 
@@ -84,6 +86,7 @@ class NativeDifference:
     """The result: `differ` has the greatest ratios first; `only_a` and `only_b` name entries without a partner."""
 
     compared: int = 0
+    single: bool = True  # no entry was measured more than once in both files: the scatter is not known
     differ: list[EntryDifference] = field(default_factory=list)
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
@@ -166,8 +169,24 @@ def compare_measurements(
         result.notes.append(f"different GPUs: {names}")
     for side, notes in (("A", a.notes), ("B", b.notes)):
         result.notes += [f"{side}: {note}" for note in notes]
+    result.notes[:0] = _bimodal(result)
     result.differ.sort(key=lambda one: -math.inf if not one.ratio else -abs(math.log(one.ratio)))
     return result
+
+
+def _bimodal(result: NativeDifference) -> list[str]:
+    """Return a note on differences that are no greater than those of the two speeds at which CPUs launch such work."""
+    near = [one.entry for one in result.differ if one.ratio and 1 / _TWO_SPEEDS < one.ratio < _TWO_SPEEDS]
+    found = (
+        (sum("latency_cpu" in entry.name for entry in near), "latencies by the CPU's clock"),
+        (sum(bool(entry.busbw) and entry.latency for entry in near), "messages of at most 64 KiB"),
+    )
+    return [
+        f"{count} of {len(result.differ)} differences: {what}, whose single measurements are bimodal: a factor below 2 says "
+        "nothing"
+        for count, what in found
+        if count and result.single
+    ]
 
 
 def _pair(
@@ -196,6 +215,7 @@ def _compare_entries(
     for key in a.keys() & b.keys():
         left, right = a[key], b[key]
         result.compared += 1
+        result.single &= min(len(left.values), len(right.values)) == 1
         before, after = median(left.values), median(right.values)
         allowed = (latency_tolerance if left.latency else tolerance) * abs(before)
         apart = min(left.values) > max(right.values) or min(right.values) > max(left.values)

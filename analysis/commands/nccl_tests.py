@@ -9,6 +9,7 @@ from rich.table import Table
 from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
+from analysis.nccl_tests.outliers import between_tables, in_table
 from analysis.nccl_tests.reader import Run, parse_nccl_tests
 from analysis.nccl_tests.run import Measured
 
@@ -36,11 +37,18 @@ def run(arguments: argparse.Namespace) -> int:
         except UnreadableInput as error:
             raise UnreadableInput(f"{file}: {error}") from None
     if arguments.json:
-        print(json.dumps({"runs": [one.as_json() | {"file": file} for file, one in runs]}))
+        whole = [one.as_json() | {"file": file} | _outliers(in_table(one)) for file, one in runs]
+        print(json.dumps({"runs": whole} | _outliers(between_tables(runs))))
         return 0
     for file, one in runs:
         _print(one, file)
+    for line in between_tables(runs):
+        console().print(f"[bold]outlier[/bold] {escape(line)}", soft_wrap=True)
     return 0
+
+
+def _outliers(sentences: list[str]) -> dict[str, list[str]]:
+    return {"outliers": sentences} if sentences else {}
 
 
 def _figure(value: float | None, form: str = ".2f") -> str:
@@ -54,7 +62,7 @@ def _cells(one: Measured | None, iterations: bool) -> list[str]:
     wrong = _figure(one.error, ".0e") if one.wrong is None else str(one.wrong)
     more = one.per_iteration or {}
     kept = [_figure(more.get(key)) for key in ("min_us", "max_us", "p99_us")] if iterations else []
-    return [_figure(time, ".7g"), _figure(one.algbw), _figure(one.busbw), *kept, wrong]
+    return [_figure(time), _figure(one.algbw), _figure(one.busbw), *kept, wrong]
 
 
 def _print(one: Run, file: str) -> None:
@@ -87,7 +95,7 @@ def _print(one: Run, file: str) -> None:
     out.print(
         f"columns: out of place, then in place. avg busbw: {average}; mean of the rows{there}: {_figure(mean, '.4f')} GB/s"
     )
-    for title, lines in (("error", one.errors), ("note", one.notes)):
+    for title, lines in (("error", one.errors), ("outlier", in_table(one)), ("note", one.notes)):
         for line in lines:
             out.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
     out.print()

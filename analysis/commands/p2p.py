@@ -11,6 +11,7 @@ from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.p2p.matrices import Matrices
+from analysis.p2p.outliers import outliers
 from analysis.p2p.source import P2p, read_p2p
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
@@ -44,20 +45,25 @@ def run(arguments: argparse.Namespace) -> int:
         found = read_p2p(read_text(arguments.file))
     except UnreadableInput as error:
         raise UnreadableInput(f"{arguments.file}: {error}") from None
-    runs = found.shown
+    runs, topology = found.shown, _topology(found, arguments.topology)
     if arguments.svg:
         from analysis.p2p.heat_map import draw_heat_maps
 
-        draw_heat_maps(runs[0], _topology(found, arguments.topology), Path(arguments.svg), found.title, found.words)
+        draw_heat_maps(runs[0], topology, Path(arguments.svg), found.title, found.words)
     if arguments.json:
         others = found.samples if found.words else runs[1:]
-        more = {"repeats": [one.as_json() for one in others]} if others else {}
+        more: dict[str, object] = {"repeats": [one.as_json() for one in others]} if others else {}
+        if sentences := outliers(runs[0], topology):
+            more |= {"outliers": sentences}
         print(json.dumps(runs[0].as_json() | more))
         return 0
     for state, words in (found.words or {}).items():
         console().print(f"P2P {state}: {escape(words)}", soft_wrap=True)
     for number, one in enumerate(runs, 1):
-        _print(one, f"run {number} of {len(runs)}: " if len(runs) > 1 else "")
+        prefix = f"run {number} of {len(runs)}: " if len(runs) > 1 else ""
+        _print(one, prefix)
+        for line in outliers(one, topology):
+            console().print(f"[bold]outlier[/bold] {prefix}{escape(line)}", soft_wrap=True)
     return 0
 
 

@@ -18,6 +18,7 @@ _SETTINGS = {
     "step_factor": "step", "step_bytes": "step", "warmup_iters": "warmup iters", "iterations": "iters",
     "aggregated_iterations": "agg iters", "validation": "validation", "graph": "graph",
 }  # fmt: skip
+_OF_IMAGES = ("NCCL_VERSION",)  # which NVIDIA's container images set, and NCCL does not read
 _MOST_RANKS = 1_000_000
 _LARGEST = 1e18  # of what is measured in µs, GB/s or elements
 _NOT_SPACE = re.compile(r"\S")
@@ -78,7 +79,9 @@ def _run(whole: Any, line: int) -> Run:
     run.program = None if program is None else program[1]
     run.nccl_version = nccl_version(int(whole["nccl_version"])) if whole.get("nccl_version") is not None else None
     pairs = [str(word).partition("=") for word in whole.get("env") or []]
-    run.environment = {name: value for name, _, value in pairs if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)}
+    run.environment = {
+        name: value for name, _, value in pairs if re.fullmatch(r"NCCL_[A-Z0-9_]+", name) and name not in _OF_IMAGES
+    }
     config = whole.get("config") or {}
     run.settings = {name: whole_number(config[key]) for key, name in _SETTINGS.items() if key in config}
     _devices(run, config.get("devices") or [])

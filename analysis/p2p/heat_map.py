@@ -6,7 +6,7 @@ the better end. The diagonal (copies within one GPU) has its own scale and stays
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ def draw_heat_maps(
 
     count = max(len(matrices.ids[name]) for name in names)
     # A row for each kind of matrix: without and with peer access side by side.
+    scales = {
+        unit: scale_of(matrices.entries[name] for name in names if unit_of(name) == unit) for unit in ("GB/s", "µs")
+    }
     rows = [row for kind in ("uni", "bi", "latency_gpu", "latency_cpu") if (row := _of(names, kind))]
     columns = max(map(len, rows))
     left, right, below, above = _MARGINS
@@ -60,10 +63,13 @@ def draw_heat_maps(
                 for place, name in enumerate(row):
                     low = size[1] - head - (number + 1) * height + below
                     box = ((place * width + left) / size[0], low / size[1], side / size[0], side / size[1])
-                    _paint(figure.add_axes(box), matrices, name, topology)
+                    _paint(figure.add_axes(box), matrices, name, topology, scales[unit_of(name)])
             lines: list[tuple[str, dict[str, Any]]] = [
                 (title or _devices(matrices), {"fontsize": 12, "color": _INK, "weight": "bold"}),
-                ("row: who copies; dark: better; grey: within one", {"fontsize": 8, "color": _SOFT}),
+                (
+                    "row: who copies; dark: better, on one scale for all GB/s and one for all µs; grey: within one",
+                    {"fontsize": 8, "color": _SOFT},
+                ),
             ]
             if words:
                 said = f"P2P on: {words['enabled']}; off: {words['disabled']}"
@@ -89,17 +95,34 @@ def _of(names: list[str], kind: str) -> list[str]:
     return [name for name in names if name.startswith(kind)]
 
 
-def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None) -> None:
-    squares(axes, matrices.ids[name], matrices.entries[name], "µs" if name.startswith("latency") else "GB/s", topology)
+def unit_of(name: str) -> str:
+    """Return the unit of a matrix."""
+    return "µs" if name.startswith("latency") else "GB/s"
+
+
+def scale_of(matrices: Iterable[Mapping[tuple[int, int], float]]) -> tuple[float, float]:
+    """Return the least and the greatest value between two GPUs: maps of one unit that stand side by side share their colours."""
+    between = [value for entries in matrices for (a, b), value in entries.items() if a != b and value > 0]
+    return (min(between), max(between)) if between else (1.0, 1.0)
+
+
+def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None, scale: tuple[float, float]) -> None:
+    squares(axes, matrices.ids[name], matrices.entries[name], unit_of(name), topology, scale)
     axes.set_title(_title(name), fontsize=10, color=_INK, loc="left", pad=18)
 
 
 def squares(
-    axes: Any, ids: Sequence[int], entries: Mapping[tuple[int, int], float], unit: str, topology: Topology | None = None
+    axes: Any,
+    ids: Sequence[int],
+    entries: Mapping[tuple[int, int], float],
+    unit: str,
+    topology: Topology | None = None,
+    scale: tuple[float, float] | None = None,
 ) -> None:
     """Draw a square for every ordered pair, row to column.
 
-    Dark is better: fewer µs, more GB/s, by ratio. Squares of a GPU with itself are grey.
+    Dark is better: fewer µs, more GB/s, by ratio; `scale` has the values of both ends, those of the matrix if it is None.
+    Squares of a GPU with itself are grey.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -107,14 +130,15 @@ def squares(
 
     latency = unit == "µs"
     between = [value for (a, b), value in entries.items() if a != b and value > 0]
-    low, high = (min(between), max(between)) if between else (1.0, 1.0)
+    low, high = scale_of([entries])
+    ends = scale or (low, high)
     axes.set(xlim=(0, len(ids)), ylim=(len(ids), 0), aspect="equal")
     for y, a in enumerate(ids):
         for x, b in enumerate(ids):
             value = entries.get((a, b))
             fill = _EMPTY
             if value is not None and a != b:
-                fill = to_hex(colormaps["cividis"](_shade(value, low, high, latency)))
+                fill = to_hex(colormaps["cividis"](_shade(value, *ends, latency)))
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=fill, edgecolor=_PAPER, linewidth=1.5))
             if value is None:
                 continue

@@ -8,7 +8,7 @@ from analysis.errors import UnreadableInput
 from analysis.findings.model import Findings
 from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
-from analysis.p2p.heat_map import squares
+from analysis.p2p.heat_map import scale_of, squares
 from analysis.report.figures import WIDTH
 from analysis.report.names import run_name
 from analysis.report.numbers import finite
@@ -29,13 +29,17 @@ STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}  # where a recor
 
 
 def heat_map(
-    ids: Sequence[int], cells: Sequence[Sequence[float | None]], name: str, caption: str, unit: str
+    ids: Sequence[int],
+    cells: Sequence[Sequence[float | None]],
+    name: str,
+    caption: str,
+    unit: str,
+    scale: tuple[float, float],
 ) -> Picture:
-    """Return a matrix of numbers between devices as a figure: rows send to columns, and dark is better."""
+    """Return a matrix of numbers between devices as a figure: rows send to columns, and dark is better, by a common scale."""
     ids = ids[:LARGEST_MAP]
-    pairs = {(a, b): value for a, row in zip(ids, cells, strict=False) for b, value in zip(ids, row, strict=False)}
     figure, axes = new_figure(min(WIDTH, 1.2 + 0.5 * len(ids)), min(WIDTH, 1.0 + 0.5 * len(ids)))
-    squares(axes, ids, {pair: value for pair, value in pairs.items() if value is not None}, unit)
+    squares(axes, ids, _pairs(ids, cells), unit, scale=scale)
     axes.tick_params(labelcolor=MUTED)  # which the page changes with its own colours
     axes.xaxis.label.set_color(MUTED)
     axes.grid(visible=False)
@@ -103,7 +107,9 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
     ):
         unit = "µs" if "latency" in name else "GB/s"
         copied = ", copied by a kernel" if kernel else ""
-        words = f"{what}{copied}, {unit}, from row to column; dark is better (benchmark=p2p)."
+        words = (
+            f"{what}{copied}, {unit}, from row to column; dark is better, with one scale for each unit (benchmark=p2p)."
+        )
         drawn.append((ids, cells, words, unit))
     for cell, rates in pairs.items():
         if len(rates) > 2:
@@ -112,8 +118,23 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
             drawn.append(
                 (ids, cells, f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}.", "GB/s")
             )
-    for place, (ids, cells, caption, unit) in enumerate(drawn[:MAPS], 1):
-        yield heat_map(ids, cells, f"pairs-{place}", caption, unit)
+    drawn = drawn[:MAPS]
+    scales = {
+        unit: scale_of(_pairs(ids[:LARGEST_MAP], cells) for ids, cells, _, of in drawn if of == unit)
+        for unit in ("GB/s", "µs")
+    }
+    for place, (ids, cells, caption, unit) in enumerate(drawn, 1):
+        yield heat_map(ids, cells, f"pairs-{place}", caption, unit, scales[unit])
+
+
+def _pairs(ids: Sequence[int], cells: Sequence[Sequence[float | None]]) -> dict[tuple[int, int], float]:
+    """Return {(row, column): value} of a square; a missing value is absent."""
+    return {
+        (a, b): value
+        for a, row in zip(ids, cells, strict=False)
+        for b, value in zip(ids, row, strict=False)
+        if value is not None
+    }
 
 
 def _matrix(name: str, states: Mapping[str, Any]) -> str:
