@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from benchmarks.record.visible import visible
+from benchmarks.record.visible import forgive, visible
 
 _WIDE = 200  # columns in a pipe, where there is no terminal to ask
 
@@ -31,4 +31,5 @@ class SafeConsole(Console):
 
 def console() -> SafeConsole:
     """Return the console of a command: the terminal, or plain text without cut columns if the output is a pipe."""
+    forgive(sys.stdout)
     return SafeConsole(width=None if sys.stdout.isatty() else _WIDE)

@@ -87,7 +87,8 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
     with _refused("the request could not be planned"):
         planned = plan([Request(*one) for one in composed], surrounding)
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
-    console.soft_wrap = not console.is_terminal  # a file or a pipe has no width to wrap at
+    # A file, a pipe or a dumb terminal has no known width to wrap at.
+    console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
     for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:

@@ -75,17 +75,16 @@ def clock(monkeypatch):
 
 def test_a_wide_terminal_has_every_number():
     _, lines = settled("settings", 120)
-    assert lines[0].split("  ")[0] == "GPUs" and lines[0].endswith(
-        "images/s        ±  per GPU  exchange GB/s  validity"
-    )
-    assert " ".join(lines[1].split()) == "0,3 P2P_LEVEL=LOC finished 9,125 one run 4,563 26.6 valid"
-    assert " ".join(lines[4].split()) == "0,3 P2P_LEVEL=NVL finished 9,352 one run 4,676 226 valid: setting_no_effect"
+    assert lines[0].startswith("GPUs  P2P_LEVEL  ALGO  state ")
+    assert lines[0].endswith("images/s        ±  per GPU  exchange ms  exchange GB/s  validity")
+    assert " ".join(lines[1].split()) == "0,3 LOC – finished 9,125 one run 4,563 3.84 26.6 valid"
+    assert " ".join(lines[4].split()) == "0,3 NVL – finished 9,352 one run 4,676 0.453 226 valid: setting_no_effect"
     assert lines[-1] == "8 of 8 cells in 0 s"
 
 
 @pytest.mark.parametrize(
     ("study", "width"),
-    [(study, width) for study in ("settings", "scaling", "feet") for width in (72, 80, 100, 120)] + [("settings", 60)],
+    [(study, width) for study in ("settings", "scaling", "feet") for width in (60, 72, 80, 100, 120)],
 )
 def test_gpus_state_rate_and_verdict_are_whole_at_every_width(study, width):
     screen, lines = settled(study, width)
@@ -126,7 +125,9 @@ def test_several_codes_are_shortened_before_a_number_is():
     _, wide = settled("settings", 200, change)
     _, narrow = settled("settings", 80, change)
     assert wide[1].endswith("invalid: setting_ignored, transport_unexpected, noisy, throttled")
-    assert narrow[1].endswith("invalid, 4 codes") and "9,125" in narrow[1]
+    assert narrow[1].endswith("invalid: setting_ignored +3") and "9,125" in narrow[1]
+    assert settled("settings", 64, change)[1][1].endswith("invalid, 4 codes")
+    assert settled("settings", 60, change)[1][1].endswith("9,125  invalid")
     assert settled("feet", 84)[1][1].endswith("227  invalid: setting_ignored +1")
 
 

@@ -4,7 +4,9 @@ An exception, a log or a file may hold ESC sequences, backspaces, NUL or marks t
 they could hide or fake a line. Standard library only.
 """
 
+import io
 import unicodedata
+from typing import TextIO
 
 LONGEST = 4000  # characters of one line that is shown
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -24,6 +26,12 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     """Return a text as one line for a terminal, line breaks escaped too. An endless text loses its middle."""
     shown = visible(text, kept="")
     return shown if len(shown) <= longest else f"{shown[: longest // 4]} … {shown[-longest // 2 :]}"
+
+
+def forgive(stream: TextIO | None) -> None:
+    """Have a stream write `?` for a character that its encoding lacks (a terminal of ASCII) in place of raising."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def _is_harmless(char: str) -> bool:

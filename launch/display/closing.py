@@ -89,8 +89,8 @@ def _next(folder: Path, unfinished: int, is_told: bool) -> Iterator[str]:
 
 
 def _print(console: Console, text: str, indent: int) -> None:
-    """Print a sentence, on a terminal broken between words with every line indented."""
-    if console.is_terminal:
-        console.print(Padding(Text(text), (0, 0, 0, indent), expand=False))
-    else:
+    """Print a sentence, where the width is known broken between words with every line indented."""
+    if console.soft_wrap:
         console.print(Text(" " * indent + text))
+    else:
+        console.print(Padding(Text(text), (0, 0, 0, indent), expand=False))

@@ -1,6 +1,6 @@
 """The columns of the table of a sweep: what each cell asks for, what was measured, and which of them fit a terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from rich.cells import cell_len
 
@@ -11,19 +11,26 @@ from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.order import PlannedCell
 
-GPUS, STATE, VALIDITY = "GPUs", "state", "validity"
+GPUS, SETTINGS, STATE, VALIDITY = "GPUs", "NCCL", "state", "validity"
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
                EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
-STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
-LEAST_WIDTH = 6  # of a column of words that is cut, when nothing is left to leave out
+STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
+LEAST_WIDTH = 5  # of a column of words that is cut, when nothing is left to leave out
+MOST_SETTINGS = 3  # of NCCL's that have a column each
 GAP = 2  # between columns
 
 
-def _settings(cell: Cell) -> str:
-    return " ".join(f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(cell.nccl.items())) or ABSENT
+def _settings(cell: Cell, names: Container[str] = ()) -> str:
+    """Return NCCL's settings of a cell but those with a column of their own."""
+    listed = (f"{_short(name)}={value}" for name, value in sorted(cell.nccl.items()) if name not in names)
+    return " ".join(listed) or ABSENT
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("NCCL_")
 
 
 # What a cell asks for. A column that is the same for all cells is printed once, above the table.
@@ -32,7 +39,7 @@ _ASKED: dict[str, Callable[[Cell], str]] = {
     "benchmark": lambda cell: str(cell.benchmark["name"]),
     "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else ABSENT,
     GPUS: lambda cell: ",".join(map(str, cell.gpus)),
-    "NCCL": _settings,
+    SETTINGS: _settings,
     "batch": lambda cell: str(cell.batch_size) if cell.trains else ABSENT,
     "precision": lambda cell: cell.precision if cell.trains else ABSENT,
     "optimize": lambda cell: cell.optimize if cell.trains else ABSENT,
@@ -44,12 +51,23 @@ _HAVE_COLUMNS = (*KIND, "batch_size", "precision", "optimize")
 def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return what is the same for all cells, by name, and the columns in which cells differ, with a text for each cell."""
     columns = {name: [text(planned.cell) for planned in cells] for name, text in _ASKED.items()}
+    columns |= _of_settings([planned.cell for planned in cells])
     same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
     runs = [str(planned.cell.repeat) if repeated and not planned.drift else "".join(planned.marks) for planned in cells]
     columns[REPEAT if repeated else RUN] = runs
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
+
+
+def _of_settings(cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """Return a column for each setting of NCCL in which cells differ, as long as these are few, and one for the others."""
+    values = {name: [cell.nccl.get(name, ABSENT) for cell in cells] for cell in cells for name in sorted(cell.nccl)}
+    apart = {_short(name): texts for name, texts in values.items() if len(set(texts)) > 1}
+    if len(apart) > MOST_SETTINGS:  # a preset sets many at once
+        return {}
+    own = [name for name in values if _short(name) in apart]
+    return {SETTINGS: [_settings(cell, own) for cell in cells], **apart}
 
 
 def _options(cells: Sequence[Cell]) -> dict[str, list[str]]:
@@ -67,7 +85,10 @@ def measured(numbers: Sequence[Mapping[str, str]], rows: Sequence[int]) -> dict[
 
 
 def verdict(record: Record | None, codes: str = "all") -> str:
-    """Return a record's verdict with `all` its codes, the `first` of them or their `count`; of a failed cell the cause."""
+    """Return a record's verdict with `all` its codes, the `first` of them, their `count` or none (`word`).
+
+    Of a failed cell it is the cause.
+    """
     if record is None:
         return ""
     if record.state != "finished":
@@ -76,6 +97,8 @@ def verdict(record: Record | None, codes: str = "all") -> str:
             return ""
         return failure.cause + (f", rank {failure.rank}" if failure.rank is not None else "")
     word, found = record.validity.verdict, list(record.validity.codes)
+    if codes == "word":
+        return word
     if not found:
         return record.validity.said
     if codes == "count":
@@ -95,26 +118,29 @@ def fit(
     """
 
     def widths() -> dict[str, int]:
-        widest = {name: max(map(cell_len, [name, *texts])) for name, texts in columns.items()}
-        return widest | {STATE: max(STATE_WIDTH, widest[STATE])}
+        return {name: max(map(cell_len, [name, *texts])) for name, texts in columns.items()}
 
-    def excess() -> int:
-        return sum(widths().values()) + GAP * (len(columns) - 1) - width
+    def excess(found: Mapping[str, int]) -> int:
+        return sum(found.values()) + GAP * (len(found) - 1) - width
 
     def shorten(codes: str) -> None:
         columns[VALIDITY] = [verdict(record, codes) for record in records]
 
-    if excess() > 0:
+    def reserved() -> dict[str, int]:
+        found = widths()
+        return found | {STATE: max(STATE_WIDTH, found[STATE])}
+
+    if excess(reserved()) > 0:
         shorten("first")
     for name in DISPENSABLE:
-        if excess() > 0:
+        if excess(reserved()) > 0:
             columns.pop(name, None)
-    if excess() > 0:
-        shorten("count")
-    found, over = widths(), max(0, excess())
-    for name in sorted(words, key=lambda name: (-found[name], name)):
-        cut = min(over, max(0, found[name] - LEAST_WIDTH))
-        found[name], over = found[name] - cut, over - cut
+    for codes in ("count", "word"):
+        if excess(reserved()) > 0:
+            shorten(codes)
+    found = reserved() if excess(reserved()) <= 0 else widths()
+    while words and excess(found) > 0 and found[longest := max(words, key=lambda name: found[name])] > LEAST_WIDTH:
+        found[longest] -= 1
     return found
 
 

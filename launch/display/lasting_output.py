@@ -7,12 +7,15 @@ import signal
 import sys
 from typing import TextIO
 
+from benchmarks.record.visible import forgive
+
 
 class LastingOutput(io.TextIOBase):
     """Writes to a stream until that fails once; what is written later is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
         """`stream` is None where the process was started without one."""
+        forgive(stream)
         self._stream = stream
 
     @property

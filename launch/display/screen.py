@@ -57,6 +57,7 @@ class Screen:
         """`known` are the records that the study had before; `others` is what other studies showed of the scatter."""
         self._others = others
         self.console = console or SafeConsole()
+        self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -78,7 +79,7 @@ class Screen:
         same = [f"{name} {text}" for name, text in self._same.items() if text != ABSENT]
         for line in filled(same, self._width()):
             self.console.print(Text(line, style="dim"))
-        if self.console.is_terminal:
+        if self._in_place:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
             self._live.__enter__()
         return self
@@ -199,7 +200,7 @@ class Screen:
         return range(first, first + room)
 
     def _width(self) -> int:
-        return self.console.width if self.console.is_terminal else UNLIMITED
+        return self.console.width if self._in_place else UNLIMITED
 
     def _summary(self) -> str:
         """Return how many cells are done, and the time it took and will take."""

@@ -1,7 +1,9 @@
 """Answer what launch.py is asked about itself, without composing a request: its version, an option, commands to begin with."""
 
+import sys
 from collections.abc import Sequence
 
+from benchmarks.record.visible import forgive
 from launch.help import topics
 
 
@@ -11,6 +13,7 @@ def inform(typed: Sequence[str]) -> bool:
     Raises:
         Refused: there is no such group or option.
     """
+    forgive(sys.stdout)  # for all that follows, also what Hydra prints
     if "--version" in typed:
         from launch.machine.versions import version_lines  # the TAB key need not wait for it
 
