@@ -72,6 +72,7 @@ NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
     "chromium": (lambda: shutil.which("chromium"), "needs chromium: apt install chromium"),
     "compiler": (has_compiler, "needs a C compiler: apt install gcc libc6-dev"),
+    "fish": (lambda: shutil.which("fish"), "needs the shell fish: apt install fish"),
     "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),

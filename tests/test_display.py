@@ -189,6 +189,17 @@ def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
     assert drawn(screen)[-1] == "4 of 6 cells in 1 min 50 s, 2 not started"
 
 
+def test_a_dumb_terminal_gets_a_line_for_each_cell_while_it_runs(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    measured = records("scaling")[:2]
+    screen = Screen(planned(measured), [], console(60))
+    with screen:
+        screen.progress(0, watch("timed", 7))
+        screen.settle(0, "finished", measured[0])
+        said = screen.console.file.getvalue()
+    assert "started" in said and "finished  4,691 images/s" in said and "\x1b" not in said
+
+
 def test_time_left_is_there_from_the_start():
     screen = Screen(planned(records("settings")), [], console())
     with screen:

@@ -1,25 +1,29 @@
 """What launch.py says of itself: the help of an option, what the TAB key completes, who may start it."""
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from analysis.topology.source import load_topology
 from conf import groups
 from conf.command_line import GROUPS
 from conf.options import Refused
 from conf.schema import Config
 from launch.help import completion
 from launch.help.completion import completions
+from launch.help.examples import described, examples
 from launch.help.options import about_choice, options, options_of
 from launch.machine import devices
 from launch.machine.started_by import refuse_several
 from launch.plan.shared_options import refuse_several_values
 
 ROOT = Path(__file__).parent.parent
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")
 
 
 # --- an option, a group, a choice ---------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monke
 
 def test_a_typed_option_is_explained_and_an_unknown_one_refused(launch):
     code, out, _ = launch("-m", "gpus=0,3", "batch_size=8,16", "--help")
-    assert code == 0 and "worst_order:4" in out and "images per rank and step" in out
+    assert code == 0 and "worst_order:4" in out and "per rank and step (weak scaling)" in out
     code, _, err = launch("-h", "nccl.p2p_levle")
     assert code == 2 and err.startswith("launch.py: -h nccl.p2p_levle: no group or option") and "nccl.p2p_level?" in err
 
@@ -107,10 +111,8 @@ _ringside; printf '%s\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.mark.parametrize("shell", ["bash", "fish"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("fish", marks=pytest.mark.needs("fish"))])
 def test_the_script_for_a_shell_asks_the_program_that_is_typed(shell, tmp_path):
-    if not shutil.which(shell):
-        pytest.skip(f"needs {shell}: apt install {shell}")
     line = f"{sys.executable} {ROOT}/launch.py -m nccl.p2p_level=LOC,P"
     if shell == "bash":
         script = [f"{completion.BASH}\n{BASH}", "bash", line]
@@ -127,18 +129,90 @@ def test_hydras_option_prints_the_scripts(launch):
     assert launch("-sc", "install=fish")[1].strip() == completion.FISH
 
 
+# --- commands to begin with ---------------------------------------------------------------------------------------
+
+
+def planned(launch, arguments, *more):
+    """The cells of a command's plan."""
+    code, out, err = launch(*arguments.split(), *more, "dry_run=true")
+    assert (code, err) == (0, ""), arguments
+    return [line for line in out.splitlines() if line.split()[0].isdigit() and "·" in line]
+
+
+def test_the_examples_of_this_machine_are_right_requests(launch):
+    code, out, err = launch("examples")
+    commands = [line.strip() for line in out.splitlines() if line.startswith("    python launch.py ")]
+    assert (code, err, len(commands)) == (0, "", 5)
+    assert out.startswith("No GPU is used here: ")
+    for command in commands:
+        assert planned(launch, command.removeprefix("python launch.py "))
+
+
+def gpus(number):
+    return devices.Machine(
+        "cuda", tuple(devices.Device(one, name="V100") for one in range(number)), tuple(range(number)), 40
+    )
+
+
+def test_the_examples_of_a_dgx1_name_its_best_pair_and_its_links(launch):
+    listed = examples(gpus(8), load_topology(DGX1))
+    assert len(listed) == 5
+    assert ("How fast is each kind of link between two GPUs?", "-m gpus=classes:2 benchmark=p2p") in listed
+    for _, arguments in listed:
+        assert planned(launch, arguments, f"topology={DGX1}")
+    assert any("gpus=0,3 nccl.p2p_level=null,LOC" in arguments for _, arguments in listed)
+    assert described(gpus(8), load_topology(DGX1)) == "This machine has 8 × V100, joined by NV2+NV1+SYS."
+
+
+def test_the_examples_of_one_gpu_are_right_requests(launch, tmp_path):
+    alone = tmp_path / "topology.txt"
+    alone.write_text("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-19\t0\n")
+    listed = examples(gpus(1), load_topology(str(alone)))
+    assert len(listed) == 5
+    for _, arguments in listed:
+        assert planned(launch, arguments, f"topology={alone}")
+    assert described(gpus(1), None) == "This machine has 1 × V100."
+
+
+# --- the batch script ---------------------------------------------------------------------------------------------
+
+
+def test_the_batch_script_starts_launch_py_in_the_clone_with_its_arguments(tmp_path):
+    script = ROOT / "launch" / "recipes" / "slurm.sh"
+    of_the_job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    environment = {**os.environ, **of_the_job, "RINGSIDE_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        ["bash", str(script), "gpus=0,1", "model=fmnist_cnn", "dry_run=true"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1  fmnist_cnn · nccl_allreduce · gpus 0,1" in done.stdout
+
+
+def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
+    folder = ROOT / "launch" / "recipes"
+    texts = [(folder / name).read_text() for name in ("Dockerfile", "ringside.def")]
+    images = [re.search(r"^(?:FROM|From:) (\S+)$", text, re.MULTILINE)[1] for text in texts]
+    assert images[0] == images[1]
+    of_image, least = re.search(r":(\d+)\.(\d+)", images[0]), re.search(r"torch>=(\d+)\.(\d+)", PYPROJECT)
+    assert tuple(map(int, of_image.groups())) >= tuple(map(int, least.groups()))
+
+
 # --- who may start it ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}, "torchrun started launch.py"),
-        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: torchrun"),
-        ({"SLURM_PROCID": "7", "SLURM_NTASKS": "8"}, "SLURM_PROCID=7: srun .* without srun, or with srun --ntasks=1"),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8: srun"),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun started launch.py"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "mpiexec started launch.py"),
+        ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}, "launch.py was started by torchrun"),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: launch.py was"),
+        (
+            {"SLURM_PROCID": "7", "SLURM_NTASKS": "8"},
+            "SLURM_PROCID=7: .* by srun, .* without srun, or with srun --ntasks=1",
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8: launch.py was started by srun"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "by mpirun"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "by mpiexec"),
     ],
 )
 def test_a_program_that_starts_several_is_named(environment, said):
@@ -164,7 +238,7 @@ def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     code, out, err = launch("gpus=0", "dry_run=true")
-    assert (code, out) == (2, "") and "torchrun started launch.py" in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and "launch.py was started by torchrun" in err and err.count("\n") == 1
     assert os.listdir() == []  # noqa: PTH208
 
 

@@ -1,6 +1,7 @@
 """Measuring outlives its terminal."""
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -51,6 +52,12 @@ def test_printing_to_a_reader_that_left_is_dropped(pipe):
 def test_no_output_at_all_is_no_error():
     output = LastingOutput(None)
     assert output.write("text") == 4 and not output.isatty() and output.encoding == "utf-8"
+
+
+def test_a_character_that_the_terminal_lacks_is_a_question_mark():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=LastingOutput(stream), width=40).print("4 × H200 · ±2 %")
+    assert stream.buffer.getvalue() == b"4 ? H200 ? ?2 %\n"
 
 
 @pytest.mark.parametrize("target", ["/dev/full", None])

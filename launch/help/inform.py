@@ -19,6 +19,11 @@ def inform(typed: Sequence[str]) -> bool:
 
         print(*version_lines(), sep="\n")
         return True
+    if "examples" in typed:
+        from launch.help.examples import lines
+
+        print(*lines(), sep="\n")
+        return True
     asked = topics.topics(typed)
     for topic in asked:
         topics.show(topic)

@@ -29,8 +29,8 @@ def refuse_several(environment: Mapping[str, str]) -> None:
 def _refuse(program: str, names: tuple[str, ...], instead: str, environment: Mapping[str, str]) -> None:
     said = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
     raise Refused(
-        f"{said}: {program} started launch.py, and would start it once for each process; launch.py starts the processes on the "
-        f"GPUs itself: write python launch.py gpus=… {instead}"
+        f"{said}: launch.py was started by {program}, and starts the processes on the GPUs itself; write python launch.py gpus=… "
+        f"{instead}"
     )
 
 
