@@ -1,6 +1,5 @@
 """Code of the user's own: a strategy, a benchmark and a model in a folder of his, named by YAML or by the command line."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,12 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from records import files_with_auto
+from own_user import QUIET, SHORT, records_of, user
 
-from benchmarks.record import SCHEMA_VERSION, read_study
+from benchmarks.record import SCHEMA_VERSION
 from conf import groups
+from conf.cell import Network
 from conf.options import Refused
 from conf.targets import locate, locate_without_torch, sha256_of_foreign_code, source_file
+from trainers import models
 
 ROOT = Path(__file__).parent.parent
 STRATEGY = '''"""Gradients are summed one after the other, after backward."""
@@ -138,12 +139,6 @@ FILES = {
     "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 "),
     "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
 }
-SHORT = (
-    "device=cpu", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.2", "benchmark.min_iterations=3",
-    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
-    "benchmark.warmup_min_seconds=0",
-)  # fmt: skip
-QUIET = ("tracking=none", "report=false", "validity.foreign_cpu_limit=1")
 BARRIER = ("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")
 
 
@@ -151,19 +146,6 @@ def forget_package():
     """A test may import the package into this process; the next test has another one of that name."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
-
-
-def user(folder):
-    """The folder of a user; call it to launch from there. src/ is on PYTHONPATH, by a relative name."""
-
-    def launch(*arguments):
-        return subprocess.run(
-            [sys.executable, str(ROOT / "launch.py"), *arguments], cwd=folder, capture_output=True, text=True,
-            timeout=240, check=False, env={**os.environ, "PYTHONPATH": "src", "CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
-
-    launch.folder = folder
-    return launch
 
 
 def with_files(folder):
@@ -181,16 +163,6 @@ def own(tmp_path):
     yield with_files(tmp_path)
     forget_package()
     groups.search_also([])
-
-
-def records_of(own, done, status=0):
-    """(Record, its file's content) of each cell that ran, in the order of the cells' names."""
-    records, unreadable = read_study(own.folder / "outputs" / "default")
-    assert (done.returncode, unreadable) == (status, []), done.stdout + done.stderr
-    assert files_with_auto(own.folder / "outputs") == []
-    contents = [json.loads(path.read_text()) for path in own.folder.glob("outputs/default/*/record.json")]
-    by_id = {content["record_id"]: content for content in contents}
-    return [(record, by_id[record.record_id]) for record in sorted(records, key=lambda record: record.name)]
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +192,12 @@ def copied(timed_barrier, tmp_path):
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
-    """A model of one's own, and a builder that returns none: the two records and what was printed."""
+    """A model of one's own has trained: its record."""
     own = with_files(tmp_path_factory.mktemp("networks"))
-    builders = "model.builder=my_package.models:build,my_package.models:nothing"
-    done = own("-m", "gpus=0,1", *SHORT, "model.library=python", builders, "+model.options.width=8", *QUIET)
-    return own, records_of(own, done, status=1), done.stdout
+    builder = "model.builder=my_package.models:build"
+    return own, records_of(
+        own, own("gpus=0,1", *SHORT, "model.library=python", builder, "+model.options.width=8", *QUIET)
+    )
 
 
 def hash_of(own, name):
@@ -289,17 +262,18 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier,
 
 
 def test_a_model_of_ones_own_trains(networks):
-    own, found, _ = networks
-    ((record, content),) = [(record, content) for record, content in found if record.name.startswith("models.build · ")]
+    own, ((record, content),) = networks
+    assert record.name.startswith("models.build · ")
     assert (record.state, record.validity.verdict == "invalid") == ("finished", False)
     assert content["model"]["parameters"] == (9 + 1) * 8 + (8 + 1) * 10
     assert content["cell"]["declared"]["model"]["sha256"] == hash_of(own, "models.py")
 
 
-def test_a_builder_that_returns_no_module_says_so(networks):
-    _, found, said = networks
-    assert sorted(record.state for record, _ in found) == ["failed", "finished"]
-    assert "model.builder=my_package.models:nothing: returned str, expected is a torch.nn.Module" in said
+def test_a_builder_that_returns_no_module_says_so(own, monkeypatch):
+    monkeypatch.syspath_prepend(str(own.folder / "src"))
+    network = Network("mine", "python", "my_package.models:nothing", 1, 10, 28, 0.0, {"width": 8})
+    with pytest.raises(TypeError, match=r"models:nothing: returned str, expected is a torch\.nn\.Module"):
+        models.build(network)
 
 
 def test_a_changed_file_is_another_cell(copied):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from analysis.findings import provenance
 from analysis.findings.runs import Runs
@@ -45,7 +46,7 @@ def worded(name: str, value: str) -> str:
     if name in ("model.name", "strategy.name", "optimizer.name", "precision", "optimize", "benchmark.name", "device"):
         return value
     if name == "data":
-        data = json.loads(value)
+        data: dict[str, Any] = json.loads(value) if value.startswith("{") else {"name": value, "options": {}}
         return " ".join([f"data={data['name']}", *(f"{option}={one}" for option, one in data["options"].items())])
     if name == "model.image_size":
         return f"{value} px"

@@ -40,7 +40,7 @@ def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 def _asked(cell: Cell) -> dict[str, str]:
     """Flatten what a cell asks for: {"strategy.comm_hook": "bf16", "gpus": "0,3"}."""
-    flat: dict[str, str] = {}
+    flat: dict[str, str] = {"data": "synthetic"} if cell.trains else {}
     for name, value in cell.to_dict().items():
         if name == "gpus":
             flat[name] = labels.gpu_ids(value)

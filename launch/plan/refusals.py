@@ -11,6 +11,7 @@ from conf.options import Refused
 from launch.machine.devices import Machine
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
+from launch.plan.own_code import refuse_wrong_code
 from launch.plan.peer_access import refuse_without_peers
 from launch.plan.profilers import Profiler
 from launch.plan.shared_memory import refuse_too_little
@@ -63,6 +64,11 @@ def missing_library(draft: Draft) -> None:
             raise Refused(f"model.library={library}: not installed; accepted here after `pip install '.[{library}]'`")
 
 
+def own_code(draft: Draft) -> None:
+    """Refuse a model, loader or strategy of the user's own that cannot be called, or lacks a method."""
+    refuse_wrong_code(draft.cells)
+
+
 def missing_profiler(draft: Draft) -> None:
     """Refuse a trace by nsys where nsys is not found, or too old."""
     if draft.profiler.missing:
@@ -92,6 +98,7 @@ REFUSALS: tuple[Callable[[Draft], None], ...] = (
     multicast,
     secrets,
     missing_library,
+    own_code,
     missing_profiler,
     benchmark_request,
     peer_access,

@@ -1,0 +1,139 @@
+"""The page about one's own model, data and strategy: its examples run exactly as they stand there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from own_user import QUIET, SHORT, records_of, user
+
+from conf import groups
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "trainers" / "OWN.md").read_text(encoding="utf-8")
+FILES = {name: text for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)}
+COMMANDS = re.findall(r"^    python launch\.py (.*)$", PAGE, re.MULTILINE)
+MODULES = [name.removesuffix(".py") for name in FILES if name.endswith(".py")]
+
+
+def with_page(folder):
+    """A user who copied the files of the page, and has a text."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "my_text.txt").write_bytes(bytes(range(256)) * 100)
+    (folder / "my_module.py").write_text("def build(classes, channels): ...\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """One cell with all three examples: a model of tokens, a text as data, a strategy."""
+    folder = with_page(tmp_path_factory.mktemp("page"))
+    own = user(folder, python_path=".")
+    options = [one for one in SHORT if not one.startswith(("model=", "batch_size="))]
+    done = own(
+        "--config-dir", "conf", "model=tiny_gpt", "gpus=0,1", "data=text", "strategy=one_by_one", *options, *QUIET
+    )
+    ((record, content),) = records_of(own, done)
+    return record, content, done.stdout
+
+
+def test_the_examples_are_short():
+    assert len(FILES) == 6 and len(COMMANDS) == 5
+    assert max(text.count("\n") for text in FILES.values()) < 30
+
+
+def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_check(ran):
+    record, content, _ = ran
+    assert (record.state, record.validity.verdict == "invalid") == ("finished", False), record.validity
+    assert record.checks["replicas_equal"] is True and record.checks["batches_differ"] is True
+    assert record.checks["gradient_error"] <= record.checks["gradient_tolerance"] < record.checks["gradient_spread"]
+    assert record.checks["sample"] == {"inputs": ["int64 [64]"], "targets": "int64 [64]"}
+    metrics = record.metrics
+    assert metrics["throughput/tokens"] == 64 * metrics["throughput/images"] == 64 * 8 * 2 * metrics["step/iterations"]
+    assert metrics["throughput/tokens_per_second"] == pytest.approx(64 * metrics["throughput/images_per_second"])
+    assert metrics["data/wait_ms"] > 0 and {"low", "high"} <= record.within_run["data/cost_ms"].keys()
+    declared = content["cell"]["declared"]
+    assert {group for group, rules in declared.items() if "sha256" in rules} == {"model", "data", "strategy"}
+    assert content["cell"]["data"] == {"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command.split()[:4]) for command in COMMANDS])
+def test_the_commands_of_the_page_can_be_asked(command, launch, monkeypatch, tmp_path):
+    if "timm" in command:
+        pytest.importorskip("timm", reason="timm is not installed")
+    monkeypatch.chdir(with_page(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        code, out, err = launch(*shlex.split(command), "device=cpu", "dry_run=true")
+    finally:
+        groups.search_also([])
+    assert (code, err) == (0, ""), err
+    assert " · " in out
+
+
+WRONG = {
+    "no such method": (
+        "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
+        "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved; a subclass of Strategy defines ",
+    ),
+    "no strategy": (
+        "my_strategies.py", "class OneByOne(Strategy)", "class OneByOne", "strategy=one_by_one",
+        "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
+    ),
+    "an option that it does not take": (
+        "conf/strategy/one_by_one.yaml", "OneByOne\n", "OneByOne\nscale: 1.0\n", "strategy=one_by_one strategy.scale=2.0", None,
+    ),
+    "no module": (
+        "conf/strategy/one_by_one.yaml", "my_strategies.", "my_strategy.", "strategy=one_by_one",
+        "Python finds no module my_strategy; put its folder on PYTHONPATH, or install its package",
+    ),
+    "a model of torch": (
+        "my_models.py", "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", "model=tiny_gpt",
+        "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.own_model.OwnModel",
+    ),
+    "no loss": (
+        "my_models.py", "def loss", "def cost", "model=tiny_gpt", "TinyGpt has no loss; a subclass of OwnModel defines batch",
+    ),
+    "an option too few": (
+        "conf/model/tiny_gpt.yaml", "options: {length: 64}", "", "model=tiny_gpt",
+        "model.builder=my_models:TinyGpt: needs length, and is called as TinyGpt(); add it to model.options",
+    ),
+    "an option too many": (
+        "conf/model/tiny_gpt.yaml", "length: 64", "length: 64, depth: 3", "model=tiny_gpt",
+        "takes no depth, and is called as TinyGpt(length=…, depth=…)",
+    ),
+    "samples taken for images": (
+        "conf/model/tiny_gpt.yaml", "inputs: samples", "inputs: images", "model=tiny_gpt image_size=64",
+        "takes no classes, and is called as TinyGpt(classes=…, channels=…, length=…); a model that makes its own batches is",
+    ),
+    "a loader that is not there": (
+        "conf/data/text.yaml", "my_data:load", "my_data:read", "data=text", "my_data.py defines no read",
+    ),
+    "a loader without its file": (
+        "conf/data/text.yaml", "options: {file: my_text.txt}", "", "data=text",
+        "data.loader=my_data:load: needs file, and is called as load(batch_size=…, rank=…, world_size=…, seed=…); add it to",
+    ),
+    "options without a loader": (
+        "conf/data/text.yaml", "loader: my_data:load", "", "data=text", "accepted with data.loader, a function of your own",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch, monkeypatch, tmp_path):
+    file, text, instead, request, sentence = WRONG[mistake]
+    folder = with_page(tmp_path)
+    assert text in FILES[file]
+    (folder / file).write_text(FILES[file].replace(text, instead))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    try:
+        code, out, err = launch("--config-dir", "conf", *request.split(), "device=cpu", "dry_run=true")
+    finally:
+        groups.search_also([])
+    if sentence is None:
+        sentence = "takes no scale, and is called as OneByOne(scale=…)"
+    assert (code, out) == (2, ""), out + err
+    assert err.startswith("launch.py: ") and err.count("\n") == 1 and sentence in err, err
