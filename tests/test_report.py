@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pages import widths
 from records import EVIL, REAL, make_record, record, study
 from simulated import Simulator, Truth
 
@@ -597,26 +598,8 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
 def test_nothing_scrolls_sideways(source, written, tmp_path):
     """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
     made = written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
-    text = re.sub(r"<meta http-equiv[^>]*>", "", made.read_text(encoding="utf-8"))
-    quoted = text.replace("&", "&amp;").replace('"', "&quot;")
-    frames = "".join(
-        f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{quoted}"></iframe>' for w in (390, 1280)
-    )
-    script = (
-        "onload = () => { const all = [...document.querySelectorAll('iframe')].map(f => f.contentDocument.documentElement);"
-        "const said = all.map(e => e.scrollWidth + ' of ' + e.clientWidth).join(', ');"
-        "document.body.innerHTML = '<p id=said>' + said + '</p>'; }"
-    )
-    (tmp_path / "frames.html").write_text(f"<!doctype html><body>{frames}<script>{script}</script>", encoding="utf-8")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-               "--window-size=1800,1200", "--dump-dom", f"file://{tmp_path}/frames.html"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    widths = re.findall(r"(\d+) of (\d+)", done.stdout.partition("id=")[2])
-    assert len(widths) == 2 and int(widths[0][1]) <= 390 < int(widths[1][1]) <= 1280, (
-        done.stdout[-500:] + done.stderr[-500:]
-    )
-    for wide, room in widths:
-        assert int(wide) <= int(room)
+    for wide, room in widths(made, tmp_path):
+        assert wide <= room
 
 
 @pytest.mark.needs("chromium")

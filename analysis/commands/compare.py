@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what differs. Raises OSError, UnreadableInput, or ValueError if the two have nothing in common."""
     if any(compare_studies.is_folder(one) for one in (arguments.a, arguments.b)):
         return compare_studies.run(arguments)
+    if arguments.limit is not None:
+        raise ValueError("--limit is for two studies; of two files --tolerance says what is equal")
     a, b = (_read(file) for file in (arguments.a, arguments.b))
     result = compare_measurements(a, b, arguments.tolerance, arguments.latency_tolerance)
     if arguments.json:

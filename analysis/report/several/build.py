@@ -22,7 +22,8 @@ from analysis.report.style import style
 from analysis.report.text import count, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
-NAMES = 3  # of studies in the name of the folder
+NAMES = 3  # of studies in the title and in the name of the folder
+OWN = 2  # sentences of each study's own report: what was measured, and the answer
 
 
 def examine_several(asked: Sequence[Asked]) -> tuple[Report, list[Side]]:
@@ -51,12 +52,12 @@ def examine_several(asked: Sequence[Asked]) -> tuple[Report, list[Side]]:
 
 
 def _each(sides: Sequence[Side], findings: dict[str, Findings]) -> Section:
-    """Return what each study says by itself: the first sentence of its own report."""
+    """Return what each study says by itself: the first sentences of its own report."""
     lines = []
     for side in sides:
         with style():
             said = of_one_study(side.study, findings[side.name], benchmark_sections(side.study, findings[side.name]))
-        lines.append(sentence(f"{side.name}: {said[0]}" if said else side.name))
+        lines.append(sentence(f"{side.name}: {' '.join(said[:OWN])}"))
     return Section("each", "Each by itself", tuple(lines))
 
 

@@ -1,5 +1,6 @@
 """The same cells beside each other: a table with every number, bars of the rates, and the differences that runs show."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.across.differences import FASTER, SLOWER, UNKNOWN, CellDifference, CellOnSide, SharedCell
@@ -14,7 +15,7 @@ from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
 from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, window
 from analysis.report.tables import Column, Table, Value, metric_column
-from analysis.report.text import single_line
+from analysis.report.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 
 BARS = 12  # cells of the figure of rates
@@ -30,7 +31,15 @@ def cells(sides: Sequence[Side], shared: Sequence[SharedCell]) -> Section:
         return Section("cells", "The same cells beside each other", (line,))
     look = looks(sides)
     pictures = (*_bars(shared, look), *_differences(shared, look))
-    return Section("cells", "The same cells beside each other", (), pictures, (_table(shared),))
+    return Section("cells", "The same cells beside each other", _notes(shared), pictures, (_table(shared),))
+
+
+def _notes(shared: Sequence[SharedCell]) -> tuple[str, ...]:
+    """Return why cells have no verdict, or what qualifies it, and what checks said of their runs."""
+    against = [(cell, one.against) for cell in shared for one in cell.places if one.against is not None]
+    reasons = Counter(one.why for _, one in against if one.why)
+    doubts = [f"{cell.name}: {one.doubts}." for cell, one in against if one.doubts]
+    return tuple(first_lines([*(f"{count(number, 'difference')}: {why}." for why, number in reasons.items()), *doubts]))
 
 
 def _table(shared: Sequence[SharedCell]) -> Table:
@@ -59,7 +68,7 @@ def _table(shared: Sequence[SharedCell]) -> Table:
             Column("rate", unit or "rate", "rate", True), Column("unit", "unit", shown=not unit),
             metric_column("efficiency", EFFICIENCY), metric_column("exposed_ms", EXPOSED),
             metric_column("exchange_ms", EXCHANGE), Column("difference", "difference", "change", True),
-            Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note"),
+            Column("smallest", "smallest", "share"), Column("verdict", "verdict"), Column("why", "note", shown=False),
             Column("against", "against", shown=False), Column("benchmark", "benchmark", shown=False),
         ),
         tuple(rows), doubtful,
@@ -137,14 +146,9 @@ def _differences(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iter
         axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
         colour = {FASTER: COLOURS["blue"][0], SLOWER: COLOURS["vermillion"][0]}.get(against.verdict, REST)
         dot(axes, y, change, colour, "o")
-        first = f" against {look[cell.places[0].side.name].name}" if len(firsts) > 1 else ""
+        told = _pair(one.side.name, cell.places[0].side.name, look) if len(firsts) > 1 else look[one.side.name].name
         verdict = f", {against.verdict}" if against.verdict in (FASTER, SLOWER) else ""
-        row_label(
-            axes,
-            y,
-            f"{look[one.side.name].name}{first}: {names[cell.name]}",
-            f"{number(change.value, 'change')}{verdict}",
-        )
+        row_label(axes, y, f"{told}: {names[cell.name]}", f"{number(change.value, 'change')}{verdict}")
     axes.set_xlim(*window([change for *_, change in shown], [0.0]))
     axes.set_xlabel("difference of the rate")
     against_what = f"to {firsts.pop()}" if len(firsts) == 1 else "to the first that has the cell"
@@ -156,7 +160,14 @@ def _differences(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iter
     )  # fmt: skip
 
 
-def told(metric: str, value: float) -> str:
+def _pair(side: str, first: str, look: Mapping[str, Look]) -> str:
+    """Return `eager_b against eager_a`: two sides by what tells these two apart, or by their names in the legend."""
+    short = short_names((side, first))
+    return min((f"{one} against {other}" for one, other in
+                ((short[side], short[first]), (look[side].name, look[first].name))), key=len)  # fmt: skip
+
+
+def with_unit(metric: str, value: float) -> str:
     """Return a number with its unit: `9,337 images/s`."""
     unit = unit_of(metric)
     return number(value, of_metric(metric)) + (f" {unit}" if unit not in ("", "%") else "")

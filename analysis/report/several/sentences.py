@@ -8,7 +8,7 @@ from analysis.findings.across.sides import Side
 from analysis.findings.across.surroundings import differing
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.report.numbers import estimate, number
-from analysis.report.several.cells import told
+from analysis.report.several.cells import with_unit
 from analysis.report.several.scaling import SharedCurve
 from analysis.report.text import count, join_words, single_line
 
@@ -23,9 +23,8 @@ NOT_IN_TURN = (
 def sentences(sides: Sequence[Side], shared: Sequence[SharedCell], curves: Sequence[SharedCurve]) -> list[str]:
     """Return at most five sentences."""
     said = [_rates(shared) if shared else "No cell was measured by two of them, so no rates are compared."]
-    said += [_efficiency(curves)] * bool(curves)
-    said += _verdicts(shared)
-    return [single_line(one, 700) for one in [*said, _differs(sides)]]
+    said += [_efficiency(curves)] if curves else []
+    return [single_line(one, 700) for one in [*said, *_verdicts(shared), _differs(sides)]]
 
 
 def _rates(shared: Sequence[SharedCell]) -> str:
@@ -36,7 +35,9 @@ def _rates(shared: Sequence[SharedCell]) -> str:
         return cell.metric == IMAGES_PER_SECOND, strategy != "none", len(cell.places), len(cell.gpus)
 
     cell = max(shared, key=merit)
-    each = [(one.side.name, told(cell.metric, value)) for one in cell.places if (value := _value(one, cell.metric))]
+    each = [
+        (one.side.name, with_unit(cell.metric, value)) for one in cell.places if (value := _value(one, cell.metric))
+    ]
     more = f" {count(len(shared) - 1, 'more cell')} stand{'s' * (len(shared) == 2)} below." if len(shared) > 1 else ""
     return f"{cell.name}: {_on_each(each)}.{more}"
 
