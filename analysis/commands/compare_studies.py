@@ -25,14 +25,14 @@ from analysis.findings.across.differences import (
     Differences,
     differences,
 )
-from analysis.findings.across.measured import MeasuredNumber, NumberDifference
+from analysis.findings.across.measured import MeasuredNumber
 from analysis.findings.across.sides import Asked, Side, open_sides
 from analysis.findings.across.surroundings import differing, same_machine
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication.exposed import EXCHANGE, EXPOSED
 from analysis.findings.model import Estimate
 from analysis.report.names import short_names
-from analysis.report.numbers import ABSENT, KINDS, NumberFormat, estimate, number, of_metric
+from analysis.report.numbers import ABSENT, KINDS, NumberFormat, central, estimate, interval, number, of_metric
 from analysis.report.text import count, single_line
 from analysis.verification.quick import QuickCheck
 from benchmarks.record.metrics import metric as entry_of
@@ -40,12 +40,13 @@ from benchmarks.record.metrics import metric as entry_of
 _SHOWN = 60  # rows
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 BESIDE = (EFFICIENCY, EXPOSED, EXCHANGE)  # numbers beside the one that is judged
+INSIDE = "The intervals hold what differs between runs inside each study."
 NOT_IN_TURN = (
     "The two studies were not measured in turn: what changes on a machine from one sweep to the next (heat, clocks, "
-    "neighbours) would look the same. The intervals hold what differs between runs inside each study. To see what a sweep "
-    "changes by itself, measure A once more under another name and compare the two."
+    f"neighbours) would look the same. {INSIDE}"
 )
-IN_TURN = "Their sweeps were measured in turn. The intervals hold what differs between runs inside each study."
+ONCE_MORE = "To see what a sweep changes by itself, measure A once more under another name and compare the two."
+IN_TURN = f"Their sweeps were measured in turn. {INSIDE}"
 
 
 def is_folder(text: str) -> bool:
@@ -162,7 +163,7 @@ def _print_rates(found: Differences) -> None:
     unit = units.pop() if len(units) == 1 else ""
     names = short_names(one.name for one in found.cells)
     table = _table("The same cells, B against A, with 95 % intervals", "cell")
-    for heading in ("runs", f"A {unit}".strip(), f"B {unit}".strip(), "difference", "could see"):
+    for heading in ("runs", f"A\n{unit}".strip(), f"B\n{unit}".strip(), "difference"):
         table.add_column(heading, justify="right")
     table.add_column("B is")
     for one in found.cells[:_SHOWN]:
@@ -189,8 +190,8 @@ def _print_beside(found: Differences) -> None:
 
 
 def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")
     return table
 
 
@@ -213,11 +214,17 @@ def _print_surroundings(first: Sequence[Side], second: Sequence[Side]) -> None:
 
 
 def _numbers(one: CellDifference, unit: str) -> list[str]:
-    """Return runs, both numbers, the difference, what could have been seen, and the verdict."""
+    """Return runs, both numbers, the difference, and the verdict; where none is seen, what could have been."""
     values = [side.get(one.metric) for side in (one.first, one.second)]
-    runs = " and ".join(str(value.runs) for value in values if value)
+    runs = ", ".join(str(value.runs) for value in values if value)
     told = [f"{_number(one.metric, value)} {unit}".strip() for value in values]
-    return [runs, *told, estimate(one.change, "change"), number(one.smallest, "share"), one.verdict]
+    could = f"\ncould see {number(one.smallest, 'share')}" if one.verdict == EQUAL else ""
+    return [runs, *told, _in_lines(one.change, KINDS["change"]), f"{one.verdict}{could}"]
+
+
+def _in_lines(value: Estimate | None, kind: NumberFormat) -> str:
+    """Return a number, and its interval under it."""
+    return "\n".join(text for text in (central(value, kind), interval(value, kind)) if text)
 
 
 def _number(metric: str, value: MeasuredNumber | None) -> str:
@@ -229,13 +236,8 @@ def _step(metric: str, one: CellDifference) -> str:
     if metric not in one.steps:
         return ""
     values = " → ".join(_number(metric, side[metric]) for side in (one.first, one.second))
-    return f"{values}\n{difference(metric, one.steps[metric])}"
-
-
-def difference(metric: str, step: NumberDifference) -> str:
-    """Return a difference with its interval: a change in %, of an efficiency in points, of exposed ms in ms."""
-    kind = KINDS["change"] if step.logarithm else _points(metric)
-    return estimate(step.estimate(), kind)
+    step = one.steps[metric]
+    return f"{values}\n{_in_lines(step.estimate(), KINDS['change'] if step.logarithm else _points(metric))}"
 
 
 def _points(metric: str) -> NumberFormat:
@@ -257,7 +259,7 @@ def _lines(found: Differences, limit: float, is_same_machine: bool) -> list[str]
         lines.append(f"{word}{size}: {count(len(slower), 'cell')}, most of all {most}.")
     elif verdicts[UNKNOWN] < len(found.cells):
         lines.append(f"No regression was found: no cell of B is seen to be slower{size}.")
-    lines.append(IN_TURN if found.in_turn else NOT_IN_TURN)
+    lines.append(IN_TURN if found.in_turn else f"{NOT_IN_TURN} {ONCE_MORE}" if is_same_machine else NOT_IN_TURN)
     lines += [
         f"{count(cells, 'cell')}: {why}." for why, cells in Counter(one.why for one in found.cells if one.why).items()
     ]

@@ -79,7 +79,7 @@ def differences(first: Sequence[Side], second: Sequence[Side]) -> Differences:
         _judged(found),
         tuple(_alone(named[cell], cell, second) for cell in one if cell not in other),
         tuple(_alone(named[cell], cell, first) for cell in other if cell not in one),
-        _in_turn(first, second),
+        in_turn(first, second),
     )
 
 
@@ -206,7 +206,7 @@ def _alone(name: str, cell: CellId, others: Sequence[Side]) -> str:
     return name
 
 
-def _in_turn(first: Sequence[Side], second: Sequence[Side]) -> bool:
+def in_turn(first: Sequence[Side], second: Sequence[Side]) -> bool:
     """Tell whether sweeps of two studies took turns: first, second, first, or the other way round."""
     starts: dict[tuple[bool, str], float] = {}
     for is_second, sides in ((False, first), (True, second)):

@@ -49,9 +49,9 @@ def differing(sides: Sequence[Side]) -> tuple[dict[str, list[str]], dict[str, st
 
 
 def same_machine(sides: Sequence[Side]) -> bool:
-    """Tell whether all sides are of one machine, as far as hosts and UUIDs of GPUs tell."""
+    """Tell whether all sides are of one machine, as far as hosts, CPUs and UUIDs of GPUs tell."""
     apart, _ = differing(sides)
-    return not {"host", "GPUs", GPUS} & apart.keys()
+    return not {"host", "GPUs", GPUS, "CPU", "cores"} & apart.keys()
 
 
 def _of_record(record: Record) -> dict[str, str]:

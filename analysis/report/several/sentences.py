@@ -3,7 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.findings.across.differences import EQUAL, FASTER, SLOWER, UNKNOWN, CellDifference, CellOnSide, SharedCell
+from analysis.findings.across.differences import (
+    EQUAL,
+    FASTER,
+    SLOWER,
+    UNKNOWN,
+    CellDifference,
+    CellOnSide,
+    SharedCell,
+    in_turn,
+)
 from analysis.findings.across.sides import Side
 from analysis.findings.across.surroundings import differing
 from analysis.findings.rates import IMAGES_PER_SECOND
@@ -14,17 +23,18 @@ from analysis.report.text import count, join_words, single_line
 
 FACTS = 5  # that differ, named in the sentence
 NAMED = 3  # sides, each with its number
+INSIDE = "the intervals hold what differs between runs inside each study"
 NOT_IN_TURN = (
-    "They were not measured in turn, so what changes on a machine from one sweep to the next would look the same; the "
-    "intervals hold what differs between runs inside each study."
+    f"They were not measured in turn, so what changes on a machine between sweeps would look the same; {INSIDE}."
 )
+IN_TURN = f"They were measured in turn; {INSIDE}."
 
 
 def sentences(sides: Sequence[Side], shared: Sequence[SharedCell], curves: Sequence[SharedCurve]) -> list[str]:
     """Return at most five sentences."""
     said = [_rates(shared) if shared else "No cell was measured by two of them, so no rates are compared."]
     said += [_efficiency(curves)] if curves else []
-    return [single_line(one, 700) for one in [*said, *_verdicts(shared), _differs(sides)]]
+    return [single_line(one, 700) for one in [*said, *_verdicts(sides, shared), _differs(sides)]]
 
 
 def _rates(shared: Sequence[SharedCell]) -> str:
@@ -62,7 +72,7 @@ def _efficiency(curves: Sequence[SharedCurve]) -> str:
     return f"Efficiency of {curve.name}: {_on_each(each)}."
 
 
-def _verdicts(shared: Sequence[SharedCell]) -> list[str]:
+def _verdicts(sides: Sequence[Side], shared: Sequence[SharedCell]) -> list[str]:
     """Return what the runs show, and what that may claim."""
     judged = [one.against for cell in shared for one in cell.places if one.against is not None]
     counts = Counter(one.verdict for one in judged)
@@ -76,7 +86,10 @@ def _verdicts(shared: Sequence[SharedCell]) -> list[str]:
         f"{counts[word]:,} {word}{_range([one for one in judged if one.verdict == word])}"
         for word in (FASTER, SLOWER, EQUAL, UNKNOWN) if counts[word]
     ]  # fmt: skip
-    return [f"{against}, of {count(len(judged), 'cell')}: {', '.join(words)}.", NOT_IN_TURN]
+    return [
+        f"{against}, of {count(len(judged), 'cell')}: {', '.join(words)}.",
+        IN_TURN if in_turn(sides[:1], sides[1:]) else NOT_IN_TURN,
+    ]
 
 
 def _range(alike: Sequence[CellDifference]) -> str:
