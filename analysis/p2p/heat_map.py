@@ -55,7 +55,7 @@ def draw_heat_maps(
     side = max(_SQUARE * count, 2.6)  # a small matrix still has room for its title
     width, height = left + side + right, above + side + below
     with matplotlib.rc_context({"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        head = 0.95
+        head = 1.2
         size = (columns * width, len(rows) * height + head)
         figure = pyplot.figure(figsize=size, facecolor=_PAPER)
         try:
@@ -64,17 +64,12 @@ def draw_heat_maps(
                     low = size[1] - head - (number + 1) * height + below
                     box = ((place * width + left) / size[0], low / size[1], side / size[0], side / size[1])
                     _paint(figure.add_axes(box), matrices, name, topology, scales[unit_of(name)])
-            lines: list[tuple[str, dict[str, Any]]] = [
-                (title or _devices(matrices), {"fontsize": 12, "color": _INK, "weight": "bold"}),
-                (
-                    "row: who copies; dark: better, on one scale for all GB/s and one for all µs; grey: within one",
-                    {"fontsize": 8, "color": _SOFT},
-                ),
-            ]
-            if words:
-                said = f"P2P on: {words['enabled']}; off: {words['disabled']}"
-                lines.append((said, {"fontsize": 8, "color": _SOFT}))
-            for number, (line, style) in enumerate(lines):
+            lines = [title or _devices(matrices), "row: who copies; dark: better; grey: within one"]
+            lines += ["all maps in GB/s have one scale of colours, all in µs another"] if len(names) > 1 else []
+            lines += [f"P2P on: {words['enabled']}; off: {words['disabled']}"] if words else []
+            for number, line in enumerate(lines):
+                style: dict[str, Any] = {"fontsize": 8, "color": _SOFT}
+                style = style if number else {"fontsize": 12, "color": _INK, "weight": "bold"}
                 y = 1 - (0.3 + 0.22 * number) / size[1]
                 figure.text(left / size[0], y, visible(line, kept=""), va="center", parse_math=False, **style)
             form, out = path.suffix.removeprefix(".") or "svg", io.BytesIO()
@@ -108,7 +103,7 @@ def scale_of(matrices: Iterable[Mapping[tuple[int, int], float]]) -> tuple[float
 
 def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None, scale: tuple[float, float]) -> None:
     squares(axes, matrices.ids[name], matrices.entries[name], unit_of(name), topology, scale)
-    axes.set_title(_title(name), fontsize=10, color=_INK, loc="left", pad=18)
+    axes.set_title(title_of(name), fontsize=10, color=_INK, loc="left", pad=18)
 
 
 def squares(
@@ -159,7 +154,7 @@ def squares(
         axes.set_xlabel(f"{_number(low)} to {_number(high)} {unit}", fontsize=8, color=_SOFT)
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     """Return a matrix's title: `GPU latency, µs, P2P on, reads` for `latency_gpu_enabled_reads`."""
     words = name.split("_")
     state = "P2P on" if "enabled" in words else "P2P off"

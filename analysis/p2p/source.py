@@ -40,10 +40,10 @@ def read_p2p(text: str) -> P2p:
         why = f"the cell is {state}" if state not in (None, "finished") else "it has no tables.p2p"
         raise UnreadableInput(f"{_EXPECTED}; {why}")
     try:
-        medians = _matrices(table, table["matrices"])
+        medians = matrices_of(table, table["matrices"])
         repeats = max((len(squares) for squares in table["samples"].values()), default=0)
         samples = [
-            _matrices(table, {name: squares[number] for name, squares in table["samples"].items()})
+            matrices_of(table, {name: squares[number] for name, squares in table["samples"].items()})
             for number in range(repeats)
         ]
         words = {str(state): str(word) for state, word in table["words"].items()}
@@ -57,7 +57,15 @@ def read_p2p(text: str) -> P2p:
     return P2p([medians], samples or [medians], topology, title, words)
 
 
-def _matrices(table: dict[str, Any], squares: dict[str, Any]) -> Matrices:
+def medians_of(tables: Mapping[str, Any]) -> Matrices | None:
+    """Return the medians among a record's tables; None where it has none, or they are damaged."""
+    try:
+        return matrices_of(tables["p2p"], tables["p2p"]["matrices"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def matrices_of(table: Mapping[str, Any], squares: Mapping[str, Any]) -> Matrices:
     """Return a record's matrices in the form that the tool's reader gives. Numbers that are not finite are absent."""
     found = Matrices(0)
     refuse_too_many(len(table["devices"]))
