@@ -52,7 +52,7 @@ def normalise(arguments: Sequence[str]) -> list[str]:
             raise Refused(
                 f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at most {LONGEST_ARGUMENT:,}"
             )
-    options, overrides = _separated(arguments)
+    options, overrides = separated(arguments)
     return [*options, *map(_rewritten, gpus.normalise(overrides))]
 
 
@@ -87,7 +87,7 @@ def refuse_no_cell(arguments: Sequence[str]) -> None:
         raise Refused(f"{' '.join(arguments)}: names no cell; each option of a sweep needs a value")
 
 
-def _separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return (Hydra's own options with their values, overrides). Raises Refused for an unknown option."""
     options: list[str] = []
     overrides: list[str] = []

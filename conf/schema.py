@@ -178,7 +178,7 @@ class Config:
         words=("True", "False", "open"),
     )
     on_cpu: dict[str, Any] = option({}, "of a named study: options of its small form, which CPU workers measure")
-    full: bool = False  # CPU workers measure a named study in its full form too
+    full: bool = option(False, "CPU workers measure a named study in its full form too")
     repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
     noise_pairs: Any = option(
         "auto",

@@ -55,6 +55,7 @@ def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monke
 def test_a_typed_option_is_explained_and_an_unknown_one_refused(launch):
     code, out, _ = launch("-m", "gpus=0,3", "batch_size=8,16", "--help")
     assert code == 0 and "worst_order:4" in out and "per rank and step (weak scaling)" in out
+    assert launch("--config-dir", ".", "-h", "strategy=none")[0] == 0  # a folder is no topic
     code, _, err = launch("-h", "nccl.p2p_levle")
     assert code == 2 and err.startswith("launch.py: -h nccl.p2p_levle: no group or option") and "nccl.p2p_level?" in err
 

@@ -204,12 +204,13 @@ class Screen:
 
     def _summary(self) -> str:
         """Return how many cells are done, and the time it took and will take."""
-        done = sum(state in SETTLED for state in self.states)
+        settled = sum(state in SETTLED for state in self.states)
+        bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
+        done = settled - sum(bad.values())
         parts = [f"{done} of {count(len(self.cells), 'cell')} in {duration(time.monotonic() - self._opened)}"]
+        parts += [f"{number} {state}" for state, number in bad.items() if number]
         if self._last:
-            bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
-            parts += [f"{count} {state}" for state, count in bad.items() if count]
-            parts += [f"{len(self.cells) - done} not started"] if done < len(self.cells) else []
+            parts += [f"{len(self.cells) - settled} not started"] if settled < len(self.cells) else []
         else:
             left = self._left()
             parts += [f"about {duration(left)} left"] if left else []

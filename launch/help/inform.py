@@ -19,7 +19,7 @@ def inform(typed: Sequence[str]) -> bool:
 
         print(*version_lines(), sep="\n")
         return True
-    if "examples" in typed:
+    if [*typed] == ["examples"]:
         from launch.help.examples import lines
 
         print(*lines(), sep="\n")

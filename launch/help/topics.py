@@ -7,7 +7,7 @@ from rich.table import Table
 
 from analysis.console import console
 from conf import groups
-from conf.command_line import GROUPS
+from conf.command_line import GROUPS, separated
 from conf.gpus import WORDS
 from conf.options import Refused, closest
 from launch.help.options import Option, about_choice, default_choices, options, options_of
@@ -16,10 +16,15 @@ _HELP = ("-h", "--help")
 
 
 def topics(typed: Sequence[str]) -> list[str]:
-    """Return what help is asked for: the words beside -h. Without -h, or with nothing beside it, that is none."""
+    """Return what help is asked for: the words beside -h. Without -h, or with nothing beside it, that is none.
+
+    Raises:
+        Refused: an unknown option that begins with a dash.
+    """
     if not any(argument in _HELP for argument in typed):
         return []
-    return [argument.lstrip("+~") for argument in typed if not argument.startswith("-")]
+    _, words = separated(typed)
+    return [word.lstrip("+~") for word in words]
 
 
 def show(topic: str) -> None:
@@ -37,7 +42,9 @@ def show(topic: str) -> None:
         rows = ((one.key, one.meaning, one.accepts, one.default) for one in listed)
         out.print(_table(["option", "meaning", "accepted", "default"], rows))
     elif key in groups.WITH_RULES and not chosen:
-        out.print(f"Options of one of them: python launch.py -h {key}={default_choices()[key]}", markup=False)
+        out.print(
+            f"Options of one of them: python launch.py -h {key}={default_choices()[key]}", markup=False, soft_wrap=True
+        )
 
 
 def _listed(key: str, chosen: str) -> list[Option]:
