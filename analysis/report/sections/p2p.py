@@ -3,6 +3,7 @@
 The matrices of pairs stand in the section on the machine.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -31,10 +32,9 @@ PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_
 def section(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other."""
     groups, devices = largest_cells(study, "p2p")
-    sentences = (
-        [*_pairs(study, groups[0], devices), *_stick_out(groups[0]), *_at_once(study, groups[0])] if groups else []
-    )
-    return links_alone(52, sentences, [_table(study)])
+    sentences = [*_pairs(study, groups[0], devices), *_at_once(study, groups[0])] if groups else []
+    found = links_alone(52, sentences, [_table(study)])
+    return dataclasses.replace(found, lines=tuple(_stick_out(groups[0]))) if groups else found
 
 
 def _pairs(study: Study, group: Group, devices: str) -> Iterator[str]:
