@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def archive(outputs):
 def original(archive, tmp_path_factory):
     """The unpacked bundle."""
     folder = tmp_path_factory.mktemp("unpacked")
-    subprocess.run(["python3", "-m", "zipfile", "-e", str(archive), str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(archive), str(folder)], check=True)
     return folder / f"{NAME}.bundle"
 
 

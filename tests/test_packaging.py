@@ -266,6 +266,11 @@ def test_the_supervising_process_never_loads_torch():
     ]
 
 
+def test_the_interface_for_notebooks_loads_nothing_before_it_is_used():
+    names = ("numpy", "scipy", "pandas", "matplotlib", "jinja2", "rich", "torch", "analysis.report", "analysis")
+    assert loaded("from analysis import open_study", *names) == ["analysis"]
+
+
 def test_the_top_level_is_fixed():
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert found - MADE <= TOP
