@@ -10,6 +10,7 @@ from planted import LOC, edit_json, edit_lines, gpu_cell, made
 from analysis.__main__ import main
 from analysis.report.build import examine
 from analysis.verification import quick
+from analysis.verification.comparison import same_sentence
 from benchmarks.record import CellFolder, read
 
 
@@ -89,6 +90,21 @@ def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, 
     assert status == 1 and {one["file"] for one in found["differences"]} == {"record.json"}
     assert {one["record"] for one in found["differences"]} == {folder.path.name}
     assert fields <= {one["field"] for one in found["differences"]}
+
+
+def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
+    """Records keep the words of the version that measured them; what they say is in the codes and the numbers."""
+    study, folder = copy
+
+    def told(sentence):
+        edit_json(folder.record, lambda record: record["validity"]["not_applicable"].update(not_compiled=sentence))
+        status, found = verified(capsys, study)
+        return status, [one["field"] for one in found["differences"]]
+
+    assert told("in the words of another version") == (0, [])
+    assert told("of 24 channels") == (1, ["validity not_applicable.not_compiled"])
+    one, other = "P2P_LEVEL=PIX: level 1 is ±8.8%, 24 channels", "24 channels at P2P_LEVEL=PIX, level 1 (±8.8%)"
+    assert same_sentence(one, other) and not same_sentence(one, other.replace("8.8", "8.9"))
 
 
 def halve(folder):

@@ -1,6 +1,7 @@
 """Compare two forms of the same nested values, leaf by leaf."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,15 @@ def same(one: Any, other: Any) -> bool:
         except OverflowError:  # a whole number beyond every double
             return False
     return bool(one == other)
+
+
+def same_sentence(one: Any, other: Any) -> bool:
+    """Tell whether two sentences hold the same numbers: the words of a later version may be others."""
+    return isinstance(one, str) and isinstance(other, str) and _numbers(one) == _numbers(other)
+
+
+def _numbers(sentence: str) -> list[str]:
+    return sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", sentence))
 
 
 def _empty(value: Any) -> Any:

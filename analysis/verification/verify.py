@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.findings.communication.several_records import again, rests_on
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.verification.comparison import ABSENT, Difference, leaves, same
+from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
@@ -21,6 +21,8 @@ from benchmarks.record.raw_files import changed
 RECORD = "record.json"
 # What raw files that hold something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+# What people read; the codes beside them are compared as they are.
+SENTENCES = ("validity codes.*", "validity unchecked.*", "validity not_applicable.*", "effective findings.*.sentence")
 # {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
 QUOTIENTS = {
     "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
@@ -171,7 +173,9 @@ def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> 
 def _compare_leaf(
     name: str, part: str, key: str, recorded: Mapping[str, Any], again: Mapping[str, Any], result: Verification
 ) -> None:
-    result.compare(name, RECORD, f"{part} {key}".strip(), recorded.get(key, ABSENT), again.get(key, ABSENT))
+    field, one, other = f"{part} {key}".strip(), recorded.get(key, ABSENT), again.get(key, ABSENT)
+    told = any(fnmatchcase(field, pattern) for pattern in SENTENCES) and ABSENT not in (one, other)
+    result.compare(name, RECORD, field, one, one if told and same_sentence(one, other) else other)
 
 
 def _plain(value: Any) -> Any:
