@@ -101,7 +101,10 @@ class OpenedStudy:
 
     @property
     def figures(self) -> "dict[str, Figure]":
-        """Return the report's figures by the names of their files, as matplotlib's: `figures["efficiency-1"]`."""
+        """Return the report's figures by the names of their files, as matplotlib's: `figures["efficiency-1"]`.
+
+        Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file of the study, and not here.
+        """
         pictures = [picture for section in self.report.sections for picture in section.pictures]
         return {picture.name: picture.figure for picture in pictures if picture.figure is not None}
 
