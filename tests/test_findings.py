@@ -160,7 +160,7 @@ def test_members_without_a_baseline_are_named():
     simulator = Simulator()
     found = scaling([simulator.record((0,)), simulator.record(FOUR)])
     assert together(found.curves, FOUR).without_baseline == (1, 2, 3)
-    assert "not measured alone" in found.refusals[0]
+    assert "not every member was measured alone" in found.refusals[0]
 
 
 def test_laws_are_fitted_to_enough_points_only():
@@ -391,7 +391,7 @@ def test_runs_that_were_not_interleaved_are_qualified():
         for repeat in range(5)
     ]
     (found,) = comparisons(made)
-    assert found.verdict == "slower" and "were measured before those of the other" in found.why
+    assert found.verdict == "slower" and "one cell was measured before the other" in found.why
     assert not any(
         one.why for one in comparisons(settings_study(0, 5, noise=0.001, planted=0.95)) if one.verdict == "slower"
     )
@@ -531,7 +531,7 @@ def test_what_a_link_is_worth():
 
 
 def test_an_empty_study_says_so():
-    assert study_findings([]) == Findings(unsaid=("no results: the study has no record",))
+    assert study_findings([]) == Findings(unsaid=("anything: it has no record",))
 
 
 def test_only_unusable_records_say_why():
@@ -539,14 +539,14 @@ def test_only_unusable_records_say_why():
     made = [simulator.record((0,), verdict="invalid"), simulator.record((0, 1), state="failed")]
     found = study_findings(made)
     assert [why.split(":")[0] for _, why in found.excluded] == ["invalid", "failed"]
-    assert found.unsaid[0] == "no results: none of 2 records is finished and valid"
+    assert found.unsaid[0] == "anything: none of its 2 records is finished and valid"
     assert not found.scaling.curves and not found.comparisons and not found.wires
 
 
 def test_one_cell():
     found = study_findings([Simulator().record((0, 1))])
     assert len(found.scaling.curves) == 1 and len(found.wires) == 1
-    assert "no valid cell ran on one GPU" in found.scaling.refusals[0]
+    assert "no cell ran on one GPU" in found.scaling.refusals[0]
     assert any("noise floor" in one for one in found.unsaid)
 
 
@@ -554,7 +554,7 @@ def test_a_later_attempt_supersedes_an_earlier_one():
     simulator = Simulator(Truth(noise=0.0))
     made = [simulator.record((0,), factor=0.5), simulator.record((0,))]
     found = study_findings(made)
-    assert found.excluded == ((made[0].name, "superseded by a later attempt at the same cell"),)
+    assert found.excluded == ((made[0].name, "a later attempt at the same cell counts instead"),)
     assert together(found.scaling.curves, (0,)).rate.value == pytest.approx(simulator.truth.rate(STRATEGY, (0,)))
 
 
@@ -579,7 +579,7 @@ def test_benchmarks_without_a_rate_take_part_where_they_can():
     overhead = changed(simulator.record((0,), benchmark={"name": "overhead"}), metrics={"overhead/share": 0.001})
     found = study_findings([exchange, overhead])
     assert found.scaling.curves == () and [one.exchange_gb_per_s for one in found.wires] == [200.0]
-    assert "no cell counts images per second" in found.unsaid[0]
+    assert "no cell measured images per second" in found.unsaid[0]
 
 
 def test_records_that_say_little_are_no_error():

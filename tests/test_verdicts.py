@@ -211,9 +211,7 @@ def test_cells_of_different_sweeps_are_tested_unpaired_and_the_note_says_so():
         for setting in SETTINGS[:2]
     ]
     (found,) = comparisons(made)
-    assert found.verdict == NONE and found.why.startswith(
-        "no turn of a sweep measured both cells, so the test is unpaired"
-    )
+    assert found.verdict == NONE and found.why.startswith("no sweep measured both cells in turn")
     rates = [[math.log(one.metrics["throughput/images_per_second"]) for one in made[at::2]] for at in (0, 1)]
     welch = ttest_ind(*rates[::-1], equal_var=False).confidence_interval()
     assert (found.difference.low, found.difference.high) == pytest.approx(

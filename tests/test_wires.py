@@ -165,20 +165,20 @@ def test_settings_of_nccl_are_cells_of_one_line():
 def test_without_enough_cells_the_report_says_what_to_plan(study, why):
     found = findings_of(open_study(DATA / "h200_x2" / study))
     assert found.wire_lines == () and why in found.no_wire_line
-    assert "add nccl.max_nchannels=1,2,4,8" in found.no_wire_line, "all its links are alike"
+    assert "nccl.max_nchannels=1,2,4,8 adds them" in found.no_wire_line, "all its links are alike"
 
 
 def test_four_cells_are_enough_and_three_are_not():
     chosen = [one.representative for one in classes(DGX1, 2)] + [(0, 2)]
     assert lines_of(wired_study(1, subsets=chosen))[0][COST].speeds == 3
     lines, missing = lines_of(wired_study(1, subsets=chosen[:3]))
-    assert not lines and "has 3 cells" in missing and "add gpus=classes" in missing
+    assert not lines and "has 3 cells" in missing and "gpus=classes adds them" in missing
 
 
 def test_alike_wires_make_no_line():
     alike = [pair for pair in PAIRS if DGX1.link_between(*pair) == "NV2"]
     lines, missing = lines_of(wired_study(1, subsets=alike))
-    assert not lines and "all alike" in missing
+    assert not lines and "are alike" in missing
 
 
 def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():

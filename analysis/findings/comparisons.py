@@ -33,11 +33,11 @@ MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
 NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", "data", *BATCH)
-SINGLE = "a single run does not show how far runs differ: add repeats=5"
-CHANCE = "its own interval excludes 0, but among this many comparisons that can be chance"
+SINGLE = "a single run gives no verdict (repeats=5 does)"
+CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
-UNPAIRED = "no turn of a sweep measured both cells, so the test is unpaired: a drift between them would look the same"
-SEPARATE = "all runs of one cell were measured before those of the other: a change of the machine would look the same"
+UNPAIRED = "no sweep measured both cells in turn: a drift of the machine would look the same"
+SEPARATE = "one cell was measured before the other: a change of the machine would look the same"
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
     if unused := unused_on_cpu_workers(study):
         unsaid.append(unused)
     if study.rated and all(one.floor is None for one in noise):
-        unsaid.append("no noise floor and no significance: no cell was run twice (add repeats=5)")
+        unsaid.append("how far runs differ: no cell ran twice (repeats=5 does that)")
     if not values and any(one.link_class for one in links):
-        unsaid.append("what a link is worth: no two subsets of equal size and settings have different link classes")
+        unsaid.append("what a link is worth: no two equal cells ran over different links")
     return Findings(
         scaling=scaling,
         waterfalls=explained,
@@ -55,11 +55,11 @@ def findings_of(study: Study, topology: Topology | None = None) -> Findings:
 def _nothing(study: Study) -> list[str]:
     """Return a sentence where a study has no results, or no rates."""
     if not study.records:
-        return ["no results: the study has no record"]
+        return ["anything: it has no record"]
     if not study.runs:
         count = len(study.records) + len(study.replaced)
-        return [f"no results: none of {count} records is finished and valid"]
+        return [f"anything: none of its {count} records is finished and valid"]
     if not study.timed:
-        missing = "no scaling" if study.rated else "no scaling and no comparison"
-        return [f"{missing}: no cell counts images per second"]
+        missing = "how it scales" if study.rated else "how it scales, and what is faster"
+        return [f"{missing}: no cell measured images per second"]
     return []

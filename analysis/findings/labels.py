@@ -38,7 +38,7 @@ def worded(name: str, value: str) -> str:
     words = {
         "batch_size": "batch",
         "global_batch_size": "global batch",
-        "server_gpus": "servers on GPUs",
+        "server_gpus": "server_gpus",
         "gpus": "gpus",
     }
     if name in words:

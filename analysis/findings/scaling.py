@@ -52,11 +52,9 @@ def curves(study: Study) -> Scaling:
         if bare:
             without[_difference(study, bare[0], members[0])] += [f"{label} on {gpu_list(gpus)}" for gpus in bare]
         partly += [f"{label} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
-    refusals = [f"no efficiency of {several(cells)}: {why}" for why, cells in without.items()]
+    refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
     if partly:
-        refusals.append(
-            f"efficiency of {several(partly)}: some of the members were not measured alone and may be slower"
-        )
+        refusals.append(f"{several(partly)}: not every member was measured alone, and the others may be slower")
     if len({curve.kind for curve in found}) > 1:
         refusals.append("weak scaling (batch_size) and strong scaling (global_batch_size) are not compared")
     return Scaling(tuple(found), (*refusals, *incomparable(study)))
@@ -168,7 +166,7 @@ def _difference(study: Study, gpus: Sequence[int], runs: Runs) -> str:
     """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs in."""
     alone = [other for other in study.timed if other.world_size == 1]
     if not alone:
-        return "no valid cell ran on one GPU"
+        return "no cell ran on one GPU (gpus=each adds that)"
     names = (*study.varied, *study.varied_provenance)
 
     def differing(other: Runs) -> list[str]:
@@ -185,7 +183,7 @@ def _difference(study: Study, gpus: Sequence[int], runs: Runs) -> str:
         f"{_name(name)} ({_worded(study, nearest, name)}, not {_worded(study, runs, name)})"
         for name in differing(nearest)
     ]
-    return f"the cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
+    return f"their cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
 
 
 def _name(name: str) -> str:

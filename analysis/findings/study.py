@@ -22,7 +22,7 @@ from benchmarks.record import CellFolder, Record, RecordError, read_study
 
 # Options that say nothing of a cell without a model.
 OF_TRAINING = ("model.name", "strategy.name", "batch_size", "precision", "optimize", "channels_last")
-REPLACED = "superseded by a later attempt at the same cell"
+REPLACED = "a later attempt at the same cell counts instead"
 
 
 @dataclass(frozen=True, eq=False)

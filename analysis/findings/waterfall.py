@@ -57,11 +57,7 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
             found.append(made)
         else:
             without.append(f"{labels.label(study, runs)} on {gpu_list(runs.gpus)}")
-    sentence = (
-        f"no waterfall of {several(without)}: no member was measured alone with strategy=none (waterfall=true adds that)"
-        if without
-        else ""
-    )
+    sentence = f"where the loss of {several(without)} comes from: run with waterfall=true" if without else ""
     return tuple(found), (sentence,) if sentence else ()
 
 
@@ -159,7 +155,7 @@ def _spread(runs: Runs, bare: Mapping[int, Sample], degrees: float) -> Waterfall
     """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
     missing = [gpu for gpu in runs.gpus if gpu not in bare]
     if missing:
-        why = f"{gpu_list(missing)} not measured alone with strategy=none: one of them may be the slowest"
+        why = f"{gpu_list(missing)} did not run alone with strategy=none: one of them may be the slowest"
         return WaterfallPart(SPREAD, None, why, above_ideal=True)
     rates = [math.exp(rate.value) for rate in bare.values()]
     known = [rate.draws for rate in bare.values() if rate.draws is not None]
@@ -229,7 +225,7 @@ def _contention(
     """Return what ranks take from each other without any exchange, beside clocks: host memory, the CPU."""
     together = without.get(runs.gpus)
     if together is None or together.log_rate is None:
-        return CONTENTION, None, "strategy=none was not measured on this subset"
+        return CONTENTION, None, "strategy=none did not run on this subset"
     slowed = _at_clock_of(together, of_slowest, alone) if _log_clock(runs) else None
     return CONTENTION, _step(together.log_rate, images) - (slowed or of_slowest), ""
 
@@ -248,13 +244,16 @@ def _communication(runs: Runs, alone: Step | None, for_the_slowest: Step | None)
     """
     whole = _metric(runs, COST)
     if whole is None:
-        why = "the cell has no strategy/cost_ms (benchmark.exposed_rounds=0, or no exchange could be timed)"
+        why = "steps without the exchange were not timed (benchmark.exposed_rounds=0)"
         return [(COMMUNICATION, None, why), (WAITING, None, why)]
-    why = "" if alone else "with what the strategy costs on one GPU"
+    why = "" if alone else "this includes what the strategy costs on one GPU"
     exposed = whole - alone if alone else whole
     waiting = _metric(runs, WAIT)
     if waiting is None:
-        return [(COMMUNICATION, exposed, why), (WAITING, None, "no trace separates it from exposed communication")]
+        return [
+            (COMMUNICATION, exposed, why),
+            (WAITING, None, "part of the exposed communication: no trace tells them apart"),
+        ]
     if for_the_slowest is None:
         return [(COMMUNICATION, exposed, why), (WAITING, None, "how long ranks wait for slower GPUs is not known")]
     waiting = waiting - for_the_slowest

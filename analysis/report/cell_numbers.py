@@ -12,6 +12,7 @@ from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
 
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
+NOT_SEEN = "none seen"  # stands for an exposed time of 0 or less: steps without the exchange were as slow
 ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
@@ -36,8 +37,10 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     several = len(record.cell.gpus) > 1
     names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
+    if values.get(EXPOSED, 1.0) <= 0:
+        found[_METRICS[EXPOSED]] = NOT_SEEN
     if TRACE_EXPOSED in values:
-        found[_METRICS[EXPOSED]] = f"{number(values.get(EXPOSED))} (trace {number(values[TRACE_EXPOSED])})"
+        found[_METRICS[EXPOSED]] = f"{found.get(_METRICS[EXPOSED], ABSENT)} (trace {number(values[TRACE_EXPOSED])})"
     found |= {MARGIN: margin(values), RESULT: first_number(record, values), TRANSPORT: transport(record)}
     return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
 
@@ -47,6 +50,8 @@ def with_unit(column: str, text: str) -> str:
 
     `0.454 ms exchange`, `99.9 % efficiency against GPU 0`.
     """
+    if text == NOT_SEEN:
+        return "no exposed communication seen"
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text

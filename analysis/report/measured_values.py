@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
-from analysis.findings.next_run.interval import NOT_KNOWN, WORDS, interval, rests_on
+from analysis.findings.next_run.interval import WORDS, interval, rests_on
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.numbers import estimate, finite, of_metric
@@ -24,10 +24,20 @@ def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | No
 
 
 def about_intervals(study: Study, metric: str = RATE) -> str:
-    """Return what the intervals beside a study's numbers are: `95 % intervals for the next run, from 12 runs`."""
+    """Return what the intervals of a study are: `95 % intervals for the next run, from 12 runs`; empty where it has none."""
     floors = (runs.floor(metric) for runs in study.runs if runs.values(metric))
     known = rests_on(floor.runs for floor in floors if floor is not None)
-    return f"95 % intervals {WORDS}, {known} of equal cells" if known else f"no interval: {NOT_KNOWN}"
+    return f"95 % intervals {WORDS}, {known} of equal cells" if known else ""
+
+
+def in_parentheses(study: Study) -> str:
+    """Return ` In parentheses: 95 % intervals for the next run.`, a sentence to end a caption; empty where there are none."""
+    return f" In parentheses: {about}." if (about := about_intervals(study)) else ""
+
+
+def bars(study: Study) -> str:
+    """Return ` Bars: 95 % intervals for the next run.`, a sentence of a figure's caption; empty where there are none."""
+    return f" Bars: {about}." if (about := about_intervals(study)) else ""
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:

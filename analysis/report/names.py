@@ -92,6 +92,12 @@ def of_unit(words: str, unit: str) -> str:
     return words if unit == "GPUs" else words.replace("GPU", "CPU worker")
 
 
+def spoken(name: str) -> str:
+    """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
+    first, *others = name.split(BETWEEN)
+    return f"{first} ({', '.join(others)})" if others else first
+
+
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     parts = {name: name.split(BETWEEN) for name in names}

@@ -49,6 +49,6 @@ def not_claimed(found: Iterable[Communication]) -> tuple[str, ...]:
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in found:
         if one.hidden_share is None:
-            what = "exposed communication" if one.exposed_ms is None else "the hidden share"
+            what = "the exposed communication" if one.exposed_ms is None else "the hidden share of the exchange"
             cells[what, one.why].append(f"{one.label} on {gpu_list(one.gpus)}")
-    return tuple(f"{what} of {several(named)} is not claimed: {why}" for (what, why), named in cells.items())
+    return tuple(f"{what} of {several(named)}: {why}" for (what, why), named in cells.items())

@@ -104,11 +104,12 @@ class Exposures:
         part = exposed.ms / exchange
         half = math.hypot(exposed.half_ms, part * _next(one, EXCHANGE, record).half_ms) / exchange
         share = 1 - part
-        alone, why = f"the exchange takes alone ({exchange:.3g} ms)", ""
+        why = ""
         if share < 0 and not share + half >= 0:
-            why = f"more is exposed ({exposed.ms:.3g} ms) than {alone}: communication also slows compute"
+            why = f"more is exposed ({exposed.ms:,.3g} ms) than the exchange alone takes ({exchange:,.3g} ms): communication "
+            why += "also slows compute"
         elif half >= MOST_NOISE:
-            why = f"the noise (±{exposed.half_ms:.2g} ms) is at least half of what {alone}"
+            why = f"the noise (±{exposed.half_ms:,.3g} ms) is too large beside the exchange alone ({exchange:,.3g} ms)"
         if self._judged and why:
             return (None, None), why
         return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
@@ -123,21 +124,21 @@ class Exposures:
 
     def _cost_of(self, members: Mapping[int, Runs]) -> CostAlone:
         if not members:
-            return "no member was measured alone, so what the strategy costs on one GPU is not known"
+            return "the strategy was not measured on one of its GPUs (gpus=each adds that)"
         measured = {gpu: runs for gpu, runs in members.items() if runs.values(COST)}
         if measured:
             costs = [_median(runs, COST) for runs in measured.values()]
             ids = [record.record_id for runs in measured.values() for record in runs.records]
             return _mean(costs), ALONE, tuple(ids)
         if not all(own_work_alone(record) for runs in members.values() for record in runs.records):
-            return "the strategy moves gradients on one GPU too, so its cost there is not its own work alone"
+            return "this strategy moves gradients on one GPU too, so one GPU does not show its own work alone"
         bare = {gpu: self._without.get(_without_strategy(runs), {}) for gpu, runs in members.items()}
         pairs = [(members[gpu], found[gpu]) for gpu, found in bare.items() if gpu in found]
         if not pairs:
-            return "what the strategy costs on one GPU was not measured (waterfall=true adds strategy=none there)"
+            return "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
         costs = [_difference(_step(with_strategy), _step(without)) for with_strategy, without in pairs]
         if self._judged and any(math.isnan(one.half_ms) for one in costs):
-            return "too few runs on one GPU to know the scatter of what the strategy costs there"
+            return "too few runs on one GPU show how far they differ (repeats=5 adds them)"
         ids = [record.record_id for pair in pairs for runs in pair for record in runs.records]
         return _mean(costs), DIFFERENCE, tuple(ids)
 

@@ -41,4 +41,4 @@ def _transport(runs: Runs) -> str:
 def unused_on_cpu_workers(study: Study) -> str:
     """Return a sentence where cells of CPU workers were asked with different NCCL settings; else nothing."""
     asked = {tuple(sorted(one.cell.nccl.items())) for one in study.usable if one.cell.device == "cpu"}
-    return "NCCL settings are not compared: CPU workers do not use NCCL" if len(asked) > 1 else ""
+    return "what NCCL settings change: CPU workers do not use NCCL" if len(asked) > 1 else ""

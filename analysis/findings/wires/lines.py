@@ -241,17 +241,18 @@ def _missing(study: Study, machines: Mapping[str, MachineLinks], mechanisms: Seq
     cells = max(mechanisms, key=lambda cells: sum(bool(cell.wire_ms) for cell in cells))
     strategy, machine = cells[0].runs.strategy, machines[cells[0].runs.provenance["machine"]]
     measured = [cell for cell in cells if cell.wire_ms]
-    plan = "gpus=classes" if machine.has_different_links else "nccl.max_nchannels=1,2,4,8"
-    said = "no line through what cells lose and what their wires carry"
+    plan = " (gpus=classes adds them)" if machine.has_different_links else " (nccl.max_nchannels=1,2,4,8 adds them)"
+    plan = plan if cells[0].runs.cell.device == "cuda" else ""
+    said = "whether the wires explain what cells lose is not known"
     if not measured:
-        return f"{said}: no cell of several GPUs measured its exchange or its wires"
+        return f"{said}: no cell measured its exchange or its wires"
     if not any(cell.lost_ms for cell in measured):
-        return f"{said}: no cell of {strategy} measured what the strategy costs, or has a baseline on one GPU (add gpus=each)"
+        return f"{said}: no cell of {strategy} measured what the strategy costs, and none ran on one GPU (gpus=each adds that)"
     if len(measured) < FEWEST:
         have = f"{len(measured)} cell{'s' if len(measured) > 1 else ''} with measured wires"
-        return f"{said}: {strategy} has {have}, and {FEWEST} with different GB/s are needed (add {plan})"
+        return f"{said}: {strategy} has {have}, and {FEWEST} with different GB/s are needed{plan}"
     speeds = [cell.megabytes / min(cell.wire_ms.values()) for cell in measured]
     return (
-        f"{said}: the wires of {strategy} are all alike ({min(speeds):.0f} to {max(speeds):.0f} GB/s), and {FEWEST} cells "
-        f"with different GB/s are needed (add {plan})"
+        f"{said}: all wires of {strategy} are alike ({min(speeds):.0f} to {max(speeds):.0f} GB/s), and {FEWEST} cells "
+        f"with different GB/s are needed{plan}"
     )

@@ -10,7 +10,7 @@ from analysis.findings.model import Comparison, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, comparisons_of
-from analysis.report.names import BETWEEN, short_names, unit_of
+from analysis.report.names import short_names, spoken, unit_of
 from analysis.report.numbers import central, number
 from analysis.report.text import count, single_line
 
@@ -80,7 +80,7 @@ class _Other(NamedTuple):
 def _name(one: Comparison, is_second: bool) -> str:
     """Return the name of the other cell, without what both names share."""
     pair = short_names(dict.fromkeys((one.first, one.second)))
-    return single_line(pair[one.first if is_second else one.second].replace(BETWEEN, ", "), 80)
+    return single_line(spoken(pair[one.first if is_second else one.second]), 80)
 
 
 def _change(one: Comparison, is_second: bool) -> float:

@@ -37,12 +37,17 @@ def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[
             median_and_interval(study, group, f"collectives/{name}") for name in ("busbw_gb_per_s", "latency_us")
         )
         if busbw:
-            also = f" and {small} µs for the smallest" if small else ""
+            also = f", and {small} µs for the smallest message" if small and len(groups) == 1 else ""
             rows.append((-(middle(group, "collectives/busbw_gb_per_s") or 0.0), group, f"{busbw} GB/s{also}"))
-    kinds = {str(group[0].cell.benchmark.get("collective", "")) for group in groups}
+    kinds = {_collective(group[0]) for group in groups}
     (kind,) = kinds if len(kinds) == 1 else ("",)
-    what = f"{single_line(kind, 80)} " if kind else ""
-    yield from ranking(f"Busbw of the largest {what}message on {devices}", rows)
+    what = f"{kind} " if kind else ""
+    defaults = {id(group[0]): _collective(group[0]) for group in groups} if len(kinds) > 1 else {}
+    yield from ranking(f"Busbw of the largest {what}message on {devices}", rows, defaults)
+
+
+def _collective(record: Record) -> str:
+    return single_line(record.cell.benchmark.get("collective", ""), 80)
 
 
 def _runs(study: Study) -> Iterator[tuple[Record, Mapping[str, Any]]]:

@@ -13,11 +13,11 @@ from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.next_run.interval import WORDS, half_width
+from analysis.findings.next_run.interval import half_width
 from analysis.findings.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
-from analysis.report.measured_values import RATE, about_intervals, bounded
+from analysis.report.measured_values import RATE, bounded, in_parentheses
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
@@ -51,7 +51,7 @@ def validity(study: Study, findings: Findings) -> Section:
     if len(study.installations) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
-            f"The records are of {len(study.installations)} machines or installations, and their rates are not comparable: "
+            f"The records come from {len(study.installations)} machines or installations, and are not compared with each other: "
             f"{single_line('; '.join(each), 900)}."
         )
     excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
@@ -69,12 +69,12 @@ def validity(study: Study, findings: Findings) -> Section:
                 (Column("cell", "cell"), Column("state", "state"), Column("why", "why")), excluded,
             ),
             Table(
-                "remarks", "Used, with a remark.",
+                "remarks", "Cells that count, and what a check found.",
                 (Column("cell", "cell"), Column("verdict", "verdict"), Column("code", "code"), Column("why", "what was found")),
                 remarks, frozenset(place for place, row in enumerate(remarks) if row[1] != "valid"),
             ),
             Table(
-                "unchecked", "Checks that should have run on cells that were used, and could not.",
+                "unchecked", "Checks that could not run on cells that count.",
                 (Column("code", "check"), Column("why", "why"), Column("cells", "cells", "count")),
                 tuple((code, why, cells) for (code, why), cells in skipped.items()),
             ),
@@ -118,7 +118,8 @@ def _inherited(study: Study) -> tuple[str, ...]:
         return ()
     return (
         single_line(
-            f"Inherited, and able to change results: {join_words(words)}. Cells that differ in it are not equal.", 900
+            f"Set outside Ringside, and able to change results: {join_words(words)}. Cells that differ in it are not compared.",
+            900,
         ),
     )
 
@@ -184,8 +185,8 @@ def cells(study: Study, findings: Findings) -> Section:
             record.record_id,
         ))  # fmt: skip
     table = Table(
-        "cells", f"Every cell, in the order in which they started; {about_intervals(study)}. "
-        "Times and record ids are in cells.csv.",
+        "cells", "Every single run, in the order of their start. Its efficiency is against all baselines that the study has now."
+        f"{in_parentheses(study)} Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
@@ -223,8 +224,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
                 entry.unit if entry.signed else "", floor.runs, floor.freedom,
             ))  # fmt: skip
     table = Table(
-        "noise_floor", f"The 95 % interval {WORDS}, around a single run, by the scatter between runs of equal cells on this "
-        "machine; runs and degrees of freedom that it rests on.",
+        "noise_floor", "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells here.",
         (
             Column("model", "model"), Column("batch_size", "batch", "count"), Column("precision", "precision"),
             Column("optimize", "optimize"), Column("world_size", "n", "count"), Column("metric", "metric"),

@@ -7,7 +7,7 @@ from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group
 from analysis.report.microbenchmarks import NAMED, largest_cells, links_alone
-from analysis.report.names import short_names
+from analysis.report.names import short_names, spoken
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.text import join_words, single_line
@@ -26,10 +26,10 @@ def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
         names = short_names(group[0].name for _, group in cells)
         parts = []
         for ms, group in cells:
-            name = single_line(names[group[0].name] if len(cells) > 1 else named(group[0], "strategy"), 80)
-            busbw = middle(group, "comm/busbw_gb_per_s")
-            parts.append((name, f"{number(ms)} ms" + (f" ({number(busbw)} GB/s over all buckets)" if busbw else "")))
+            name = names[group[0].name] if len(cells) > 1 else named(group[0], "strategy")
+            name = single_line(spoken(name), 80)
+            parts.append((name, f"{number(ms)} ms"))
         (name, time), *others = parts
         if others:
-            time = f"is the fastest with {time}; then {join_words([' '.join(part) for part in others], NAMED)}"
+            time = f"took {time}; {join_words([' '.join(part) for part in others], NAMED)}"
         yield f"The exchange of {single_line(model, 80)} on {devices}: {name} {time}."

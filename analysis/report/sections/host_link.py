@@ -30,12 +30,16 @@ def section(study: Study, findings: Findings) -> Section:
 
 def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield the rates of one device at a time, then of all at once."""
-    parts = []
+    parts, unit = [], unit_of(study).removesuffix("s")
     for group in groups[:1]:
-        for prefix, words in (("one", "one at a time"), ("all", "all at once")):
+        for prefix, words in (("one", "one copy at a time"), ("all", "all at once")):
             rates = [
                 f"{rate} {direction}"
-                for name, direction in (("to_device", "to it"), ("to_host", "from it"), ("both", "each way at once"))
+                for name, direction in (
+                    ("to_device", f"to the {unit}"),
+                    ("to_host", f"from the {unit}"),
+                    ("both", "each way at once"),
+                )
                 if (rate := median_and_interval(study, group, f"host_link/{prefix}_{name}_gb_per_s"))
             ]
             parts += [f"{words} {', '.join(rates)}"] if rates else []

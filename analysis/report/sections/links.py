@@ -29,8 +29,7 @@ def wires(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     table = Table(
         "wires",
-        "The exchange of each subset (busbw of all buckets together), its worst link, "
-        "and what all its rings carry at measured and at nominal GB/s.",
+        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data sheets.",
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),

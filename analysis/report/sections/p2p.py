@@ -26,7 +26,7 @@ KNOWN = re.compile(
     r"(?:unidirectional|bidirectional|latency_[cg]pu)_(?:en|dis)abled(?:_reads)?(?=[,:])"
 )  # names of matrices
 SHOWN = 3  # sentences on what sticks out
-PATTERNS = {"matching": "pairs of a matching", "one_to_all": "one to all", "all_to_one": "all to one"}
+PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
 
 
 def section(study: Study, findings: Findings) -> Section:
@@ -74,7 +74,7 @@ def _titled(sentence: str) -> str:
 def _at_once(study: Study, group: Group) -> Iterator[str]:
     """Yield the sums of copies at the same time, and the smallest share that one keeps of its rate alone."""
     kept = [
-        f"{what} {total} GB/s in all, and the copy that loses most keeps {share} of its rate alone"
+        f"{what} {total} GB/s together, and each keeps at least {share} of its rate alone"
         for pattern, what in PATTERNS.items()
         if (total := median_and_interval(study, group, f"p2p/{pattern}_gb_per_s"))
         and (share := median_and_interval(study, group, f"p2p/{pattern}_share"))
@@ -100,7 +100,7 @@ def _table(study: Study) -> Table:
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(
-        "contention", "Copies at the same time: GB/s of all, and what the copy that loses most keeps of its rate alone.",
+        "contention", "Copies at the same time: GB/s of all together, and the least share that a copy keeps of its rate alone.",
         (
             Column("gpus", unit_of(study)), Column("pattern", "pattern"),
             Column("number", f"round or {unit_of(study).removesuffix('s')}", "count"),

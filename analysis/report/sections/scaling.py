@@ -8,7 +8,7 @@ from analysis.findings.model import Curve, Findings
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure, rates_figure
-from analysis.report.measured_values import about_intervals
+from analysis.report.measured_values import bars, in_parentheses
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
@@ -42,25 +42,25 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     ]  # fmt: skip
     table = Table(
         "points",
-        f"Every subset; efficiency and speed-up are against the slowest member alone. Numbers in parentheses: "
-        f"{about_intervals(study)}.",
+        f"Every set of {unit_of(study)} that was measured. Efficiency and speed-up are against its slowest {one} alone."
+        f"{in_parentheses(study)}",
         (
-            Column("curve", "curve"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
-            Column("world_size", "n", "count"),
-            Column("runs", "runs", "count"), Column("batch_size", "batch", "count"),
+            Column("curve", "cells"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
+            Column("world_size", "how many", "count"),
+            Column("runs", "runs", "count"), Column("batch_size", f"images per {one}", "count"),
             Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
             Column("efficiency", "efficiency", "share", True),
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
             Column("without_baseline", "not measured alone"),
-            Column("mark", "mark"),
+            Column("mark", "verdict"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    told = [f"with the SM clock that the slowest member has alone, the efficiency would be {'; '.join(slowed)}"]
+    told = [f"at the SM clock that the slowest GPU has alone, the efficiency would be {'; '.join(slowed)}"]
     lines = first_lines([sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)])
     if not curves:
-        lines.insert(0, "No usable cell measured images per second.")
+        lines.insert(0, "No cell that counts measured images per second.")
     pictures = tuple(scaling_figures(study, curves))
     return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)), place=10)
 
@@ -71,8 +71,8 @@ def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
 
     laws = {"amdahl": "Amdahl", "usl": "universal scalability law"}
     return Table(
-        "fits", "Laws fitted to curves with enough points; the error is that of the point farthest from the law.",
-        (Column("curve", "curve"), Column("law", "law"), Column("parameters", "shares"), Column("error", "error", "share")),
+        "fits", "Laws fitted where enough numbers of GPUs were measured. The error is that of the point farthest from the law.",
+        (Column("curve", "cells"), Column("law", "law"), Column("parameters", "shares"), Column("error", "error", "share")),
         tuple(
             (names[curve.label], laws.get(fit.law, fit.law), shares(fit.parameters), fit.error)
             for curve in curves for fit in curve.fits
@@ -93,12 +93,12 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
         curves_drawn = _drawn(study, drawn)
         yield rates_figure(
             curves_drawn, unit, f"scaling-{place}",
-            f"Images per second, {about}. Dashed: N × the slowest member alone; bars: {about_intervals(study)}.{marked}{more}",
+            f"Images per second, {about}. Dashed: N × the slowest member alone.{bars(study)}{marked}{more}",
         )  # fmt: skip
         if any(efficiencies(curve.points) for curve in drawn):
             yield efficiency_figure(
                 curves_drawn, unit, f"efficiency-{place}",
-                f"Efficiency, {about}: rate ÷ (N × the slowest member alone); bars: {about_intervals(study)}.{marked}",
+                f"Efficiency, {about}: rate ÷ (N × the slowest member alone).{bars(study)}{marked}",
             )  # fmt: skip
 
 

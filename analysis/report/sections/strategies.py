@@ -10,7 +10,7 @@ from analysis.findings.model import Communication, Estimate, Findings, Point
 from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
-from analysis.report.measured_values import RATE, about_intervals, bounded
+from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
@@ -51,10 +51,10 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     unit = unit_of(study)
     table = Table(
         "strategies",
-        f"Sets of equal cells on several {unit}, medians over runs. GB/s per {unit[:-1]} is gradient bytes · 2(n−1)/n ÷ exchange "
-        "of all buckets of a step; nccl-tests' busbw is that of one large message. Cost is what the strategy adds to a step, "
-        f"exposed what it adds beyond its cost on one {unit[:-1]}, hidden the share of the exchange that is not exposed. "
-        f"In parentheses: {about_intervals(study)}.",
+        f"Cells on several {unit}; numbers are medians over the runs of a cell. GB/s per {unit[:-1]}: gradient bytes · "
+        "2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a step. Exposed: what it adds beyond its cost on "
+        f"one {unit[:-1]}. Hidden: the share of the exchange that is not exposed."
+        f"{in_parentheses(study)}",
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
@@ -65,11 +65,11 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             metric_column("cost_ms", COST, bounded=True), metric_column("exposed_ms", EXPOSED),
             metric_column("hidden_share", HIDDEN), Column("hidden_by_trace", "hidden by trace", of_metric(HIDDEN)),
             metric_column("exposed_by_trace_ms", TRACE_EXPOSED), metric_column("difference_ms", DISAGREEMENT),
-            Column("mark", "mark"),
+            Column("mark", "verdict"),
         ),
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    lines = _without_effect(study) if rows else (f"No usable cell ran on several {unit}.",)
+    lines = _without_effect(study) if rows else (f"No cell that counts ran on several {unit}.",)
     lines += _former(study)
     return Section(
         "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, cells, rows)), (table,), place=60
@@ -81,9 +81,7 @@ def _without_effect(study: Study) -> tuple[str, ...]:
     told = Counter(
         str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
     )
-    return tuple(
-        first_lines(f"No effect: {single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items())
-    )
+    return tuple(first_lines(f"{single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()))
 
 
 def _former(study: Study) -> tuple[str, ...]:
@@ -92,8 +90,8 @@ def _former(study: Study) -> tuple[str, ...]:
     if not cells:
         return ()
     return (
-        f"{count(cells, 'cell')} of an older Ringside called the cost of the strategy “exposed communication”, and the reference "
-        "a limit: they are read with today's names, and their overlap, which was made of it, is left out.",
+        f"{count(cells, 'cell')} of an older Ringside used other names for the cost of the strategy and for the reference. "
+        "They are shown with today's names, without the overlap that was computed from them.",
     )
 
 
@@ -114,9 +112,7 @@ def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[
         labels = short_names(dict.fromkeys(row[0] for _, row in largest))
         subsets = len({runs.gpus for runs, _ in largest}) > 1
         drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for _, row in largest]
-        yield strategy_figure(
-            drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}", about_intervals(study)
-        )
+        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}", bars(study))
 
 
 def _strategy_row(
@@ -154,7 +150,7 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
-    caption = f"Images per second, {single_line(what)}, with {bars}. The axis does not begin at 0."
+    caption = f"Images per second, {single_line(what)}.{bars} The axis does not begin at 0."
     return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
 
 

@@ -9,8 +9,8 @@ from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
-from analysis.report.measured_values import RATE, about_intervals
-from analysis.report.names import short_names, unit_of
+from analysis.report.measured_values import RATE, in_parentheses
+from analysis.report.names import of_unit, short_names, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, within
@@ -36,15 +36,15 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
                 (
                     names[one.label],
                     gpu_ids(one.gpus),
-                    row.name,
+                    of_unit(row.name, unit_of(study)),
                     value,
                     share,
                     row.why if isinstance(row, WaterfallPart) else "",
                 )
             )
     table = Table(
-        "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap. "
-        f"In parentheses: {about_intervals(study)}.",
+        "waterfall", "From the ideal rate to the measured one; parts and residual add up to the gap."
+        f"{in_parentheses(study)}",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
@@ -54,8 +54,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     lines = []
     if not rows:
         rates = middle(study.usable, RATE) is not None or not study.usable
-        controls = "control cells are missing (add waterfall=true)"
-        lines.append(f"Not known: {controls if rates else 'no usable cell measured images per second'}.")
+        known = "To see where the loss comes from, run with waterfall=true." if rates else ""
+        lines.append(known or "Not known: no cell that counts measured images per second.")
     return Section(
         "waterfall",
         "Where the rate goes",
@@ -104,10 +104,10 @@ def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str],
         more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
         caption = f"{single_line(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
-        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}")
+        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}", unit)
 
 
-def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
+def _waterfall(one: Waterfall, name: str, caption: str, unit: str) -> Picture:
     rows = waterfall_rows(one)
     figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
     axes.set_xlim(*_window(one, rows))
@@ -121,7 +121,7 @@ def _waterfall(one: Waterfall, name: str, caption: str) -> Picture:
         if row.rate.low is not None and row.rate.high is not None:
             axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
         text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
-    axes.set_yticks(range(len(rows)), [single_line(row.name, 34) for row in rows])
+    axes.set_yticks(range(len(rows)), [of_unit(single_line(row.name, 34), unit) for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("images/s")
     axes.locator_params(axis="x", nbins=4)
