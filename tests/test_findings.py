@@ -547,7 +547,7 @@ def test_one_cell():
     found = study_findings([Simulator().record((0, 1))])
     assert len(found.scaling.curves) == 1 and len(found.wires) == 1
     assert "no cell ran on one GPU" in found.scaling.refusals[0]
-    assert any("noise floor" in one for one in found.unsaid)
+    assert any("how far runs differ" in one for one in found.unsaid)
 
 
 def test_a_later_attempt_supersedes_an_earlier_one():
