@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.options import option
-
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 
 
@@ -29,17 +27,22 @@ class Network:
 
 @dataclass
 class Optimizer:
-    """SGD with momentum, the optimizer of the published ResNet and Inception recipes."""
+    """The optimizer of a cell with its settings; those of the other one mean nothing."""
 
-    learning_rate: float = option(0.01, "step size", least=0, most=100)
-    momentum: float = option(0.9, "momentum", least=0, most=1)
-    weight_decay: float = option(5e-5, "L2 penalty", least=0, most=1)
+    learning_rate: float = 0.01
+    momentum: float = 0.9  # sgd
+    weight_decay: float = 5e-5
+    name: str = "sgd"
+    beta1: float = 0.9  # adamw, these three
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus")
 # Left out where they say nothing: cells of an older version keep their keys.
-ONLY_IF_SAID = ("inputs", "data")
+OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
+ONLY_IF_SAID = ("inputs", "data", *OF_ADAMW)
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
 COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 
@@ -148,6 +151,8 @@ class Cell:
         nested: dict[str, dict[str, Any]] = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
         if self.model.inputs == IMAGES:
             del nested["model"]["inputs"]
+        if self.optimizer.name == "sgd":
+            nested["optimizer"] = {one: value for one, value in nested["optimizer"].items() if one not in OF_ADAMW}
         plain = {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
         return {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
 

@@ -10,7 +10,7 @@ from conf import groups, nccl
 from conf.cell import Cell, Network, Optimizer
 from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
 from conf.options import Refused, canonical, check_fields, check_names
-from conf.schema import Config, Sizes
+from conf.schema import Config, OptimizerOptions, Sizes
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         **common.fields(),
         model=network(config, sizes, device),
         strategy=options,
-        optimizer=config.optimizer,
+        optimizer=_optimizer(config.optimizer),
         profiler=config.profiler["name"],
         profiler_options=_traced(config.profiler),
         batch_size=_batch_size(config, sizes, global_batch_size, gpus),
@@ -137,6 +137,25 @@ def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpu
             f"gpus={','.join(map(str, gpus))}"
         )
     return batch_size
+
+
+# What `auto` means for the settings that each optimizer has: torch's own, and for sgd those of the published recipes.
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.01, "weight_decay": 5e-5, "momentum": 0.9},
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+}
+
+
+def _optimizer(options: OptimizerOptions) -> Optimizer:
+    """Return the optimizer of a cell. Raises Refused for a setting that it does not have."""
+    usual, found = OPTIMIZERS[options.name], Optimizer(name=options.name)
+    typed = {name: value for name, value in vars(options).items() if name != "name" and value != "auto"}
+    for name, value in typed.items():
+        if name not in usual:
+            others = " or ".join(other for other, settings in OPTIMIZERS.items() if name in settings)
+            raise Refused(f"optimizer.{name}={value}: accepted with optimizer.name={others}")
+    values: dict[str, Any] = {name: float(typed.get(name, value)) for name, value in usual.items()}
+    return dataclasses.replace(found, **values)
 
 
 def _precision(config: Config, device: str) -> str:
@@ -259,6 +278,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",
         config.optimize if config.optimize == "compile" else "",
+        config.optimizer.name if config.optimizer.name != "sgd" else "",
         *(
             _typed_options(groups.choice("strategy", strategy), config.strategy, cell.strategy)
             if is_same_strategy

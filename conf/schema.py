@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from conf.cell import IMAGES, SAMPLES, Optimizer
+from conf.cell import IMAGES, SAMPLES
 from conf.nccl import Nccl
 from conf.options import option
 
@@ -64,6 +64,21 @@ class Data:
     name: str = "synthetic"
     loader: str | None = option(None, "a function of your own that returns batches, my_module:load (trainers/OWN.md)")
     options: dict[str, Any] = option({}, "further arguments of that function")
+
+
+@dataclass
+class OptimizerOptions:
+    """How gradients become new weights. Without `auto`: conf.cell.Optimizer."""
+
+    name: str = option("sgd", "sgd (with momentum) or adamw", words=("sgd", "adamw"))
+    learning_rate: Any = option("auto", "step size; auto: 0.01, adamw 0.001", least=0, most=100, auto=True)
+    weight_decay: Any = option("auto", "L2 penalty; auto: 5e-5, adamw 0.01", least=0, most=1, auto=True)
+    momentum: Any = option("auto", "of sgd; auto: 0.9", least=0, most=1, auto=True)
+    beta1: Any = option("auto", "of adamw: decay of the mean gradient; auto: 0.9", least=0, most=0.999999, auto=True)
+    beta2: Any = option("auto", "of adamw: decay of the mean square; auto: 0.999", least=0, most=0.999999, auto=True)
+    epsilon: Any = option(
+        "auto", "of adamw: added to the root of the mean square; auto: 1e-8", least=1e-15, most=1, auto=True
+    )
 
 
 @dataclass
@@ -130,7 +145,7 @@ class Config:
     strategy: Any = MISSING
     benchmark: Any = MISSING
     nccl: Nccl = field(default_factory=Nccl)
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     profiler: Any = MISSING
     tracking: Tracking = field(default_factory=Tracking)
     engine: Engine = field(default_factory=Engine)

@@ -54,7 +54,12 @@ def train(rank, case):
     """Steps on data that differ by rank; returns what the test looks at."""
     torch.manual_seed(0)
     model = Network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3)
+    if case.get("optimizer") == "adamw":  # torch's own, not fused
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    else:
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3
+        )
     strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]))
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(100 + rank)

@@ -35,6 +35,7 @@ HALF = {
     "sync": {"name": "kvstore_dist_sync", "servers": 1},
 }
 REFERENCE = {"name": "nccl_allreduce"}
+ADAMW = ("staged", "staged_gpu", "staged_sharded", "staged_gloo", "device", "device_owner", "sync_2_split")
 
 
 def _kvstore():
@@ -51,6 +52,13 @@ def _kvstore():
         cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
         for name, strategy in HALF.items():
             cases[f"{name}_{hook}"] = {"workers": 2, "strategy": {**strategy, "comm_hook": hook}}
+    cases["allreduce_adamw"] = {"workers": 2, "strategy": REFERENCE, "optimizer": "adamw"}
+    for name in ADAMW:
+        cases[f"{name}_adamw"] = {"workers": 2, "strategy": SYNCHRONOUS[name], "optimizer": "adamw"}
+    cases["alone_adamw"] = {"workers": 1, "strategy": REFERENCE, "optimizer": "adamw"}
+    cases["async_alone_adamw"] = {
+        "workers": 1, "strategy": {"name": "kvstore_dist_async", **SMALL_BUCKETS}, "optimizer": "adamw"
+    }  # fmt: skip
     cases["alone"] = {"workers": 1, "strategy": REFERENCE}
     cases["async_alone"] = {"workers": 1, "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL_BUCKETS}}
     slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}

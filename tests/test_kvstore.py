@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rank_cases import HALF, SYNCHRONOUS
+from rank_cases import ADAMW, HALF, SYNCHRONOUS
 
 
 @pytest.fixture
@@ -36,6 +36,18 @@ def test_half_precision_stays_within_its_rounding(found, name, hook):
     limit = {"fp16": 1e-3, "bf16": 8e-3}[hook]
     assert 0 < _distance(ranks[0]["weights"], exact) < limit
     assert _distance(reference[0]["weights"], exact) < limit
+
+
+@pytest.mark.parametrize("name", ADAMW)
+def test_adamw_gives_the_weights_of_torchs_own_over_all_reduce(found, name):
+    ranks, reference = found(f"{name}_adamw"), found("allreduce_adamw")
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert _distance(ranks[0]["weights"], reference[0]["weights"]) < 1e-5
+    assert _distance(found("allreduce_2")[0]["weights"], reference[0]["weights"]) > 0.01, "SGD's are others"
+
+
+def test_an_asynchronous_server_counts_the_steps_of_adamw(found):
+    assert _distance(found("async_alone_adamw")[0]["weights"], found("alone_adamw")[0]["weights"]) < 1e-5
 
 
 @pytest.mark.parametrize("name", [f"{name}_2" for name in SYNCHRONOUS])

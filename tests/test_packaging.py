@@ -83,7 +83,16 @@ FOLDER_ARROWS = {
 FOR_ALL = {
     "analysis": ("console", "errors", "foreign", "gc_pause"),
     "benchmarks": ("request", "memory", "derived"),
-    "trainers": ("strategy", "comm_hooks", "devices", "ring_probe", "shared_memory", "cuda_memory", "prctl"),
+    "trainers": (
+        "strategy",
+        "optimizers",
+        "comm_hooks",
+        "devices",
+        "ring_probe",
+        "shared_memory",
+        "cuda_memory",
+        "prctl",
+    ),
 }
 MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
 # Files that are short for a reason.

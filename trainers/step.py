@@ -11,6 +11,7 @@ from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
 from trainers.loaded_batches import LoadedBatches
+from trainers.optimizers import optimizer_of
 from trainers.own_model import Batch, OwnModel
 from trainers.strategy import Strategy, load
 
@@ -43,17 +44,7 @@ class Training:
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.names, self.parameters = list(trained), list(trained.values())
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            lr=cell.optimizer.learning_rate,
-            momentum=cell.optimizer.momentum,
-            weight_decay=cell.optimizer.weight_decay,
-            fused=True,
-        )
-        # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step (seen: NaN under
-        # fp16); zeros are what the first step would start from anyway.
-        for parameter in self.parameters:
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.optimizer = optimizer_of(cell.optimizer, self.parameters)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"))
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.optimize == "compile":
@@ -90,7 +81,7 @@ class Training:
         with self.mark("optimizer"):
             # Only with strategies that leave the update to every rank (their YAML's `accepts`).
             if self.scaler.is_enabled():
-                self.scaler.step(self.optimizer)  # fused SGD unscales on the device, without a synchronisation
+                self.scaler.step(self.optimizer)  # fused optimizers unscale on the device, without a synchronisation
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)

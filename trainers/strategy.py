@@ -72,7 +72,7 @@ class Strategy(ABC):
     smallest_step = 0.0
 
     @abstractmethod
-    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Take over a model that is on its device. Returns what the step calls. Once, before the first step; collective.
 
         `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere reads them there.

@@ -157,7 +157,7 @@ class Study:
     def telling(self) -> tuple[str, ...]:
         """The varied names without those that follow from the model, from there being a model, or from the benchmark."""
         names = [*self.varied]
-        for group in ("model", "benchmark"):
+        for group in ("model", "benchmark", "optimizer"):
             first: dict[str | None, Runs] = {}
             following = {name for name in self.varied if name.startswith(f"{group}.") and name != f"{group}.name"}
             following |= {"batch_size"} & set(self.varied) if group == "model" else set()

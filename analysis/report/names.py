@@ -13,6 +13,7 @@ from conf.options import canonical
 
 BETWEEN = labels.BETWEEN
 KIND = ("model.name", "strategy.name", "benchmark.name", "gpus")  # what a cell's name always tells
+OPTIMIZER = "optimizer.name"  # its other settings follow from it
 NCCL = "nccl."
 UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another one changes
 NOT_ASKED = ("repeat", "labels", "declared")
@@ -34,7 +35,7 @@ def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:
     for one in asked:
         alike[_kind(one)].append(one)
     told = {kind: _varied(members) for kind, members in alike.items()}
-    common = [name for name in KIND if len({one[name] for one in asked}) > 1]
+    common = [name for name in (*KIND, OPTIMIZER) if len({one[name] for one in asked}) > 1]
     return [{name: one.get(name, UNTOUCHED) for name in (*common, *told[_kind(one)])} for one in asked]
 
 
@@ -53,11 +54,11 @@ def _asked(cell: Cell) -> dict[str, str]:
                 {f"{name}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {name: value}
             )
             flat |= {option: canonical(one) for option, one in inside.items()}
-    return flat
+    return {OPTIMIZER: "sgd"} | flat
 
 
 def _kind(asked: dict[str, str]) -> tuple[str, ...]:
-    return tuple(asked[name] for name in KIND)
+    return tuple(asked[name] for name in (*KIND, OPTIMIZER))
 
 
 def _varied(members: Sequence[dict[str, str]]) -> list[str]:

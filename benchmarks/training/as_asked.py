@@ -20,6 +20,7 @@ LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half 
 OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
 # The integer whose bits are those of an element, by the element's bytes.
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
 EXACT = (1 << 52) - 1  # an integer below it survives as a float
 
 
@@ -141,7 +142,13 @@ class Weights:
             return True
         if weight.grad is None:
             return False
-        step = weight.grad.abs() * (self._training.cell.optimizer.learning_rate / self._training.scaler.get_scale())
+        asked = self._training.cell.optimizer
+        if (
+            asked.name == "adamw"
+        ):  # a step has the size of the rate, whatever the gradient's; alternating ones make it smaller
+            step = (weight.grad != 0) * (asked.learning_rate * ALTERNATING)
+        else:
+            step = weight.grad.abs() * (asked.learning_rate / self._training.scaler.get_scale())
         return bool((step > weight.detach().abs() * torch.finfo(weight.dtype).eps).any())
 
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import comm_hooks
+from trainers import comm_hooks, optimizers
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
+from trainers.optimizers import FlatSteps
 from trainers.strategy import ExchangeAlone, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -41,7 +42,7 @@ class Bucketed(Strategy):
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self.parameters: list[nn.Parameter] = []
-        self.optimizer: torch.optim.SGD | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         self._names: dict[int, str] = {}
         self._arrived: list[int] = []  # arrays, in this step
         self._buckets_of: dict[int, list[int]] | None = None  # of each array, once they are set up
@@ -71,7 +72,7 @@ class Bucketed(Strategy):
 
     # The seam (trainers.strategy).
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Broadcast rank 0's weights, and have every parameter report its gradient. Returns the model as it is."""
         self.optimizer = optimizer
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -154,10 +155,13 @@ class Bucketed(Strategy):
         """Return every `.grad`, by number of its array; an empty tensor where there is none."""
         return [parameter.new_empty(0) if parameter.grad is None else parameter.grad for parameter in self.parameters]
 
-    def settings(self) -> tuple[float, float, float]:
-        """Return learning rate, momentum and weight decay; zeros without an optimizer."""
-        group = self.optimizer.param_groups[0] if self.optimizer else {"lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
-        return group["lr"], group["momentum"], group["weight_decay"]
+    def settings(self) -> tuple[float, ...]:
+        """Return what says how a step of the optimizer is taken (trainers.optimizers.settings)."""
+        return optimizers.settings(self.optimizer)
+
+    def steps_of(self, weights: Tensor) -> FlatSteps:
+        """Return what takes the optimizer's steps on flat weights (elements,)."""
+        return FlatSteps(optimizers.name_of(self.optimizer), weights)
 
     def sent_bytes(self, gradient_bytes: float) -> float:
         """Return the bytes that the communication hook leaves of `gradient_bytes`."""

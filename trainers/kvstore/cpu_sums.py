@@ -59,14 +59,3 @@ def mean(sources: Sequence[Tensor], targets: Sequence[Tensor], space: Tensor) ->
         for target in targets:
             if target[piece].data_ptr() != found.data_ptr():
                 target[piece].copy_(found)
-
-
-def sgd(
-    weights: Tensor, gradient: Tensor, momentum: Tensor, learning_rate: float, mu: float, weight_decay: float
-) -> None:
-    """Take one step of SGD with momentum `mu`, in place, as torch.optim.SGD does (Sutskever et al. 2013, in torch's form)."""
-    torch._fused_sgd_(
-        [weights], [gradient.to(weights.dtype)], [momentum] if mu else [],
-        lr=learning_rate, momentum=mu, weight_decay=weight_decay, dampening=0.0, nesterov=False, maximize=False,
-        is_first_step=False,
-    )  # fmt: skip

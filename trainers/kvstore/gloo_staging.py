@@ -5,7 +5,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers import ring_probe
-from trainers.kvstore import cpu_sums
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.sharding import ring_bytes
@@ -31,7 +30,7 @@ class GlooStaging(Bucketed):
         self.flat_means = views(buffer(layout.pull_bytes, device), layout, in_weight_dtype=False)
         self._device_weights = views(buffer(layout.pull_bytes, device), layout, in_weight_dtype=True)
         self._weights = views(buffer(layout.pull_bytes, host), layout, in_weight_dtype=True)
-        self._momentum = [torch.zeros_like(flat) for flat in self._weights]
+        self._steps = [self.steps_of(flat) for flat in self._weights]
         for bucket, on_device, weights in zip(layout.buckets, self._device_weights, self._weights, strict=True):
             gather(bucket, self.parameters, on_device)
             weights.copy_(on_device)
@@ -52,7 +51,8 @@ class GlooStaging(Bucketed):
                 self.flat_means[number].copy_(staged)
             else:
                 gradient = staged.to(torch.float32)
-                cpu_sums.sgd(self._weights[number], gradient, self._momentum[number], *self.settings())
+                self._steps[number].begin()
+                self._steps[number].take(gradient, self.settings())
                 self._device_weights[number].copy_(self._weights[number])
 
     def apply_weights(self) -> None:

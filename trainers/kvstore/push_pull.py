@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers import optimizers
 from trainers.kvstore import cpu_sums, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
@@ -42,7 +43,8 @@ class PushPull(Bucketed):
         copies = 1 if self.synchronous and on_gpu else workers
         return KvstoreConfig(
             arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
-            self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu, copies,
+            self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
+            optimizers.name_of(self.optimizer), copies,
         )  # fmt: skip
 
     def set_up(self, order: list[int]) -> None:

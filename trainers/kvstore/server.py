@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.shared_regions import STALENESS_BINS, UPDATE, Control, KvstoreConfig, Regions, SharedMapping
+from trainers.optimizers import FlatSteps
 from trainers.prctl import sleep_precisely
 
 FLAG_BYTES = 4  # int32
@@ -40,7 +41,8 @@ class CpuArithmetic(Arithmetic):
     def __init__(self, config: KvstoreConfig, shared: SharedMapping, own_buckets: list[int]) -> None:
         assert shared.regions is not None
         self._config, self._control, self._regions = config, shared.control, shared.regions
-        self._momentum = {bucket: torch.zeros_like(self._regions.weights[bucket]) for bucket in own_buckets}
+        weights = self._regions.weights
+        self._steps = {bucket: FlatSteps(config.optimizer, weights[bucket]) for bucket in own_buckets}
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest)
 
@@ -57,14 +59,15 @@ class CpuArithmetic(Arithmetic):
         self._control.done[workers, bucket] = number
 
     def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> None:
-        weights, momentum = self._regions.weights[bucket], self._momentum[bucket]
+        weights, steps = self._regions.weights[bucket], self._steps[bucket]
         # While others may update, each worker reads a copy of its own, so that no update tears it.
         asynchronous = not self._config.synchronous
         copies = [self._regions.weight_replies[worker][bucket] for worker in workers] if asynchronous else []
+        steps.begin()
         for piece in cpu_sums.pieces(len(weights)):
             parts = [gradient[piece] for gradient in pushed]
             mean = cpu_sums.mean_into(parts, self._space[: len(parts[0])])
-            cpu_sums.sgd(weights[piece], mean, momentum[piece], *settings)
+            steps.take(mean, settings, piece)
             for copy in copies:
                 copy[piece].copy_(weights[piece])
 
@@ -89,7 +92,7 @@ class GpuArithmetic(Arithmetic):
         from trainers.kvstore import cuda_copies
 
         self._config, self._control, self._regions = config, shared.control, regions
-        self._momentum = {bucket: torch.zeros_like(regions.weights[bucket]) for bucket in own_buckets}
+        self._steps = {bucket: FlatSteps(config.optimizer, regions.weights[bucket]) for bucket in own_buckets}
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.weights[0].device)
         self._stream = torch.cuda.Stream()
@@ -117,7 +120,8 @@ class GpuArithmetic(Arithmetic):
     def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> Tensor:
         weights = self._regions.weights[bucket]
         mean = cpu_sums.mean_into(pushed, self._space[: len(pushed[0])])
-        cpu_sums.sgd(weights, mean, self._momentum[bucket], *settings)
+        self._steps[bucket].begin()
+        self._steps[bucket].take(mean, settings)
         return weights if self._config.synchronous else self._regions.weight_replies[workers[0]][bucket].copy_(weights)
 
     def _mean(self, bucket: int, pushed: list[Tensor]) -> Tensor:

@@ -4,11 +4,13 @@ GPUs reduce-scatter among themselves, each stages its share, its own threads upd
 to all. Host traffic is 1/n of full staging.
 """
 
+import dataclasses
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers import ring_probe
+from trainers import optimizers, ring_probe
 from trainers.kvstore import references, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
@@ -37,6 +39,7 @@ class ShardedStaging(Bucketed):
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         config = self._config(self.layout, world_size, device.type == "cuda")
+        config = dataclasses.replace(config, optimizer=optimizers.name_of(self.optimizer))
         self.worker = Worker(config, Peers(0, 1), device, self._threads)
         self.worker.set_reply(self.only_gradients)
         self.worker.begin(sharding.shares(self.flat_weights, rank, world_size), self.settings())

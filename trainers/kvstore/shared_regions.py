@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainers import shared_memory
 from trainers.kvstore.buckets import Array, BucketLayout, Placement, aligned, mxnet, whole
+from trainers.optimizers import SETTINGS
 
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 # What a worker asks the servers to do with its gradients: update the weights, or only reduce.
@@ -36,6 +37,7 @@ class KvstoreConfig:
     max_staleness: int | None = None  # updates
     server_gpu: bool = False  # whether the servers keep gradients and weights on GPUs
     worker_gpu: bool = False  # whether the workers' gradients lie on GPUs
+    optimizer: str = "sgd"  # whose steps the servers take: sgd or adamw
     reply_copies: int = 1  # of each reply: one that all GPUs read, or one for each worker
 
     @property
@@ -119,7 +121,7 @@ class Control:
 
     pushed: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose gradients are there
     done: "np.ndarray[Any, Any]"  # (workers, buckets) number of the last exchange whose reply is there
-    settings: "np.ndarray[Any, Any]"  # (workers, 4) UPDATE or REDUCE, learning rate, momentum, weight decay
+    settings: "np.ndarray[Any, Any]"  # (workers, 1 + SETTINGS) UPDATE or REDUCE, then trainers.optimizers.settings
     attached: "np.ndarray[Any, Any]"  # (workers + servers) 1: has mapped the memory; 2: is ready
     stop: "np.ndarray[Any, Any]"  # (1)
     staleness_counts: "np.ndarray[Any, Any]"  # (servers, STALENESS_BINS) updates by their staleness
@@ -133,7 +135,7 @@ class Control:
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pushed", np.int32, (workers, buckets)),
             ("done", np.int32, (workers, buckets)),
-            ("settings", np.float64, (workers, 4)),
+            ("settings", np.float64, (workers, 1 + SETTINGS)),
             ("attached", np.int32, (workers + servers,)),
             ("stop", np.int32, (1,)),
             ("staleness_counts", np.int64, (servers, STALENESS_BINS)),

@@ -89,10 +89,10 @@ class Worker:
         if self.on_gpu:
             self._connect()
 
-    def begin(self, weights: Sequence[Tensor], settings: tuple[float, float, float]) -> None:
+    def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
 
-        `settings` are learning rate, momentum and weight decay of this worker's pushes.
+        `settings` are those of this worker's pushes (trainers.optimizers.settings).
         """
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers import ring_probe
-from trainers.kvstore import cpu_sums, sharding
+from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.strategy import ReferenceProbe, Strategy
@@ -38,7 +38,7 @@ class _OnDevices(Bucketed):
             gather(bucket, self.parameters, flat)
         self.works: dict[int, dist.Work] = {}
         self.choose_owned()
-        self._momentum = [torch.zeros_like(weights) for weights in self.owned_weights]
+        self._steps = [self.steps_of(weights) for weights in self.owned_weights]
 
     @abstractmethod
     def choose_owned(self) -> None:
@@ -60,9 +60,10 @@ class _OnDevices(Bucketed):
 
     def apply_weights(self) -> None:
         """Update what this rank owns and bring it to all ranks."""
-        rate, mu, decay = self.settings()
-        for weights, gradient, momentum in zip(self.owned_weights, self.owned_gradients, self._momentum, strict=True):
-            cpu_sums.sgd(weights, gradient, momentum, rate, mu, decay)
+        settings = self.settings()
+        for steps, gradient in zip(self._steps, self.owned_gradients, strict=True):
+            steps.begin()
+            steps.take(gradient, settings)
         self.send_owned(self.flat_weights, self.owned_weights)
         scatter(self.layout.buckets, self.flat_weights, self.parameters)
 

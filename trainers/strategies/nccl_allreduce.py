@@ -100,7 +100,7 @@ class NcclAllreduce(Strategy):
         hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         return (None, hooks[self._comm_hook]) if self._comm_hook in hooks else None
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Wrap the model in DDP, which broadcasts rank 0's weights."""
         device = next(model.parameters()).device
         self._ddp = DistributedDataParallel(

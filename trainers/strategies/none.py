@@ -13,7 +13,7 @@ class NoExchange(Strategy):
 
     synchronous = False
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.SGD) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Return the model as it is."""
         return model
 

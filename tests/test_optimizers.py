@@ -1,0 +1,84 @@
+"""The optimizers of a cell: torch's own on parameters, the same steps on flat pieces, what is asked, refused and recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from cells import make_cell
+from hydra import compose
+from omegaconf import OmegaConf
+
+from analysis.report.names import what_differs
+from conf.cell import Cell, Optimizer
+from conf.options import Refused
+from conf.resolve import checked, resolve
+from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
+
+RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/*/*/record.json"))[:20]
+ASKED = {
+    "sgd": Optimizer(learning_rate=0.1, momentum=0.8, weight_decay=0.01),
+    "adamw": Optimizer(name="adamw", learning_rate=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6),
+}
+PLAIN = {
+    "sgd": lambda weights: torch.optim.SGD([weights], 0.1, 0.8, weight_decay=0.01, foreach=False),
+    "adamw": lambda weights: torch.optim.AdamW([weights], 0.01, (0.8, 0.95), 1e-6, 0.1, foreach=False),
+}
+
+
+def cell_of(*overrides):
+    config, _ = checked(OmegaConf.to_object(compose("config", overrides=list(overrides))))
+    return resolve(config, (0, 1), "cpu")
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_flat_pieces_and_fused_parameters_move_as_torchs_plain_optimizer(name):
+    torch.manual_seed(0)
+    start, gradients = torch.randn(10), torch.randn(4, 10)
+    plain, fused = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    plainly, ours, flat = PLAIN[name](plain), optimizer_of(ASKED[name], [fused]), start.clone()
+    steps = FlatSteps(name_of(ours), flat)
+    for gradient in gradients:
+        plain.grad, fused.grad = gradient.clone(), gradient.clone()
+        plainly.step()
+        ours.step()
+        steps.begin()
+        for piece in (slice(0, 4), slice(4, 10)):  # of one step
+            steps.take(gradient[piece], settings(ours), piece)
+    torch.testing.assert_close(fused.detach(), plain.detach())
+    torch.testing.assert_close(flat, plain.detach())
+
+
+def test_auto_is_each_optimizers_own(hydra):
+    assert cell_of().optimizer == Optimizer()
+    assert cell_of("optimizer.momentum=0").optimizer == Optimizer(momentum=0.0)
+    adamw = cell_of("optimizer.name=adamw", "optimizer.beta2=0.95")
+    assert adamw.optimizer == Optimizer(0.001, weight_decay=0.01, name="adamw", beta2=0.95)
+    assert adamw.name == "resnet50 · nccl_allreduce · gpus 0,1 · adamw"
+    assert Cell.from_dict(json.loads(json.dumps(adamw.to_dict()))) == adamw
+    assert what_differs([cell_of(), adamw]) == ["sgd", "adamw"], "its other settings follow"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optimizer.beta1=0.8"], "optimizer.beta1=0.8: accepted with optimizer.name=adamw"),
+        (
+            ["optimizer.name=adamw", "optimizer.momentum=0.5"],
+            "optimizer.momentum=0.5: accepted with optimizer.name=sgd",
+        ),
+        (["optimizer.name=adam"], "optimizer.name=adam: accepted are sgd or adamw"),
+        (["optimizer.learning_rate=fast"], "optimizer.learning_rate=fast: accepted is auto or a number of at least 0"),
+    ],
+)
+def test_what_an_optimizer_does_not_have_is_refused(hydra, overrides, said):
+    with pytest.raises(Refused, match=f"^{said}"):
+        cell_of(*overrides)
+
+
+def test_cells_of_sgd_keep_their_keys():
+    assert set(make_cell().to_dict()["optimizer"]) == {"learning_rate", "momentum", "weight_decay"}
+    assert len(RECORDS) == 20
+    for path in RECORDS:
+        record = json.loads(path.read_text())
+        assert Cell.from_dict(record["cell"]).to_dict()["optimizer"] == record["cell"]["optimizer"]
