@@ -81,6 +81,7 @@ READERS = (
            # how many said something, and whether a line proves that a subsystem was logged
            follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from")),
     Reader("nccl-tests-json", seeds.nccl_tests_documents, calls.through_command("nccl-tests"), WITH_JSON),
+    Reader("nccl-tests-record", seeds.collectives_records, calls.through_command("nccl-tests"), WITH_JSON),
     Reader("nccl-tests-text", seeds.nccl_tests_texts, calls.through_command("nccl-tests"), TEXT,
            # Whoever takes the end of one table and the head of the next leaves one whole table; a note says what does not fit.
            removing=(mutations.cut, mutations.cut_gzip, mutations.lost_line)),

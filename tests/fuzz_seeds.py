@@ -72,6 +72,12 @@ def p2p_records():
     return [Seed((DATA / "h200_x2" / "links" / name / "record.json").read_bytes()) for name in names]
 
 
+def collectives_records():
+    """Records of benchmark=collectives, of one collective with both placements and of one out of place alone."""
+    names = ("collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728")
+    return [Seed((DATA / "h200_x4" / "links" / name / "record.json").read_bytes()) for name in names]
+
+
 def topology_xmls():
     """The dump of four H200s, and one with several CPUs, switches and NICs."""
     gpu = (

@@ -96,6 +96,21 @@ def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(slo
     assert [one.runs for one in floors] == [12, 12], "each its own six runs and the six of c"
 
 
+@pytest.mark.parametrize(("order", "expected"), [("AB", False), ("AABB", False), ("ABA", True), ("ABAB", True)])
+def test_sweeps_that_took_turns_are_told(order, expected, tmp_path, capsys):
+    made = {"A": [], "B": []}
+    for place, letter in enumerate(order):
+        number = 100 * place + 1
+        for repeat in range(2):
+            cell = {"repeat": 2 * len(made[letter]) + repeat}
+            made[letter].append(
+                record(number + repeat, [0], 1000.0 + number % 7 + repeat, sweep_id=f"{place}", cell=cell)
+            )
+    folders = [study(tmp_path / letter, records) for letter, records in made.items()]
+    _, found = compared(capsys, *folders)
+    assert found["in_turn"] is expected
+
+
 def test_single_runs_cannot_tell_and_that_is_no_success(capsys):
     x4 = DATA / "h200_x4"
     assert main(["compare", str(x4 / "settings"), str(x4 / "settings_again")]) == 2

@@ -210,7 +210,8 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(tmp_path):
     content, findings = examine(study.folder)
     (point,) = findings.scaling.curves[0].points
     assert (point.rate.low, point.rate.high) == (pytest.approx(low), pytest.approx(high))
-    assert "95 % intervals for the next run, from 5 runs of equal cells" in content.setting
+    captions = [table.caption for section in content.sections for table in section.tables]
+    assert any("95 % intervals for the next run, from 5 runs of equal cells" in one for one in captions)
     assert "noise_floor" in {table.name for section in content.sections for table in section.tables}
     assert read(folder.record) == record, "the record stays as it was written"
 

@@ -46,7 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--limit", metavar="SHARE",
-        help="of two studies: a cell that is slower by less, such as 2%%, is no regression (default: any that runs show)",
+        help="of two studies: a cell that is slower by less, such as 2%%, is no regression (default: any that runs show). "
+        "Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
