@@ -115,9 +115,9 @@ def _unpacked(file: Path, to: Path) -> Path:
 
 
 def studies(root: Path) -> list[Path]:
-    """Return the folders of a bundle that hold records, first that of its study."""
+    """Return the folders of a bundle that hold records, last that of its study."""
     found = [folder for folder in root.iterdir() if folder.is_dir() and record_paths(folder)]
-    return sorted(found, key=lambda folder: (not (folder / REPORT).is_dir(), folder.name))
+    return sorted(found, key=lambda folder: ((folder / REPORT).is_dir(), folder.name))
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:

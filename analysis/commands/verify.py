@@ -74,9 +74,9 @@ def _checked(name: str) -> dict[str, Verification]:
         results = {f"{name}/{study.name}": verify(study) for study in studies(root)}
         if not results:
             raise UnreadableInput(f"{name}: holds no record")
-        first = next(iter(results.values()))  # of the study that the bundle is of
-        first.files, first.values = first.files + files, first.values + files
-        first.differences += differences
+        *_, own = results.values()  # of the study that the bundle is of
+        own.files, own.values = own.files + files, own.values + files
+        own.differences += differences
         return results
 
 
