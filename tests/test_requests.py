@@ -90,7 +90,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["gpus=classes:99"], "gpus=classes:99: accepted is a size of 1 to", "the GPUs of this machine"),
         (["gpus=GPU-8932f937"], "gpus=GPU-8932f937: GPU-8932f937 is not here", "CPU worker slots"),
         # unknown keys, level by level
-        (["bacth_size=8"], "bacth_size=8: unknown; options are model, strategy,", "(did you mean batch_size?)"),
+        (["bacth_size=8"], "bacth_size=8: unknown; options are model, data, strategy,", "(did you mean batch_size?)"),
         (["model.chanels=3"], "model.chanels=3: unknown; options of model are name,", "(did you mean channels?)"),
         (["model.gpu.image=3"], "model.gpu.image=3: unknown; options of model.gpu are", "(did you mean image_size?)"),
         (
