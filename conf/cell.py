@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,11 @@ class Optimizer:
     beta1: float = 0.9  # adamw, these three
     beta2: float = 0.999
     epsilon: float = 1e-8
+
+
+def counted(cells: "Iterable[Cell]") -> str:
+    """Return what cells count, for people: images, or samples if one of them trains on something else."""
+    return SAMPLES if any(cell.model.inputs == SAMPLES for cell in cells) else IMAGES
 
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor

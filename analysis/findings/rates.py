@@ -6,11 +6,11 @@ Benchmarks declare theirs in their YAML, as `compared` (conf.groups). METHOD.md,
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conf import groups
-from conf.cell import Cell
+from conf.cell import IMAGES, SAMPLES, Cell
 from conf.options import Refused
 
 IMAGES_PER_SECOND = "throughput/images_per_second"
@@ -64,8 +64,19 @@ def images_rate() -> Rate:
     return rate
 
 
+@functools.cache
+def samples_rate() -> Rate:
+    """Return the same rate of models that train on something else: samples per second."""
+    return replace(images_rate(), name=images_rate().name.replace(IMAGES, SAMPLES))
+
+
+def is_of_training(name: str) -> bool:
+    """Tell whether the name of a rate is that of images or samples per second."""
+    return name in (images_rate().name, samples_rate().name)
+
+
 def primary_rate(cell: Cell) -> Rate:
     """Return the rate that a cell's benchmark declares; a record of schema 2 declares nothing, so its YAML decides."""
     compared = cell.declared.get("benchmark", {}).get("compared")
-    rate = _declared(compared) if compared else _of_yaml(cell.benchmark["name"])
-    return rate or images_rate()
+    rate = (_declared(compared) if compared else _of_yaml(cell.benchmark["name"])) or images_rate()
+    return rate if cell.model.inputs == IMAGES else samples_rate() if rate == images_rate() else rate

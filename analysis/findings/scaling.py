@@ -24,6 +24,7 @@ from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
+from conf.cell import counted
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both laws go through N = 1; with
 # as many parameters as other points, any points would fit.
@@ -195,7 +196,7 @@ def _worded(study: Study, runs: Runs, name: str) -> str:
         return provenance.worded(runs.provenance.get(name))
     value = runs.request.get(name)
     if name == "global_batch_size":
-        return "weak scaling" if value is None else f"{value} images per step"
+        return "weak scaling" if value is None else f"{value} {counted(one.cell for one in study.records)} per step"
     return "none" if value is None else worded(name, value)
 
 

@@ -45,8 +45,8 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
 
 
-def with_unit(column: str, text: str) -> str:
-    """Return a number of a column with its unit and what it is, of other columns the text alone.
+def with_unit(column: str, text: str, things: str = "images") -> str:
+    """Return a number of a column with its unit and what it is, of other columns the text alone; cells count `things`.
 
     `0.454 ms exchange`, `99.9 % efficiency against GPU 0`.
     """
@@ -55,7 +55,7 @@ def with_unit(column: str, text: str) -> str:
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
-    unit = "" if entry.unit == "%" else entry.unit
+    unit, column = "" if entry.unit == "%" else entry.of(things).unit, entry.of(things).column
     words = column.removesuffix(unit).strip()
     text, against, members = text.partition(f" {AGAINST} ")  # of an efficiency: its GPUs that were measured alone
     return " ".join(part for part in (text, unit, words, against.strip(), members) if part)

@@ -39,8 +39,8 @@ class DrawnCurve:
     marker: str
 
 
-def rates_figure(curves: Sequence[DrawnCurve], unit: str, name: str, caption: str) -> Picture:
-    """Return images per second against the number of GPUs (`unit`), with N × the slowest member alone."""
+def rates_figure(curves: Sequence[DrawnCurve], unit: str, things: str, name: str, caption: str) -> Picture:
+    """Return images (`things`) per second against the number of GPUs (`unit`), with N × the slowest member alone."""
     figure, axes = new_figure(WIDTH, HEIGHT)
     ends = []
     for curve in curves:
@@ -48,7 +48,7 @@ def rates_figure(curves: Sequence[DrawnCurve], unit: str, name: str, caption: st
         ends.append(_draw(axes, [(p, p.rate) for p in curve.points], curve))
     ideal = [point.baseline.value * point.world_size for curve in curves for point in curve.points if point.baseline]
     axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
-    axes.set_ylabel("images/s")
+    axes.set_ylabel(f"{things}/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
     _finish(axes, sorted(sizes), curves, ends, unit)

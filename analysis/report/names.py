@@ -8,7 +8,7 @@ from analysis.findings import labels
 from analysis.findings.study import Study
 from analysis.report.text import single_line
 from benchmarks.record import Record
-from conf.cell import Cell
+from conf.cell import Cell, counted
 from conf.options import canonical
 
 BETWEEN = labels.BETWEEN
@@ -22,6 +22,11 @@ NOT_ASKED = ("repeat", "labels", "declared")
 def unit_of(study: Study) -> str:
     """Return what is counted: GPUs, or the CPU workers of a study without GPUs."""
     return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"
+
+
+def things_of(*studies: Study) -> str:
+    """Return what the cells of studies count: images, or samples where a model trains on something else."""
+    return counted(record.cell for study in studies for record in study.records)
 
 
 def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:

@@ -28,9 +28,12 @@ class Column:
     shown: bool = True  # to people; what another column says already is for CSV alone
 
 
-def metric_column(key: str, metric: str, *, heading: str = "", bounded: bool = False) -> Column:
-    """Return the column of a metric, as the table of metrics (benchmarks.record.metrics) has it: its heading, its decimals."""
-    entry = metrics.metric(metric)
+def metric_column(key: str, metric: str, *, heading: str = "", bounded: bool = False, things: str = "images") -> Column:
+    """Return the column of a metric, as the table of metrics (benchmarks.record.metrics) has it: its heading, its decimals.
+
+    `things` are what the cells count (analysis.report.names.things_of).
+    """
+    entry = metrics.metric(metric).of(things)
     return Column(key, heading or entry.column or entry.title, of_metric(metric), bounded)
 
 

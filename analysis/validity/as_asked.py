@@ -31,9 +31,9 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> CheckResult | Non
     if "batches_differ" not in record.checks:
         return unless_training(record)
     if not record.checks["batches_differ"]:
-        return CheckResult("several ranks have the same images")
+        return CheckResult(f"several ranks have the same {record.cell.model.inputs}")
     in_turn = record.checks["batches_in_turn"]
-    return CheckResult("every step has the same images") if in_turn < 2 else None
+    return CheckResult(f"every step has the same {record.cell.model.inputs}") if in_turn < 2 else None
 
 
 def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:

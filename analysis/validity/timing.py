@@ -103,9 +103,10 @@ def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:
     )
     if rate is None or images is None or seconds is None:
         return unless_training(record, "the images or the seconds are missing")
+    things = record.cell.model.inputs
     if not abs(rate * seconds - images) <= MOST_ROUNDED * images:
-        return CheckResult(f"{rate:.6g} images/s, but {images:.0f} images in {seconds:.6g} s")
+        return CheckResult(f"{rate:.6g} {things}/s, but {images:.0f} {things} in {seconds:.6g} s")
     ranks = len(record.cell.gpus)
     if per_gpu is not None and not abs(per_gpu * ranks - rate) <= MOST_ROUNDED * rate:
-        return CheckResult(f"{rate:.6g} images/s of {ranks} GPUs, but {per_gpu:.6g} per GPU")
+        return CheckResult(f"{rate:.6g} {things}/s of {ranks} GPUs, but {per_gpu:.6g} per GPU")
     return None

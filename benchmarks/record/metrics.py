@@ -9,7 +9,7 @@ Name is a pattern where a metric comes in several forms: `{one|all}` is one of t
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # What a name ends in, and its unit.
 UNITS = {
@@ -30,6 +30,11 @@ class Metric:
     column: str = ""  # heading of its column where cells are listed; empty: it has none
     signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
     first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
+
+    def of(self, counted: str) -> "Metric":
+        """Return the entry in the words of what cells count (conf.cell.counted): a model of tokens has samples, no images."""
+        told = {name: getattr(self, name).replace("images", counted) for name in ("title", "unit", "column")}
+        return replace(self, **told)
 
 
 def _lower_is_better(name: str, title: str, unit: str, **more: object) -> Metric:

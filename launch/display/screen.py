@@ -20,6 +20,7 @@ from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
+from conf.cell import IMAGES, counted
 from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import duration, estimates
@@ -65,6 +66,7 @@ class Screen:
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
         self._same, self._asked = asked(cells)
+        self._things = counted(planned.cell for planned in cells)
         self._estimates: list[float] = []  # seconds
         self._opened: float = time.monotonic()
         self._running: tuple[int, float, str] | None = (
@@ -131,7 +133,10 @@ class Screen:
 
     def _line(self, number: int) -> list[str]:
         """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""
-        numbers = [with_unit(column, text) + self._so_far(column) for column, text in self._numbers[number].items()]
+        numbers = [
+            with_unit(column, text, self._things) + self._so_far(column)
+            for column, text in self._numbers[number].items()
+        ]
         return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
 
     def _so_far(self, column: str) -> str:
@@ -161,7 +166,7 @@ class Screen:
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in columns:
             justify = "right" if name in COLUMNS and name != TRANSPORT else "left"
-            heading = name + self._so_far(name).replace(" so", "\nso")
+            heading = name.replace(IMAGES, self._things) + self._so_far(name).replace(" so", "\nso")
             table.add_column(heading, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
         for place, number in enumerate(rows):
             table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))

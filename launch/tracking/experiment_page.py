@@ -14,6 +14,7 @@ from typing import Any
 from analysis.report.cell_numbers import first_metric
 from benchmarks.record import Record
 from benchmarks.record.metrics import known, place
+from conf.cell import counted
 from launch.tracking.projection import milliseconds, project
 from launch.tracking.run_tags import KIND, NOTE
 from launch.tracking.siblings import BEST_CELL, OF_BEST
@@ -90,11 +91,14 @@ def sweeps_view() -> State:
 
 def description(records: Iterable[Record]) -> str:
     """Return what the metrics of these records are, in Markdown: title, unit, and which way is better."""
+    records = list(records)
+    things = counted(record.cell for record in records)
     names = sorted({name for record in records for name in (*record.metrics, *record.series)}, key=place)
     better = {None: "", True: "less is better", False: "more is better"}
     lines = [ABOUT, "", "| metric | what it is | unit | |", "| --- | --- | --- | --- |"]
     for name in names:
-        if entry := known(name):
+        if found := known(name):
+            entry = found.of(things)
             unit = "share of 1" if entry.unit == "%" else entry.unit
             lines.append(f"| {name} | {entry.title} | {unit} | {better[entry.less_is_better]} |")
     text = ""

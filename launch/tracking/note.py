@@ -7,6 +7,7 @@ from analysis.findings.labels import BETWEEN
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, RESULT, TRANSPORT, about_margins, cell_numbers
 from analysis.report.numbers import ABSENT, THIN
 from benchmarks.record import Record, metrics
+from conf.cell import IMAGES, counted
 from launch.tracking.projection import escaped, run_name
 
 LINK_CLASS, VALIDITY = "link class", "validity"
@@ -36,7 +37,8 @@ def summary_markdown(
         place for place, name in enumerate(columns) if name not in RARE or any(row[place] != ABSENT for row in rows)
     ]
     columns, rows = [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
-    lines = [["cell", *columns]]
+    things = counted(record.cell for record in records)
+    lines = [["cell", *(name.replace(IMAGES, things) for name in columns)]]
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
     lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""

@@ -18,6 +18,7 @@ from analysis.findings.provenance import gpu_names, mapping
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
+from conf.cell import IMAGES, SAMPLES
 from launch.tracking.run_tags import EFFICIENCY_OF
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
@@ -137,7 +138,10 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
     alone (a second projection changes nothing) and a series never shares its name with a metric.
     """
     started, ended = milliseconds(record.started_at), milliseconds(record.ended_at)
-    rows = [(_key(name), float(value), ended, 0) for name, value in record.metrics.items()]
+    values = dict(record.metrics)
+    if record.cell.model.inputs == SAMPLES:  # the metric's name says images: its rate has a name of its own as well
+        values |= {name.replace(IMAGES, SAMPLES): value for name, value in values.items() if IMAGES in name}
+    rows = [(_key(name), float(value), ended, 0) for name, value in values.items()]
     taken = {name for name, _, _, _ in rows}
     for name, points in record.series.items():
         key = _key(name) if _key(name) not in taken else f"{_key(name)}{WINDOW}"

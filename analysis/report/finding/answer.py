@@ -10,7 +10,7 @@ from analysis.findings.model import Comparison, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, comparisons_of
-from analysis.report.names import short_names, spoken, unit_of
+from analysis.report.names import short_names, spoken, things_of, unit_of
 from analysis.report.numbers import central, number
 from analysis.report.text import count, single_line
 
@@ -29,7 +29,7 @@ def answer(study: Study, main: MainPoint) -> str:
     on = f"On {count(point.world_size, unit)}" + (
         f" ({gpu_ids(point.gpus)})" if _is_one_of_several(study, point) else ""
     )
-    said = f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} images/s"
+    said = f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} {things_of(study)}/s"
     if point.efficiency is None:
         return f"{said}."
     whole, alone = f"{point.world_size} × the slowest {unit} alone", ""
@@ -37,7 +37,7 @@ def answer(study: Study, main: MainPoint) -> str:
         one = len(point.without_baseline) == 1
         whole = f"{point.world_size} × {unit} {point.slowest} alone"
         alone = f"; {unit}{'' if one else 's'} {gpu_ids(point.without_baseline)} {'was' if one else 'were'} not measured alone"
-    strong = " with all images of a step" * (curve.kind == "strong")
+    strong = f" with all {things_of(study)} of a step" * (curve.kind == "strong")
     share = number(float(point.efficiency.value), "share")
     return f"{said}: an efficiency of {share} (100 % would be {whole}{strong}{alone})."
 

@@ -2,6 +2,7 @@
 
 from analysis.findings.model import Findings, Point
 from analysis.findings.study import Study
+from analysis.report.names import things_of
 from analysis.report.numbers import interval
 from analysis.report.text import single_line
 
@@ -14,7 +15,7 @@ def certainty(study: Study, findings: Findings, point: Point) -> str:
     if rate := interval(point.rate, "rate"):
         share = interval(point.efficiency, "share").replace("\N{NO-BREAK SPACE}%", "")
         also = f", an efficiency of {share} %" if share else ""
-        return f"The next run would give {rate} images/s{also} (95 % interval)."
+        return f"The next run would give {rate} {things_of(study)}/s{also} (95 % interval)."
     if all(len(runs.records) == 1 for runs in study.timed):
         verdict = ", so no difference between cells has a verdict" if findings.comparisons else ""
         return f"Every cell ran only once{verdict}."

@@ -6,7 +6,7 @@ from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, compared_with
 from analysis.report.measured_values import bounded
-from analysis.report.names import of_unit, unit_of
+from analysis.report.names import of_unit, things_of, unit_of
 from analysis.report.numbers import estimate, interval, number
 from analysis.report.text import single_line
 
@@ -42,13 +42,15 @@ def _lost(study: Study, one: Waterfall, main: MainPoint) -> str:
     where = "" if _is_main(one, main) else f"{single_line(one.label)} on {gpu_ids(one.gpus)}: "
     alone = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone without a strategy"
     if gap <= 0:
-        return f"{where}Nothing is lost of {ideal} images/s ({alone})."
-    said = f"{where}{number(gap / one.ideal.value, 'share')} of {ideal} images/s ({alone}) is lost"
+        return f"{where}Nothing is lost of {ideal} {things_of(study)}/s ({alone})."
+    said = f"{where}{number(gap / one.ideal.value, 'share')} of {ideal} {things_of(study)}/s ({alone}) is lost"
     parts = [(part.lost, part.name) for part in one.parts if part.lost is not None and not part.above_ideal]
     seen = [(lost, name) for lost, name in parts if lost.low is not None and lost.low > 0]
     if seen:
         lost, name = max(seen, key=lambda pair: pair[0].value)
-        return f"{said}; the largest sure cause is {of_unit(name, unit)}: {estimate(lost, 'rate')} images/s."
+        return (
+            f"{said}; the largest sure cause is {of_unit(name, unit)}: {estimate(lost, 'rate')} {things_of(study)}/s."
+        )
     if any(lost.low is not None for lost, _ in parts):
         return f"{said}; no single cause stands out from the noise."
     return f"{said}; single runs do not show to what."

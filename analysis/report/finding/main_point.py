@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from analysis.findings.model import Comparison, Curve, Findings, Key, Point
-from analysis.findings.rates import images_rate
+from analysis.findings.rates import is_of_training
 from analysis.findings.study import Study
 
 MainPoint = tuple[Curve, Point]
@@ -78,9 +78,9 @@ def compared_with(
 
 
 def comparisons_of(findings: Findings, point: Point) -> Iterator[tuple[Comparison, Key, bool]]:
-    """Yield every judged comparison of a point in images/s, the key of the other cell, and whether the point is the second."""
+    """Yield every judged comparison of a point's rate, the key of the other cell, and whether the point is the second."""
     for one in findings.comparisons:
-        if not one.verdict or one.gpus != point.gpus or one.rate != images_rate().name:
+        if not one.verdict or one.gpus != point.gpus or not is_of_training(one.rate):
             continue
         if one.second_key == point.key:
             yield one, one.first_key, True

@@ -7,7 +7,7 @@ from analysis.findings.provenance import hardware
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE
-from analysis.report.names import unit_of
+from analysis.report.names import things_of, unit_of
 from analysis.report.text import count, join_words, single_line
 from benchmarks.record import Record
 
@@ -59,7 +59,7 @@ def _batch(study: Study, records: Sequence[Record]) -> str:
     steps = {record.cell.global_batch_size for record in records}
     each = {record.cell.batch_size for record in records}
     if steps == {None} and len(each) == 1:
-        return f", with {each.pop():,} images per {unit_of(study).removesuffix('s')} and step"
+        return f", with {each.pop():,} {things_of(study)} per {unit_of(study).removesuffix('s')} and step"
     if None not in steps and len(steps) == 1:
-        return f", with {steps.pop():,} images per step on all {unit_of(study)} together"
+        return f", with {steps.pop():,} {things_of(study)} per step on all {unit_of(study)} together"
     return ""

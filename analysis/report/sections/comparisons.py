@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.findings.model import Comparison, Estimate, Findings, Noise
-from analysis.findings.rates import images_rate
+from analysis.findings.rates import is_of_training
 from analysis.findings.study import Study
 from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.names import BETWEEN, short_names
@@ -123,7 +123,7 @@ def _in(rate: str, noises: Sequence[Noise]) -> str:
 def _compared(study: Study, findings: Findings) -> str:
     """Return which rates are compared, and the metric of each; empty for images per second alone."""
     rates = {one.rate for one in findings.comparisons}
-    if rates <= {images_rate().name}:
+    if all(map(is_of_training, rates)):
         return ""
     told = [f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in study.rates if one.name in rates]
     return f"Compared: {join_words(told)}; more is faster."

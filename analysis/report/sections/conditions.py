@@ -18,7 +18,7 @@ from analysis.findings.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, bounded, in_parentheses
-from analysis.report.names import run_name
+from analysis.report.names import run_name, things_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, join_words, single_line
@@ -189,7 +189,8 @@ def cells(study: Study, findings: Findings) -> Section:
         f"{in_parentheses(study)} Times and record ids are in cells.csv.",
         (
             Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
-            metric_column("images_per_second", RATE, bounded=True), metric_column("efficiency", "scaling/efficiency"),
+            metric_column("images_per_second", RATE, bounded=True, things=things_of(study)),
+            metric_column("efficiency", "scaling/efficiency"),
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=False),
             Column("sm_mhz", "clock, MHz", "count", shown=False),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),

@@ -6,7 +6,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings, SubsetLinks
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
-from analysis.report.names import short_names, unit_of
+from analysis.report.names import short_names, things_of, unit_of
 from analysis.report.numbers import ABSENT, number
 from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, marker, rendered
@@ -42,10 +42,12 @@ def wires(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     one = unit_of(study).removesuffix("s")
     worth = Table(
-        "worth", f"What a link is worth: images per second that each {one} loses with a link class, against the best class.",
+        "worth",
+        f"What a link is worth: {things_of(study)} per second that each {one} loses with a link class, against the best class.",
         (
             Column("cell", "cell"), Column("strategy", "strategy"), Column("link_class", "link class"),
-            Column("lost", f"lost images/s per {one}", "number", True), Column("gradient_bytes", "gradient bytes", "count"),
+            Column("lost", f"lost {things_of(study)}/s per {one}", "number", True),
+            Column("gradient_bytes", "gradient bytes", "count"),
             Column("batch_size", "batch", "count"),
         ),
         tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in findings.worth),

@@ -9,7 +9,7 @@ from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure, rates_figure
 from analysis.report.measured_values import bars, in_parentheses
-from analysis.report.names import short_names, unit_of
+from analysis.report.names import short_names, things_of, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import MARKERS, Picture, colours
@@ -47,8 +47,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         (
             Column("curve", "cells"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
             Column("world_size", "how many", "count"),
-            Column("runs", "runs", "count"), Column("batch_size", f"images per {one}", "count"),
-            Column("images_per_second", "images/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
+            Column("runs", "runs", "count"), Column("batch_size", f"{things_of(study)} per {one}", "count"),
+            Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
             Column("efficiency", "efficiency", "share", True),
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
@@ -60,7 +60,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     told = [f"at the SM clock that the slowest GPU has alone, the efficiency would be {'; '.join(slowed)}"]
     lines = first_lines([sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)])
     if not curves:
-        lines.insert(0, "No cell that counts measured images per second.")
+        lines.insert(0, f"No cell that counts measured {things_of(study)} per second.")
     pictures = tuple(scaling_figures(study, curves))
     return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)), place=10)
 
@@ -83,7 +83,7 @@ def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
 def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
     """Yield rates, then efficiencies, for each model and kind of scaling with curves of two or more sizes."""
     panels = _panels(study, curves)
-    left, unit = len(panels) - PANELS, unit_of(study)
+    left, unit, things = len(panels) - PANELS, unit_of(study), things_of(study)
     for place, ((model, kind), members) in enumerate(list(panels.items())[:PANELS], 1):
         drawn = _most_telling(members)
         more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (len(members) > len(drawn))
@@ -92,8 +92,8 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
         marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
         curves_drawn = _drawn(study, drawn)
         yield rates_figure(
-            curves_drawn, unit, f"scaling-{place}",
-            f"Images per second, {about}. Dashed: N × the slowest member alone.{bars(study)}{marked}{more}",
+            curves_drawn, unit, things, f"scaling-{place}",
+            f"{things.capitalize()} per second, {about}. Dashed: N × the slowest member alone.{bars(study)}{marked}{more}",
         )  # fmt: skip
         if any(efficiencies(curve.points) for curve in drawn):
             yield efficiency_figure(

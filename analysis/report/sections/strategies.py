@@ -11,7 +11,7 @@ from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
-from analysis.report.names import short_names, unit_of
+from analysis.report.names import short_names, things_of, unit_of
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
 from analysis.report.style import Picture, colours, marker, rendered, window
@@ -58,7 +58,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         (
             Column("cell", "cell"), Column("model", "model", shown=False), Column("strategy", "strategy", shown=False),
             Column("gpus", unit), Column("runs", "runs", "count"),
-            metric_column("images_per_second", RATE, bounded=True),
+            metric_column("images_per_second", RATE, bounded=True, things=things_of(study)),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
             Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
             metric_column("of_reference", "comm/ideal_ratio"), Column("reference", "reference"),
@@ -112,7 +112,8 @@ def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[
         labels = short_names(dict.fromkeys(row[0] for _, row in largest))
         subsets = len({runs.gpus for runs, _ in largest}) > 1
         drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for _, row in largest]
-        yield strategy_figure(drawn, f"strategies-{place}", f"{model} on {most} {unit_of(study)}", bars(study))
+        what = f"{model} on {most} {unit_of(study)}"
+        yield strategy_figure(drawn, f"strategies-{place}", what, bars(study), things_of(study))
 
 
 def _strategy_row(
@@ -138,7 +139,7 @@ def _strategy_row(
     )  # fmt: skip
 
 
-def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str, bars: str) -> Picture:
+def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str, bars: str, things: str) -> Picture:
     """Return images per second of (label, strategy, rate) rows as a figure, best first."""
     palette = colours(strategy for _, strategy, _ in rows)
     shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
@@ -147,10 +148,10 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
         dot(axes, y, rate, palette[strategy], marker(strategy))
         row_label(axes, y, label, estimate(rate, "rate"))
     axes.set_xlim(*window([rate for _, _, rate in shown]))
-    axes.set_xlabel("images/s")
+    axes.set_xlabel(f"{things}/s")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
-    caption = f"Images per second, {single_line(what)}.{bars} The axis does not begin at 0."
+    caption = f"{things.capitalize()} per second, {single_line(what)}.{bars} The axis does not begin at 0."
     return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
 
 

@@ -10,7 +10,7 @@ from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE, in_parentheses
-from analysis.report.names import of_unit, short_names, unit_of
+from analysis.report.names import of_unit, short_names, things_of, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, within
@@ -47,7 +47,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         f"{in_parentheses(study)}",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
-            Column("images_per_second", "images/s", "rate", True), Column("share", "of ideal", "part"), Column("why", "note"),
+            Column("images_per_second", f"{things_of(study)}/s", "rate", True),
+            Column("share", "of ideal", "part"), Column("why", "note"),
         ),
         tuple(rows),
     )  # fmt: skip
@@ -55,12 +56,12 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     if not rows:
         rates = middle(study.usable, RATE) is not None or not study.usable
         known = "To see where the loss comes from, run with waterfall=true." if rates else ""
-        lines.append(known or "Not known: no cell that counts measured images per second.")
+        lines.append(known or f"Not known: no cell that counts measured {things_of(study)} per second.")
     return Section(
         "waterfall",
         "Where the rate goes",
         tuple(lines),
-        tuple(waterfall_figures(findings.waterfalls, names, unit_of(study))),
+        tuple(waterfall_figures(findings.waterfalls, names, unit_of(study), things_of(study))),
         (table,),
         place=20,
     )
@@ -98,16 +99,18 @@ def waterfall_rows(one: Waterfall) -> list[Level | WaterfallPart]:
     ]
 
 
-def waterfall_figures(waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str) -> Iterator[Picture]:
+def waterfall_figures(
+    waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str, things: str
+) -> Iterator[Picture]:
     """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
         caption = f"{single_line(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
-        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}", unit)
+        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}", unit, things)
 
 
-def _waterfall(one: Waterfall, name: str, caption: str, unit: str) -> Picture:
+def _waterfall(one: Waterfall, name: str, caption: str, unit: str, things: str) -> Picture:
     rows = waterfall_rows(one)
     figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
     axes.set_xlim(*_window(one, rows))
@@ -123,7 +126,7 @@ def _waterfall(one: Waterfall, name: str, caption: str, unit: str) -> Picture:
         text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
     axes.set_yticks(range(len(rows)), [of_unit(single_line(row.name, 34), unit) for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("images/s")
+    axes.set_xlabel(f"{things}/s")
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
     bare(axes)

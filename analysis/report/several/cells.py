@@ -1,7 +1,7 @@
 """The same cells beside each other: a table with every number, bars of the rates, and the differences that runs show."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.findings.across.differences import FASTER, SLOWER, UNKNOWN, CellDifference, CellOnSide, SharedCell
 from analysis.findings.across.sides import Side
@@ -17,6 +17,7 @@ from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rend
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
+from conf.cell import counted
 
 BARS = 12  # cells of the figure of rates
 BAR, TITLE = 0.17, 0.24  # inches of a bar, and of the name above the bars of a cell
@@ -44,7 +45,7 @@ def _notes(shared: Sequence[SharedCell]) -> tuple[str, ...]:
 
 def _table(shared: Sequence[SharedCell]) -> Table:
     names = short_names(cell.name for cell in shared)
-    units = {unit_of(cell.metric) for cell in shared if cell.metric}
+    units = {unit_of(cell.metric, [cell]) for cell in shared if cell.metric}
     unit = next(iter(units)) if len(units) == 1 else ""
     rows: list[tuple[Value, ...]] = []
     for cell in shared:
@@ -52,7 +53,7 @@ def _table(shared: Sequence[SharedCell]) -> Table:
         for one in cell.places:
             rows.append((
                 names[cell.name], one.side.name, len(one.runs.rated_records) or len(one.runs.records),
-                one.runs.next_run(cell.metric) if cell.metric else None, unit_of(cell.metric),
+                one.runs.next_run(cell.metric) if cell.metric else None, unit_of(cell.metric, [cell]),
                 *(_plain(one, name, cell.metric) for name in (EFFICIENCY, EXPOSED, EXCHANGE)),
                 *_against(one.against), first.side.name if one.against else "", one.runs.cell.benchmark["name"],
             ))  # fmt: skip
@@ -85,9 +86,13 @@ def _against(one: CellDifference | None) -> tuple[Value, ...]:
     return one.change, one.smallest, one.verdict, "; ".join(text for text in (one.why, one.doubts) if text)
 
 
-def unit_of(metric: str) -> str:
-    """Return the unit of a metric for people; empty without a metric."""
-    return entry_of(metric).unit if metric else ""
+def unit_of(metric: str, cells: Iterable[SharedCell]) -> str:
+    """Return the unit of a metric of some cells for people; empty without a metric."""
+    return entry_of(metric).of(_things(cells)).unit if metric else ""
+
+
+def _things(cells: Iterable[SharedCell]) -> str:
+    return counted(one.runs.cell for cell in cells for one in cell.places)
 
 
 def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Picture]:
@@ -121,10 +126,11 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
     bare(axes)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel("images/s per GPU")
+    things = _things(shown)
+    axes.set_xlabel(f"{things}/s per GPU")
     yield rendered(
         figure, "cells",
-        "Length: images per second and GPU. Number: images per second of all GPUs of the cell."
+        f"Length: {things} per second and GPU. Number: {things} per second of all GPUs of the cell."
         + more_in(timed, BARS, "more cell", "cells.csv"),
     )  # fmt: skip
 
@@ -167,7 +173,7 @@ def _pair(side: str, first: str, look: Mapping[str, Look]) -> str:
                 ((short[side], short[first]), (look[side].name, look[first].name))), key=len)  # fmt: skip
 
 
-def with_unit(metric: str, value: float) -> str:
-    """Return a number with its unit: `9,337 images/s`."""
-    unit = unit_of(metric)
-    return number(value, of_metric(metric)) + (f" {unit}" if unit not in ("", "%") else "")
+def with_unit(cell: SharedCell, value: float) -> str:
+    """Return the main number of a cell with its unit: `9,337 images/s`."""
+    unit = unit_of(cell.metric, [cell])
+    return number(value, of_metric(cell.metric)) + (f" {unit}" if unit not in ("", "%") else "")

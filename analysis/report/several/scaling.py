@@ -8,7 +8,7 @@ from analysis.findings.across.sides import Side
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Scaling
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure
-from analysis.report.names import unit_of
+from analysis.report.names import things_of, unit_of
 from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
 from analysis.report.style import Picture
@@ -66,7 +66,8 @@ def scaling(sides: Sequence[Side], shared: Sequence[SharedCurve]) -> Section:
         (
             Column("curve", "curve"), Column("side", "machine or study"), Column("gpus", "GPUs"),
             Column("world_size", "n", "count"), Column("runs", "runs", "count"),
-            Column("images_per_second", "images/s", "rate", True), Column("efficiency", "efficiency", "share", True),
+            Column("images_per_second", f"{things_of(*(side.study for side in sides))}/s", "rate", True),
+            Column("efficiency", "efficiency", "share", True),
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=False), Column("mark", "mark"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),

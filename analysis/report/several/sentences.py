@@ -45,9 +45,7 @@ def _rates(shared: Sequence[SharedCell]) -> str:
         return cell.metric == IMAGES_PER_SECOND, strategy != "none", len(cell.places), len(cell.gpus)
 
     cell = max(shared, key=merit)
-    each = [
-        (one.side.name, with_unit(cell.metric, value)) for one in cell.places if (value := _value(one, cell.metric))
-    ]
+    each = [(one.side.name, with_unit(cell, value)) for one in cell.places if (value := _value(one, cell.metric))]
     more = f" {count(len(shared) - 1, 'more cell')} stand{'s' * (len(shared) == 2)} below." if len(shared) > 1 else ""
     return f"{cell.name}: {_on_each(each)}.{more}"
 
