@@ -17,12 +17,16 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tracked import write_samples
 
 from analysis.report.build import report
+from benchmarks.record import read_study
+from conf.schema import Tracking
 from launch.tracking.sync import sync
+from launch.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = ROOT / "tests" / "data" / "h200_x4" / "settings"
+DATA = ROOT / "tests" / "data" / "h200_x4"
 WIDTH, HEIGHT = 1500, 900
 PANEL = 1158  # pixels from the left, where MLflow's assistant begins
 CONTENT = (450, 230, PANEL, HEIGHT)  # behind menus and headings
@@ -32,89 +36,139 @@ TRIES = 4  # chromium's virtual time does not wait for the page inside a preview
 pytestmark = pytest.mark.needs("chromium", "mlflow-ui")
 
 
+class Study:
+    """A study in a store: its page and its runs."""
+
+    def __init__(self, folder):
+        sync(folder)
+        tracker = Tracker.open(Tracking(), folder.parent, folder.name)
+        self.page, self.experiment = tracker.page, tracker._experiment
+        every = tracker._client.search_runs([self.experiment])
+        self.cells = {run.data.tags["ringside.record_id"]: run.info.run_id for run in every
+                      if run.data.tags["ringside.kind"] == "cell"}  # fmt: skip
+        parents = [run.data.tags.get("mlflow.parentRunId") for run in every]
+        self.largest = max(filter(None, parents), key=parents.count)
+
+    def run(self, run_id, page=""):
+        """The address of a page of a run."""
+        return f"/#/experiments/{self.experiment}/runs/{run_id}{page}?workflowType=machine_learning"
+
+
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory):
-    """A store with the records of one sweep, served: (address, experiment id, parent run id, child run ids)."""
+    """A store with two studies, served: (address, settings, scaling). One cell of scaling has samples of the machine."""
     folder = tmp_path_factory.mktemp("store")
-    study = Path(shutil.copytree(SETTINGS, folder / "settings"))
-    report(study, study / "report")
-    sync(study)
-    from mlflow.tracking import MlflowClient
-
-    store = f"sqlite:///{folder}/mlflow.db"
-    client = MlflowClient(store)
-    (experiment,) = [one for one in client.search_experiments() if one.name == "ringside/settings"]
-    everyone = client.search_runs([experiment.experiment_id])
-    children = [run for run in everyone if "mlflow.parentRunId" in run.data.tags]
-    parents = {run.data.tags["mlflow.parentRunId"] for run in children}
-    largest = max(parents, key=lambda one: sum(run.data.tags["mlflow.parentRunId"] == one for run in children))
+    settings, scaling = (Path(shutil.copytree(DATA / name, folder / name)) for name in ("settings", "scaling"))
+    report(settings, settings / "report")
+    one = next(record for record in read_study(scaling)[0] if record.cell.gpus == (0, 1))
+    write_samples(scaling / one.cell.folder, 30, one.started_at)
+    studies = Study(settings), Study(scaling)
+    studies[1].sampled = studies[1].cells[one.record_id]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    store = f"sqlite:///{folder}/mlflow.db"
     server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--host", "127.0.0.1", "--port", str(port)],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(300):
+        for _ in range(180):
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=1)
                 break
             except OSError:
-                time.sleep(0.2)
-        yield address, experiment.experiment_id, largest, [run.info.run_id for run in children]
+                time.sleep(0.5)
+        yield address, *studies
     finally:
         os.killpg(server.pid, 9)
         server.wait()
 
 
-def shown(address, path, name, folder):
+def shown(address, path, name, folder, height=HEIGHT):
     """The text of a page once its scripts have run; its picture goes to RINGSIDE_SCREENS, if that is set.
 
     A preview is a page of its own inside: its text is not there, but its picture is.
     """
-    command = [
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        f"--window-size={WIDTH},{HEIGHT}",
-        "--virtual-time-budget=30000",
-    ]
-    text = subprocess.run(
-        [*command, "--dump-dom", address + path], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
     from PIL import Image  # comes with matplotlib
 
     picture = folder / f"{name}.png"
+
+    def browse(*asked):
+        shutil.rmtree(folder / "profile", ignore_errors=True)  # what the browser remembers would change the page
+        command = ["chromium", "--headless", "--no-sandbox", f"--window-size={WIDTH},{height}", "--virtual-time-budget=30000",
+                   f"--user-data-dir={folder}/profile", *asked, address + path]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    text = browse("--dump-dom")
     for _ in range(TRIES):
-        subprocess.run(
-            [*command, f"--screenshot={picture}", address + path], capture_output=True, timeout=120, check=True
-        )
+        browse(f"--screenshot={picture}")
         with Image.open(picture) as image:
-            cut = image.crop((0, 0, PANEL, HEIGHT))
+            cut = image.crop((0, 0, PANEL, height))
         ink = sum(count for count, colour in cut.convert("L").crop(CONTENT).getcolors(256) if colour < 100)
         if ink > INK:
             break
     assert ink > INK, "a blank page"
     if kept := os.environ.get("RINGSIDE_SCREENS"):
         Path(kept).mkdir(exist_ok=True)
-        cut.save(Path(kept) / f"{name}.png", optimize=True)
+        cut.quantize(64).save(Path(kept) / f"{name}.png", optimize=True)
     return text
 
 
+def in_order(text, words):
+    """Whether a page has all these words, each behind the one before."""
+    places = [text.find(word) for word in words]
+    return -1 not in places and places == sorted(places)
+
+
+def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
+    address, _, scaling = ui
+    text = shown(address, scaling.page, "mlflow_cells", tmp_path)
+    assert "Ringside: cells, fastest first" in text and "14</strong> matching runs" in text.replace("<span>", "")
+    rates = ("25737.9", "18676.2", "12904.2", "9520.7")
+    assert in_order(text, rates), "no click shows images/s, and the fastest comes first"
+    for name in ("resnet50 · gpus 0,1,2,3 · compile", "scaling/efficiency", "0.9952968"):
+        assert name in text
+
+
+def test_the_charts_are_those_that_matter(ui, tmp_path):
+    address, _, scaling = ui
+    text = shown(address, f"{scaling.page}&compareRunsMode=CHART", "mlflow_charts", tmp_path, 1500)
+    assert in_order(text, ["Cells", "throughput/images_per_second", "scaling/efficiency", "Within each run"])
+
+
+def test_the_view_of_sweeps_has_figures_of_the_best_cell_and_verdicts(ui, tmp_path):
+    address, _, scaling = ui
+    text = shown(address, scaling.page.replace("ringside-cells", "ringside-sweeps"), "mlflow_sweeps", tmp_path)
+    for name in ("6 cells · 2026-11-21", "best/images_per_second", "18676.2", "best.cell"):
+        assert name in text
+
+
 def test_parallel_coordinates_compare_the_settings_of_a_sweep_at_once(ui, tmp_path):
-    address, experiment, _, children = ui
-    asked = {"runs": json.dumps(children), "experiments": json.dumps([experiment])}
+    address, settings, _ = ui
+    asked = {"runs": json.dumps([*settings.cells.values()]), "experiments": json.dumps([settings.experiment])}
     text = shown(address, f"/#/compare-runs?{urllib.parse.urlencode(asked)}", "mlflow_compare", tmp_path)
-    assert "Parallel Coordinates Plot" in text
+    assert "Parallel Coordinates Plot" in text and "unknown" not in text
     for name in ("nccl.algo", "nccl.p2p_level", "throughput/images_per_second"):
         assert name in text
 
 
-def test_the_parent_of_a_sweep_has_its_table_and_its_report(ui, tmp_path):
-    address, experiment, parent, _ = ui
-    run = f"/#/experiments/{experiment}/runs/{parent}"
-    assert "P2P_LEVEL=LOC" in shown(address, run, "mlflow_parent", tmp_path)
-    text = shown(address, f"{run}/artifacts/report/index.html", "mlflow_report", tmp_path)
+def test_the_parent_of_a_sweep_has_its_table_its_figures_and_its_report(ui, tmp_path):
+    address, settings, _ = ui
+    text = shown(address, settings.run(settings.largest), "mlflow_parent", tmp_path)
+    for name in ("P2P_LEVEL=LOC", "best/images_per_second", "cells/valid", "NVIDIA H200"):
+        assert name in text
+    assert 'href="#/compare-runs?' in text and "Compare these cells</a>" in text
+    text = shown(address, settings.run(settings.largest, "/artifacts/report/index.html"), "mlflow_report", tmp_path)
     assert "report/index.html" in text
+
+
+def test_a_cell_has_its_machine_and_its_system_metrics(ui, tmp_path):
+    address, _, scaling = ui
+    text = shown(address, scaling.run(scaling.sampled), "mlflow_child", tmp_path)
+    for name in ("NVIDIA H200", "580.159.04", "throughput/images_per_second"):
+        assert name in text
+    text = shown(address, scaling.run(scaling.sampled, "/system-metrics"), "mlflow_system", tmp_path, 1400)
+    for name in ("cpu_utilization_percentage", "gpu_0_clock_mhz", "gpu_0_power_usage_watts"):
+        assert name in text

@@ -79,7 +79,9 @@ def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])
     parent = parents(tracker)["a" * 32]
     assert parent.info.run_id == run_id and parent.info.status == "KILLED"
-    assert parent.data.tags["mlflow.note.content"] == summary_markdown([make_record(1), parent_of_two()])
+    link, _, table = parent.data.tags["mlflow.note.content"].partition("\n\n")
+    assert link.startswith("[Compare these cells](#/compare-runs?runs=")
+    assert table == summary_markdown([make_record(1), parent_of_two()])
     before = rows(study_dir.parent / "mlflow.db")
     sync(study_dir)
     assert rows(study_dir.parent / "mlflow.db") == before

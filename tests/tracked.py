@@ -4,7 +4,7 @@ import dataclasses
 import sqlite3
 
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Record
+from benchmarks.record import CellFolder, Kind, Lines, Record
 from conf.cell import Cell, Network, Optimizer
 from launch.study.identity import ProcessIdentity, Sweep
 
@@ -85,3 +85,16 @@ def rows(file):
 
 def runs(tracker):
     return {run.info.run_name: run for run in tracker._client.search_runs([tracker._experiment])}
+
+
+def write_samples(folder, seconds, began=START):
+    """A sample every half second of two GPUs, every second of the CPU, as the sampler of a cell writes them."""
+    gpus, cpu = Lines(CellFolder(folder).gpu_samples), Lines(CellFolder(folder).cpu_samples)
+    for number in range(2 * seconds):
+        of_gpus = [
+            {"sm_mhz": 1980, "power_w": 600.5 + gpu, "memory_bytes": 3 * 10**9, "busy_percent": 99} for gpu in (0, 1)
+        ]
+        gpus.write(Kind.SAMPLE, began + number / 2, gpus=of_gpus)
+        if number % 2 == 0:
+            cpu.write(Kind.SAMPLE, began + number / 2, cores=4, busy_s=number * 1.0, own_s=number * 0.5)
+    gpus.write(Kind.SAMPLE, began, gpus="damaged")

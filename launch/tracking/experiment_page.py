@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from analysis.report.cell_numbers import first_metric
 from benchmarks.record import Record
@@ -22,7 +23,7 @@ from launch.tracking.siblings import BEST_CELL, OF_BEST
 CELLS, SWEEPS = "ringside-cells", "ringside-sweeps"  # ids of the views
 VIEW = "mlflow.sharedViewState."
 MOST_COLUMNS, MOST_CHARTS = 6, 6  # parameters that have a column, charts of a section: a tag takes 5000 characters
-NAME_WIDTH = 320  # pixels: `resnet50 · nccl_allreduce · gpus 0,1,2,3` fits
+NAME_WIDTH = 290  # pixels: `resnet50 · nccl_allreduce · gpus 0,1` fits
 OF_CELLS = (*OF_BEST, "comm/busbw_gb_per_s")
 OF_SWEEPS = ("best/images_per_second", "best/efficiency", "best/exposed_ms", "baseline/images_per_second")
 COUNTS = ("cells/valid", "cells/suspect", "cells/invalid", "cells/failed")
@@ -31,6 +32,7 @@ MACHINE = ("gpu", "driver", "nccl", "torch", "commit", "host")
 FOLLOWING = ("world_size", "repeat", "seed", "image_size", "model.")
 ABOUT = "Written by Ringside: a run for each cell, below a run for each sweep."  # a note that begins so may be replaced
 TAG_LENGTH, NOTE_LENGTH = 5000, 4500  # characters; of a tag of an experiment
+MOST_COMPARED = 50  # runs: a link with more of them is too long for the note
 State = dict[str, Any]
 # What pages before 3.16 do not add themselves.
 OF_OLDER_PAGES: State = {
@@ -108,6 +110,14 @@ def description(records: Iterable[Record]) -> str:
     return text
 
 
+def compare_link(experiment: str, runs: Sequence[str]) -> str:
+    """Return a paragraph of Markdown that links the page which compares runs; empty for a single run or too many."""
+    if not 1 < len(runs) <= MOST_COMPARED:
+        return ""
+    asked = urlencode({"runs": json.dumps(list(runs)), "experiments": json.dumps([experiment])})
+    return f"[Compare these cells](#/compare-runs?{asked})\n\n"
+
+
 def _varied(records: Sequence[Record]) -> list[str]:
     """Return the names of the parameters in which the records differ; one that a record lacks is another value."""
     params = [project(record).params for record in records]
@@ -122,7 +132,7 @@ def _column(kind: str, name: str) -> str:
 
 def _state(kind: str, order: str, columns: Sequence[str], charts: Mapping[str, Sequence[State]]) -> State:
     shown = list(enumerate((title, cards[:MOST_CHARTS]) for title, cards in charts.items() if cards))
-    names = [{"uuid": f"s{place}", "name": title} for place, (title, _) in shown]
+    names = [{"uuid": f"s{place}", "name": title, "columns": min(2, len(cards))} for place, (title, cards) in shown]
     run_name = _column("attributes", "Run Name")
     return {
         "searchFilter": f"tags.`{KIND}` = '{kind}'",
@@ -137,7 +147,7 @@ def _state(kind: str, order: str, columns: Sequence[str], charts: Mapping[str, S
             for place, (_, cards) in shown
             for number, card in enumerate(cards)
         ],
-        "compareRunSections": [{**one, "columns": 2, "isReordered": True, "display": True} for one in names],
+        "compareRunSections": [{**one, "isReordered": True, "display": True} for one in names],
         "isAccordionReordered": True,
     }
 
@@ -145,7 +155,7 @@ def _state(kind: str, order: str, columns: Sequence[str], charts: Mapping[str, S
 def _width(column: str) -> int:
     """Return the width in pixels in which the heading of a column fits, or the name of a cell."""
     name = column.split("`")[1]
-    return NAME_WIDTH if name == BEST_CELL else max(90, 7 * len(name) + 30)
+    return NAME_WIDTH if name == BEST_CELL else max(90, 7 * len(name) + 20)
 
 
 def _bar(metric: str) -> State:

@@ -166,15 +166,12 @@ def _unique(names: Iterable[str]) -> list[str]:
 
 
 def _tags(record: Record) -> dict[str, str]:
-    """Return the tags: verdict, state, what identifies the record, what was used, and why it failed."""
+    """Return the tags in the order in which pages show them: verdict, where, what was used, why it failed, and the ids."""
     tags = {
         "validity": record.validity.said,
         "validity.codes": ",".join(record.validity.codes),
         "validity.unchecked": ",".join(record.validity.unchecked),
-        "cell_id": record.cell_key,
         "state": record.state,
-        "ringside.record_id": record.record_id,
-        "ringside.sweep_id": record.sweep_id,
         "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
     } | machine_tags(record)
     if (share := stated(record)) is not None:
@@ -193,7 +190,8 @@ def _tags(record: Record) -> dict[str, str]:
     sentences += [f"{code}: {sentence}" for code, sentence in record.validity.codes.items()]
     if sentences:
         tags["mlflow.note.content"] = "\n\n".join(escaped(sentence) for sentence in sentences)
-    return tags
+    ids = {"ringside.record_id": record.record_id, "ringside.sweep_id": record.sweep_id}
+    return tags | {"cell_id": record.cell_key} | ids
 
 
 def machine_tags(record: Record) -> dict[str, str]:

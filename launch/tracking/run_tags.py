@@ -1,6 +1,7 @@
 """The tags of runs in MLflow: what a run projects, whether it is complete, and which process writes it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.findings.baselines import EFFICIENCY
@@ -16,6 +17,25 @@ RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
 NOTE, TABLED = "mlflow.note.content", "ringside.records"  # a sweep's table, and the number of its own records in it
 
 EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 0, or every GPU
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the store has of a sweep."""
+
+    status: str  # MLflow's word
+    planned: int | None  # cells
+    records: int | None  # that its table counts; None while it has no table, or one of an earlier version
+    at_work: bool  # another process that may live is writing it
+
+
+def written(run: "Run") -> Written:
+    """Return what the parent run of a sweep says."""
+    counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
+    planned, records = (int(count) if count.isdigit() else None for count in counts)
+    process = process_of(run)
+    at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
+    return Written(run.info.status, planned, records if is_complete(run) else None, at_work)
 
 
 def is_complete(run: "Run") -> bool:

@@ -15,7 +15,7 @@ from analysis.report.cell_numbers import first_metric
 from analysis.report.names import UNTOUCHED, differing
 from analysis.report.text import single_line
 from benchmarks.record import Record
-from benchmarks.record.metrics import metric
+from benchmarks.record.metrics import metric, place
 from benchmarks.record.model import STATES, VERDICTS
 from launch.tracking.projection import DAMAGED, NAME_LENGTH, PARAM_LENGTH, machine_tags, project, run_name
 
@@ -97,10 +97,10 @@ def best(records: Iterable[Record]) -> Record | None:
     usable = [record for record in records if record.usable]
     rated = [record for record in usable if IMAGES_PER_SECOND in record.metrics]
     if not rated:
-        name = next((name for record in usable if (name := first_metric(record))), None)
+        name = min((name for record in usable if (name := first_metric(record))), key=place, default="")
+        sign = 1 if name and metric(name).less_is_better else -1
         rated = [record for record in usable if name in record.metrics]
-        less = bool(name and metric(name).less_is_better)
-        return min(rated, key=lambda one: one.metrics[str(name)] * (1 if less else -1), default=None)
+        return min(rated, key=lambda one: sign * one.metrics[name], default=None)
     together = [record for record in rated if record.cell.strategy["name"] != "none"]
     return max(together or rated, key=lambda one: one.metrics[IMAGES_PER_SECOND])
 

@@ -9,7 +9,6 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -48,16 +47,6 @@ if TYPE_CHECKING:
 
 ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 BATCH = 800  # metrics that are written at once: MLflow takes 1000 of metrics, parameters and tags together
-
-
-@dataclass(frozen=True)
-class Written:
-    """What the store has of a sweep."""
-
-    status: str  # MLflow's word
-    planned: int | None  # cells
-    records: int | None  # that its table counts; None while it has no table
-    at_work: bool  # another process that may live is writing it
 
 
 class Tracker:
@@ -164,7 +153,6 @@ class Tracker:
         tags = {
             **siblings.parent_tags(own),
             "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
-            NOTE: cut_to(note_markdown, TAG_LENGTH),
             TABLED: str(len(own)),
             PROJECTED: COMPLETE,
             "state": state,
@@ -176,6 +164,7 @@ class Tracker:
             self._client.log_text(run_id, note_markdown, "summary.md")
             if report is not None and report.is_dir():
                 self._client.log_artifacts(run_id, str(report), "report")
+            tags |= self._note(sweep.sweep_id, note_markdown)
             self._log(parent, figures, siblings.parent_params(own), tags)
             self._client.set_terminated(run_id, STATUS[state], ended)
 
@@ -206,7 +195,7 @@ class Tracker:
             if parent is not None and TABLED in parent.data.tags:
                 self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
                 new = [(name, one, now, 0) for name, one in figures.items() if parent.data.metrics.get(name) != one]
-                self._log(parent, new, {}, {NOTE: cut_to(note_markdown, TAG_LENGTH)})
+                self._log(parent, new, {}, self._note(sweep_id, note_markdown))
             for run_id, of_run in values.items():  # last: a run that has its values is not visited again
                 metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
                 self._client.log_batch(run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run)))
@@ -217,20 +206,12 @@ class Tracker:
             runs = self._own.runs(f"tags.`{KIND}` = 'cell'", ALL)
             return {run.data.tags.get(RECORD, "") for run in runs if run_tags.is_complete(run)}
 
-    def find_sweep(self, sweep_id: str) -> Written | None:
+    def find_sweep(self, sweep_id: str) -> run_tags.Written | None:
         """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
         identifier(sweep_id)
         with tracking_errors(self._uri):
             run = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
-        if run is None:
-            return None
-        counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
-        planned, records = (int(count) if count.isdigit() else None for count in counts)
-        if not run_tags.is_complete(run):  # its table is of an earlier version, which gave it no figures
-            records = None
-        process = run_tags.process_of(run)
-        at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
-        return Written(run.info.status, planned, records, at_work)
+        return None if run is None else run_tags.written(run)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -286,6 +267,12 @@ class Tracker:
         self._log(run, rows, projection.params, tags)
         self._client.set_terminated(run_id, projection.status, projection.ended)
         self._client.set_tag(run_id, PROJECTED, COMPLETE)
+
+    def _note(self, sweep_id: str, markdown: str) -> dict[str, str]:
+        """Return a sweep's note with a link above its table to the page that compares its cells."""
+        cells = self._own.runs(f"tags.`{SWEEP}` = '{identifier(sweep_id)}' AND tags.`{KIND}` = 'cell'")
+        link = experiment_page.compare_link(self._experiment, [run.info.run_id for run in cells])
+        return {NOTE: cut_to(link + markdown, TAG_LENGTH)}
 
     def _log(self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Write rows of metrics, tags, and the parameters that a run does not have: MLflow changes none."""
