@@ -45,6 +45,7 @@ def counted(cells: "Iterable[Cell]") -> str:
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus")
+MOST_SERVERS = 4096  # processes of a cell; a record that says more is damaged
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
 ONLY_IF_SAID = ("inputs", "data", *OF_ADAMW)
@@ -171,6 +172,9 @@ class Cell:
         for group in ("strategy", "benchmark"):
             if not isinstance(plain[group]["name"], str):
                 raise TypeError(f"{group}.name={plain[group]['name']!r}")
+        servers = plain["strategy"].get("servers", 0)
+        if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
+            raise TypeError(f"strategy.servers={servers!r:.100}")
         compared = plain.get("declared", {}).get("benchmark", {}).get("compared")
         if compared and not _can_be_compared(compared):
             raise TypeError(f"declared.benchmark.compared={compared!r:.100}")

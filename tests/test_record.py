@@ -28,8 +28,16 @@ from benchmarks.record import (
     read_study,
     write,
 )
+from conf.cell import Cell
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("servers", [-1, 10**9, "2", True])
+def test_no_cell_has_servers_without_end(servers):
+    plain = make_record().cell.to_dict()
+    with pytest.raises(TypeError, match=f"strategy.servers={servers!r}"):
+        Cell.from_dict({**plain, "strategy": {**plain["strategy"], "servers": servers}})
 
 
 def damaged(tmp_path, change):

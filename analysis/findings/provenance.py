@@ -130,7 +130,7 @@ def _identities(record: Record) -> dict[tuple[str, int], str]:
         found["uuid", gpu] = str(uuid)
     for rank in record.ranks:
         number = rank.get("rank")
-        if "name" in rank and type(number) is int and number < len(gpus):
+        if "name" in rank and type(number) is int and 0 <= number < len(gpus):
             found["name", gpus[number]] = str(rank["name"])
     return found
 
