@@ -10,8 +10,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
-from conf import schema
+from conf import groups, schema
 from conf.cell import Network
 from conf.resolve import checked, resolve
 from trainers import models
@@ -109,7 +110,11 @@ def test_the_outputs_have_a_row_for_each_image_at_the_sizes_of_the_yaml(cells, n
     network = cells[name].model
     model = on_meta(network)
     images = torch.zeros(2, network.channels, network.image_size, network.image_size, device="meta")
-    outputs = model(images)
+    with FlopCounterMode(display=False) as counter:
+        outputs = model(images)
+    # Layers that see no pixels, AlexNet's last ones above all, keep their operations for small images.
+    share = (network.image_size / groups.of_model(name, "gpu.image_size")) ** 2
+    assert 0.95 < counter.get_total_flops() / len(images) / (1e9 * groups.of_model(name, "gigaflop") * share) < 2.5
     heads = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     assert all(head.shape == (2, network.classes) for head in heads)
     assert len(heads) == {"inception_v3": 2, "googlenet": 3}.get(name, 1)
