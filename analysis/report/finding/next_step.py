@@ -6,6 +6,7 @@ from analysis.report.finding.loss import explained
 from analysis.report.finding.main_point import MainPoint
 
 OFFERED = 2  # of one sentence
+COMPARE = "To compare it with another machine, version or date, run python -m analysis compare THIS_STUDY OTHER_STUDY."
 # What another run would remove, by the codes of suspect cells.
 REMEDIES = {
     ("foreign_cpu", "foreign_load"): ("remove the doubt", "nothing else on the machine"),
@@ -14,10 +15,10 @@ REMEDIES = {
 
 
 def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
-    """Return what to run to learn more: `To see where the loss comes from, run with waterfall=true.`; empty: nothing is open."""
+    """Return what to run to learn more: `To see where the loss comes from, run with waterfall=true.`"""
     offers = _offers(study, findings, main)[:OFFERED]
     if not offers:
-        return ""
+        return COMPARE
     (aim, option), *more = offers
     return f"To {aim}, run with {option}" + "".join(f"; to {aim}, with {option}" for aim, option in more) + "."
 

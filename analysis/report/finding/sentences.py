@@ -10,7 +10,7 @@ from analysis.report.finding.certainty import certainty, doubt
 from analysis.report.finding.loss import loss
 from analysis.report.finding.main_point import MainPoint, main_point
 from analysis.report.finding.measured import measured
-from analysis.report.finding.next_step import next_step
+from analysis.report.finding.next_step import COMPARE, next_step
 from analysis.report.finding.settings import told_settings
 from analysis.report.measured_values import first_records, median_and_interval
 from analysis.report.microbenchmarks import largest_cells
@@ -34,10 +34,11 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     if main is not None:
         return _of_training(study, findings, main)
     said = _of_benchmarks(study, of_benchmarks)
-    if any(one.verdict for one in findings.comparisons):
-        said = [*said[: SENTENCES - 2], differences(findings)]
     following = next_step(study, findings, None) if study.usable else ""
-    return [measured(study), *said[: SENTENCES - 1 - bool(following)], *([following] if following else [])]
+    room = SENTENCES - 1 - (following not in ("", COMPARE))
+    if any(one.verdict for one in findings.comparisons):
+        said = [*said[: room - 1], differences(findings)]
+    return [text for text in (measured(study), *said[:room], following) if text][:SENTENCES]
 
 
 def _of_training(study: Study, findings: Findings, main: MainPoint) -> list[str]:
@@ -47,8 +48,9 @@ def _of_training(study: Study, findings: Findings, main: MainPoint) -> list[str]
     following = next_step(study, findings, main)
     answers = [answer(study, main), *settings, others(findings, main)]
     # The last ones are left out where there are more than a screen has room for.
-    by_weight = [measured(study), answers[0], doubt(study, point), *settings[:1], following, *answers[1:]]
-    by_weight += [certainty(study, findings, point), loss(study, findings, main)]
+    by_weight = [measured(study), answers[0], doubt(study, point), *settings[:1]]
+    by_weight += [following] if following != COMPARE else []
+    by_weight += [*answers[1:], certainty(study, findings, point), loss(study, findings, main), following]
     kept = [text for text in dict.fromkeys(by_weight) if text][:SENTENCES]
     order = [measured(study), *answers, certainty(study, findings, point), doubt(study, point)]
     order += [loss(study, findings, main), following]
