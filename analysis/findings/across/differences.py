@@ -26,7 +26,7 @@ from benchmarks.record.metrics import metric as entry_of
 FASTER, SLOWER, EQUAL, UNKNOWN = "faster", "slower", "no difference seen", "cannot tell"
 BY_CHANCE = "its own interval excludes 0, but among this many cells that can be chance"
 NO_FLOOR = "how far runs differ is not known in {}: too few runs of equal cells (add repeats=3)"
-SIDES = ("the first", "the second")
+SIDES = ("the first study", "the second study")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _difference(name: str, one: Found, other: Found, numbers: Mapping[int, Measu
     elif several:
         why = f"{several[0]} has this cell on several machines or with several versions; the last is shown"
     elif unknown:
-        why = NO_FLOOR.format("either" if len(unknown) > 1 else unknown[0])
+        why = NO_FLOOR.format("either study" if len(unknown) > 1 else unknown[0])
     return CellDifference(name, first.gpus, metric, left, right, steps, UNKNOWN, None, why, _doubts(first, second))
 
 

@@ -6,7 +6,6 @@ nothing can be said of a difference. It holds what differs between runs of one s
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,10 +135,5 @@ def main_metric(runs: Runs) -> str | None:
     if runs.log_rates:
         return runs.rate.metric
     names = dict.fromkeys(name for record in runs.records for name in record.metrics)
-    marked = [name for name in names if entry_of(name).first and runs.logarithms(name)]
+    marked = [name for name in names if entry_of(name).first and not entry_of(name).signed and runs.logarithms(name)]
     return min(marked, key=place, default=None)
-
-
-def plain_values(found: Mapping[str, MeasuredNumber]) -> dict[str, float]:
-    """Return {metric: number}."""
-    return {name: one.plain for name, one in found.items()}

@@ -16,6 +16,7 @@ from analysis.findings.across.differences import (
 from analysis.findings.across.sides import Side
 from analysis.findings.across.surroundings import differing
 from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.report.names import unit_of
 from analysis.report.numbers import estimate, number
 from analysis.report.several.cells import with_unit
 from analysis.report.several.scaling import SharedCurve
@@ -66,7 +67,7 @@ def _efficiency(curves: Sequence[SharedCurve]) -> str:
     each = []
     for side, one in curve.places:
         point = max((p for p in one.points if p.efficiency), key=lambda p: p.world_size)
-        each.append((side.name, f"{estimate(point.efficiency, 'share')} with {point.world_size} GPUs"))
+        each.append((side.name, f"{estimate(point.efficiency, 'share')} with {point.world_size} {unit_of(side.study)}"))
     return f"Efficiency of {curve.name}: {_on_each(each)}."
 
 
