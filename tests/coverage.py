@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ("within", "faults", "between", "floor", "wires")
+PARTS = ("within", "faults", "between", "across", "floor", "wires")
 
 
 def main(arguments=None):

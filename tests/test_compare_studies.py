@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import coverage_across
 import pytest
 from records import record, study
 from slower import slower_study
@@ -169,3 +170,11 @@ def test_wrong_input_is_one_line_and_status_2(first, second, more, said, tmp_pat
     assert main(["compare", str(tmp_path / first), str(tmp_path / second), *more]) == 2
     told = capsys.readouterr()
     assert told.out == "" and said in told.err and told.err.count("\n") == 1
+
+
+def test_equal_studies_seldom_differ_and_a_planted_percent_is_seen():
+    """The table of `python -m tests.coverage across`, with fewer studies."""
+    told, _, held = coverage_across.outcome(3, studies=30)
+    assert told <= 5 / 30 and held > 0.9
+    _, slower, _ = coverage_across.outcome(3, studies=5, factor=0.99)
+    assert slower > 0.8
