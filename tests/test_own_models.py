@@ -120,6 +120,15 @@ def test_a_builder_of_samples_that_returns_another_module_is_named():
         models.build(cell_of("plain").model)
 
 
+def test_a_model_of_timm_is_built_with_its_channels_and_classes():
+    pytest.importorskip("timm", reason="timm is not installed")
+    network = Network("vit_tiny", "timm", "vit_tiny_patch16_224", 3, 10, 224, 0.0, {})
+    with torch.device("meta"):
+        model = models.build(network)
+        scores = model(torch.zeros(2, 3, 224, 224))
+    assert (model.training, scores.shape) == (True, (2, 10))
+
+
 SAMPLES = ("model.library=python", f"model.builder={__name__}:Tokens", "model.inputs=samples")
 
 

@@ -1,13 +1,18 @@
 """The page about one's own model, data and strategy: its examples run exactly as they stand there."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from cells import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
 from conf import groups
+from conf.cell import Network
+from conf.options import Refused
+from launch.plan.own_code import refuse_wrong_code
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "trainers" / "OWN.md").read_text(encoding="utf-8")
@@ -73,47 +78,10 @@ def test_the_commands_of_the_page_can_be_asked(command, launch, monkeypatch, tmp
     assert " · " in out
 
 
-WRONG = {
+THROUGH_LAUNCH = {
     "no such method": (
         "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
         "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved; a subclass of Strategy defines ",
-    ),
-    "no strategy": (
-        "my_strategies.py", "class OneByOne(Strategy)", "class OneByOne", "strategy=one_by_one",
-        "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
-    ),
-    "an option that it does not take": (
-        "conf/strategy/one_by_one.yaml", "OneByOne\n", "OneByOne\nscale: 1.0\n", "strategy=one_by_one strategy.scale=2.0", None,
-    ),
-    "no module": (
-        "conf/strategy/one_by_one.yaml", "my_strategies.", "my_strategy.", "strategy=one_by_one",
-        "Python finds no module my_strategy; put its folder on PYTHONPATH, or install its package",
-    ),
-    "a model of torch": (
-        "my_models.py", "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", "model=tiny_gpt",
-        "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.own_model.OwnModel",
-    ),
-    "no loss": (
-        "my_models.py", "def loss", "def cost", "model=tiny_gpt", "TinyGpt has no loss; a subclass of OwnModel defines batch",
-    ),
-    "an option too few": (
-        "conf/model/tiny_gpt.yaml", "options: {length: 64}", "", "model=tiny_gpt",
-        "model.builder=my_models:TinyGpt: needs length, and is called as TinyGpt(); add it to model.options",
-    ),
-    "an option too many": (
-        "conf/model/tiny_gpt.yaml", "length: 64", "length: 64, depth: 3", "model=tiny_gpt",
-        "takes no depth, and is called as TinyGpt(length=…, depth=…)",
-    ),
-    "samples taken for images": (
-        "conf/model/tiny_gpt.yaml", "inputs: samples", "inputs: images", "model=tiny_gpt image_size=64",
-        "takes no classes, and is called as TinyGpt(classes=…, channels=…, length=…); a model that makes its own batches is",
-    ),
-    "a loader that is not there": (
-        "conf/data/text.yaml", "my_data:load", "my_data:read", "data=text", "my_data.py defines no read",
-    ),
-    "a loader without its file": (
-        "conf/data/text.yaml", "options: {file: my_text.txt}", "", "data=text",
-        "data.loader=my_data:load: needs file, and is called as load(batch_size=…, rank=…, world_size=…, seed=…); add it to",
     ),
     "options without a loader": (
         "conf/data/text.yaml", "loader: my_data:load", "", "data=text", "accepted with data.loader, a function of your own",
@@ -121,19 +89,91 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("mistake", THROUGH_LAUNCH)
 def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch, monkeypatch, tmp_path):
-    file, text, instead, request, sentence = WRONG[mistake]
+    file, text, instead, request, sentence = THROUGH_LAUNCH[mistake]
     folder = with_page(tmp_path)
     assert text in FILES[file]
     (folder / file).write_text(FILES[file].replace(text, instead))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     try:
-        code, out, err = launch("--config-dir", "conf", *request.split(), "device=cpu", "dry_run=true")
+        code, out, err = launch("--config-dir", "conf", request, "device=cpu", "dry_run=true")
     finally:
         groups.search_also([])
-    if sentence is None:
-        sentence = "takes no scale, and is called as OneByOne(scale=…)"
     assert (code, out) == (2, ""), out + err
     assert err.startswith("launch.py: ") and err.count("\n") == 1 and sentence in err, err
+
+
+def page_cell(**changed):
+    """The cell that `ran` asks for, or another."""
+    network = Network("tiny_gpt", "python", "my_models:TinyGpt", 0, 0, 0, 0.0, {"length": 64}, "samples")
+    own = {"model": "my_models:TinyGpt", "data": "my_data:load", "strategy": "my_strategies.OneByOne"}
+    cell = dataclasses.replace(
+        make_cell(), strategy={"name": "one_by_one"}, model=network,
+        data={"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}},
+        declared={group: {"target": target, "sha256": "0"} for group, target in own.items()},
+    )  # fmt: skip
+    return dataclasses.replace(cell, **changed)
+
+
+def options(**given):
+    return {"model": dataclasses.replace(page_cell().model, options=given)}
+
+
+READ = {
+    "as on the page": ("my_models.py", "", "", {}, None),
+    "no strategy": (
+        "my_strategies.py", "class OneByOne(Strategy)", "class OneByOne", {},
+        "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
+    ),
+    "an abstract class of the user's between": (
+        "my_strategies.py", "class OneByOne(Strategy):", "class Base(Strategy): ...\n\n\nclass OneByOne(Base):", {}, None,
+    ),
+    "an option that it does not take": (
+        "my_models.py", "", "", {"strategy": {"name": "one_by_one", "scale": 2.0}},
+        "takes no scale, and is called as OneByOne(scale=…)",
+    ),
+    "a model of torch": (
+        "my_models.py", "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", {},
+        "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.own_model.OwnModel",
+    ),
+    "no loss": ("my_models.py", "def loss", "def cost", {}, "TinyGpt has no loss; a subclass of OwnModel defines batch, loss"),
+    "an option too few": (
+        "my_models.py", "", "", options(),
+        "model.builder=my_models:TinyGpt: needs length, and is called as TinyGpt(); add it to model.options",
+    ),
+    "an option too many": (
+        "my_models.py", "", "", options(length=1, depth=3), "takes no depth, and is called as TinyGpt(length=…, depth=…)",
+    ),
+    "samples taken for images": (
+        "my_models.py", "", "", {"model": dataclasses.replace(page_cell().model, inputs="images")},
+        "takes no classes, and is called as TinyGpt(classes=…, channels=…, length=…); a model that makes its own batches is",
+    ),
+    "a loader without its file": (
+        "my_data.py", "", "", {"data": {"name": "text", "loader": "my_data:load", "options": {}}},
+        "data.loader=my_data:load: needs file, and is called as load(batch_size=…, rank=…, world_size=…, seed=…); add it to",
+    ),
+    "a decorator may change what a function takes": (
+        "my_data.py", "def load(batch_size, rank", "@staticmethod\ndef load(rank", {}, None,
+    ),
+    "a base by the name of its module": (
+        "my_strategies.py", "from trainers.strategy import Strategy", "from trainers import strategy as seam", {},
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", READ)
+def test_what_the_text_of_a_file_shows_is_refused_and_nothing_else(mistake, monkeypatch, tmp_path):
+    file, text, instead, changed, sentence = READ[mistake]
+    folder = with_page(tmp_path)
+    (folder / file).write_text(FILES[file].replace(text, instead) if text else FILES[file])
+    if "seam" in instead:
+        (folder / file).write_text((folder / file).read_text().replace("(Strategy)", "(seam.Strategy)"))
+    monkeypatch.syspath_prepend(str(folder))
+    if sentence is None:
+        refuse_wrong_code([page_cell(**changed)])
+        return
+    with pytest.raises(Refused, match=re.escape(sentence)):
+        refuse_wrong_code([page_cell(**changed)])

@@ -1,0 +1,158 @@
+"""A data loader of the user's own: the form of its batches, how long they are waited for, and whether it limits the rate."""
+
+import dataclasses
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from cells import make_cell
+from derived_results import run_whole, write_record
+from torch import nn
+
+from benchmarks.rank.group import Ranks
+from benchmarks.record import CellFolder
+from benchmarks.training import throughput
+from conf.cell import Cell, Network
+from trainers.loaded_batches import LoadedBatches
+from trainers.own_model import OwnModel
+
+CPU = torch.device("cpu")
+STEP_SECONDS = 0.01
+
+
+class Steady(OwnModel):
+    """A model whose step takes 10 ms, whatever else the machine does: what a loader costs it is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def batch(self, samples, generator):
+        return torch.randn(samples, 3, generator=generator), torch.zeros(samples)
+
+    def forward(self, values):
+        time.sleep(STEP_SECONDS)
+        return self.layer(values).flatten()
+
+    def loss(self, outputs, targets):
+        return (outputs - targets).square().mean()
+
+
+class Batches:
+    """Batches that are at hand, each after a pause."""
+
+    def __init__(self, batch_size, seconds):
+        self.seconds = seconds
+        self.batches = [(torch.randn(batch_size, 3), torch.zeros(batch_size)) for _ in range(4)]
+
+    def __iter__(self):
+        for batch in self.batches:
+            time.sleep(self.seconds)
+            yield batch
+
+
+def steady(batch_size, rank, world_size, seed, seconds=0.0):
+    return Batches(batch_size, seconds)
+
+
+def cell_of(loader, **options):
+    """A cell of one rank whose batches come from a loader of this file."""
+    network = Network("steady", "python", f"{__name__}:Steady", 0, 0, 0, 0.0, {}, "samples")
+    data = {"name": loader, "loader": f"{__name__}:{loader}", "options": options}
+    return dataclasses.replace(make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network, data=data)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A process group of this process only."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield Ranks(0, 1, CPU)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_one_is_not(
+    alone, tmp_path, monkeypatch, seconds
+):
+    monkeypatch.setattr(throughput, "MOST_EXPOSED", 5)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # before each of 30 windows, of a process with thousands of tests
+    cell, folder = cell_of("steady", seconds=seconds), CellFolder(tmp_path).make()
+    run_whole(throughput.run, cell, alone, folder)
+    record = write_record(CellFolder(tmp_path / "cells" / cell.key), 1)
+    share, cost_ms, wait_ms = (record.metrics[f"data/{name}"] for name in ("cost_share", "cost_ms", "wait_ms"))
+    assert ("input_bound" in record.validity.codes) == bool(seconds)
+    if seconds:
+        assert 0.5 < share < 0.85, "two thirds, on an idle machine"
+        assert cost_ms > 15 and wait_ms > 20
+        assert f"it takes {share:.1%} of a step" in record.validity.codes["input_bound"]
+    else:
+        assert abs(share) < 0.3 and wait_ms < 5
+
+
+def empty(batch_size, rank, world_size, seed):
+    return []
+
+
+def ends(batch_size, rank, world_size, seed):
+    return iter(Batches(batch_size, 0.0))
+
+
+def too_small(batch_size, rank, world_size, seed):
+    return Batches(batch_size - 1, 0.0)
+
+
+def no_targets(batch_size, rank, world_size, seed):
+    return [[torch.zeros(batch_size, 3)]]
+
+
+def no_loader(batch_size, rank, world_size, seed):
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("loader", "sentence"),
+    [
+        ("empty", "gave no batch; accepted is what can be read again and again, as torch's DataLoader"),
+        ("ends", "ended after 4 batches and did not begin again; accepted is what can be read again and again"),
+        ("too_small", r"gave a batch of a tensor \[3, 3\]; accepted are batch_size=4 samples"),
+        ("no_targets", r"gave list of a tensor \[4, 3\]; accepted is a tuple of tensors"),
+        ("no_loader", "returned int; accepted is an iterable, as torch's DataLoader"),
+    ],
+)
+def test_a_loader_of_another_form_is_one_sentence(loader, sentence):
+    def draw():
+        batches = LoadedBatches(cell_of(loader), CPU, 0)
+        return [next(batches) for _ in range(5)]
+
+    with pytest.raises((ValueError, TypeError), match=f"^data.loader={__name__}:{loader} {sentence}"):
+        draw()
+
+
+def pictures(batch_size, rank, world_size, seed, pixels=28):
+    return [(torch.zeros(batch_size, 1, pixels, pixels, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64))]
+
+
+def of_images(**options):
+    images = dataclasses.replace(make_cell((0,), batch_size=4, precision="bf16"), channels_last=True)
+    return dataclasses.replace(images, data=cell_of("pictures", **options).data)
+
+
+def test_images_of_a_loader_come_as_the_first_layer_computes():
+    batches = LoadedBatches(of_images(), CPU, 0)
+    images, labels = next(batches)
+    assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.int64)
+    assert images.is_contiguous(memory_format=torch.channels_last) and len(batches.waited_ms) == 1
+
+
+def test_images_of_another_size_are_one_sentence():
+    with pytest.raises(ValueError, match=r"accepted are images \[4, 1, 28, 28\] and labels"):
+        next(LoadedBatches(of_images(pixels=32), CPU, 0))
+
+
+def test_a_cell_with_a_loader_has_another_key_and_is_read_back():
+    cell = cell_of("steady", seconds=1)
+    assert Cell.from_dict(cell.to_dict()) == cell
+    assert len({cell.key, cell_of("steady", seconds=2).key, dataclasses.replace(cell, data={}).key}) == 3
