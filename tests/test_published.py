@@ -245,7 +245,7 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
         folder.pack()
     told, found = examine(study)
     validity = section(told, "validity")
-    assert "Compared with their raw samples: every cell that has them here; 1 do not verify." in validity.lines
+    assert "Compared with their raw samples: every cell that has them here; 1 do not agree with them." in validity.lines
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
     assert [row[2] for row in section(told, "cells").tables[0].rows] == ["does_not_verify", ""]
@@ -256,11 +256,11 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
 def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
-    assert "Compared with their raw samples: every cell that has them here; 0 do not verify." in lines
+    assert "Compared with their raw samples: every cell that has them here; all agree with them." in lines
     monkeypatch.setattr(quick, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
     more = "1 of 2 cells that have them here (`python -m analysis verify` compares all)"
-    assert f"Compared with their raw samples: {more}; 0 do not verify." in lines
+    assert f"Compared with their raw samples: {more}; all agree with them." in lines
     for path in study.glob("*/ranks"):
         shutil.rmtree(path)
     lines = section(examine(study)[0], "validity").lines

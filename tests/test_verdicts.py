@@ -307,6 +307,6 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
     ]
     finding, _, rows = shown(tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)])
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
-    assert all(row["verdict"] == "none" and "single run" in row["note"] for row in rows)
+    assert all(row["verdict"] == "no verdict" and "single run" in row["note"] for row in rows)
     assert not any(" than " in line for line in finding), "single runs give no verdict"
     assert finding[-1] == "To learn which differences are real, run with repeats=5."

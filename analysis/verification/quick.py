@@ -68,7 +68,8 @@ class QuickCheck:
         else:
             said = f"{self.compared:,} of {self.with_samples:,} cells that have them here"
             rest = " (`python -m analysis verify` compares all)"
-        return f"Compared with their raw samples: {said}{rest}; {self.wrong:,} do not verify."
+        found = f"{self.wrong:,} do not agree with them" if self.wrong else "all agree with them"
+        return f"Compared with their raw samples: {said}{rest}; {found}."
 
 
 def _other_sums(metrics: Mapping[str, float], folder: CellFolder, ranks: int) -> Iterator[str]:

@@ -135,7 +135,7 @@ def comparisons(study: Study, findings: Findings) -> Section:
     rows = tuple(
         (
             names[one.first], names[one.second], one.asked, one.rate, *one.runs, one.difference, one.smallest,
-            one.verdict or "none", one.why,
+            one.verdict or "no verdict", one.why,
         )
         for one in findings.comparisons
     )  # fmt: skip
@@ -161,8 +161,8 @@ def comparisons(study: Study, findings: Findings) -> Section:
         if noise.floor is not None:
             floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
             lines.append(
-                f"Of 20 pairs of single runs of equal cells, 19 differ by less than {floor}{rate}: that is the noise floor, from "
-                f"{pairs} of runs."
+                f"The noise floor{rate} is {floor}: 19 of 20 pairs of single runs of equal cells differ by less ({pairs} of runs "
+                "measured)."
             )
         if noise.drift is not None:
             drift = number(noise.drift, "change")

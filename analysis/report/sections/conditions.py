@@ -18,7 +18,7 @@ from analysis.findings.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, bounded, in_parentheses
-from analysis.report.names import run_name, things_of
+from analysis.report.names import run_name, things_of, unit_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, join_words, single_line
@@ -228,7 +228,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
         "noise_floor", "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells here.",
         (
             Column("model", "model"), Column("batch_size", "batch", "count"), Column("precision", "precision"),
-            Column("optimize", "optimize"), Column("world_size", "n", "count"), Column("metric", "metric"),
+            Column("optimize", "optimize"), Column("world_size", unit_of(study), "count"), Column("metric", "metric"),
             Column("half_share", "±", "part"), Column("half", "± in its unit", "number"), Column("unit", "unit"),
             Column("runs", "runs", "count"), Column("freedom", "degrees of freedom", "count"),
         ),

@@ -19,7 +19,7 @@ def settings(study: Study, findings: Findings) -> Section | None:
         (
             single_line(one.setting), _others(one.compared.first), gpu_ids(one.compared.gpus), *one.transports,
             *one.exchange_ms, one.exchange_ratio, one.compared.rate, one.compared.difference,
-            one.compared.verdict or "none",
+            one.compared.verdict or "no verdict",
         )
         for one in findings.settings
     )  # fmt: skip
