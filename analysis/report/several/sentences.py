@@ -1,4 +1,4 @@
-"""The first screen of a report of several studies: what is compared, the answer, how sure, what differs, what to do next."""
+"""The first screen of a report of several studies: the rates, the efficiencies, what the runs show, what differs."""
 
 from collections import Counter
 from collections.abc import Sequence
