@@ -112,7 +112,7 @@ def shown(address, path, name, folder, height=HEIGHT):
     assert ink > INK, "a blank page"
     if kept := os.environ.get("RINGSIDE_SCREENS"):
         Path(kept).mkdir(exist_ok=True)
-        cut.quantize(64).save(Path(kept) / f"{name}.png", optimize=True)
+        cut.quantize(256).save(Path(kept) / f"{name}.png", optimize=True)
     return text
 
 

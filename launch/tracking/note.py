@@ -6,16 +6,12 @@ from types import MappingProxyType
 from analysis.findings.labels import BETWEEN
 from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, RESULT, TRANSPORT, about_margins, cell_numbers
 from analysis.report.numbers import ABSENT, THIN
-from benchmarks.record import Record, metrics
+from benchmarks.record import Record
 from conf.cell import IMAGES, counted
 from launch.tracking.projection import escaped, run_name
 
 LINK_CLASS, VALIDITY = "link class", "validity"
 WORDS = (RESULT, TRANSPORT, LINK_CLASS, VALIDITY)  # columns that are not numbers
-RARE = (
-    RESULT,
-    metrics.METRICS["throughput/tokens_per_second"].column,
-)  # of benchmarks without columns; of models of texts
 CELL_LENGTH = 200  # characters of a table cell
 
 
@@ -25,17 +21,15 @@ def summary_markdown(
     """Return one row for each record, in the order given; what a record does not have is '–', never 0.
 
     `values` are those that need several records, by record id, as the study is now; a record that has none there shows its own.
-    MLflow gives the table little room: the part with which all names begin is printed once, above it. A column of
-    RARE is there only if a row fills it.
+    MLflow gives the table little room: the part with which all names begin is printed once, above it. A column is
+    there only if a row fills it.
     """
     records = list(records)
     names = [run_name(record).split(BETWEEN) for record in records]
     common = _common(names)
     columns = [RESULT, *(name for name in COLUMNS if name != RESULT), LINK_CLASS, VALIDITY]
     rows = [_row(record, columns, values.get(record.record_id, {})) for record in records]
-    kept = [
-        place for place, name in enumerate(columns) if name not in RARE or any(row[place] != ABSENT for row in rows)
-    ]
+    kept = [place for place in range(len(columns)) if any(row[place] != ABSENT for row in rows)]
     columns, rows = [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
     things = counted(record.cell for record in records)
     lines = [["cell", *(name.replace(IMAGES, things) for name in columns)]]
