@@ -52,7 +52,7 @@ def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output
     threading.Timer(1.0, holder.close).start()
     projector.close(measured, [], measured, stopping=lambda: False, report=None)
     found = runs(projector._tracker)
-    assert {"cell 1", "cell 2"} < found.keys() and len(found) == 3
+    assert {"seed=1", "seed=2"} < found.keys() and len(found) == 3
     assert all(run.info.status == "FINISHED" for run in found.values())
     assert console.file.getvalue().count("another process has held") == 1
     assert "mlflow ui" in projector.where()[0]
