@@ -116,7 +116,7 @@ def shown(address, path, name, folder, height=HEIGHT, words=()):
     assert ink > INK, "a blank page"
     if kept := os.environ.get("RINGSIDE_SCREENS"):
         Path(kept).mkdir(exist_ok=True)
-        cut.quantize(256).save(Path(kept) / f"{name}.png", optimize=True)
+        cut.quantize(256, dither=Image.Dither.NONE).save(Path(kept) / f"{name}.png", optimize=True)
     return text
 
 
