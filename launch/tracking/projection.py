@@ -191,7 +191,7 @@ def _tags(record: Record) -> dict[str, str]:
     if sentences:
         tags["mlflow.note.content"] = "\n\n".join(escaped(sentence) for sentence in sentences)
     ids = {"ringside.record_id": record.record_id, "ringside.sweep_id": record.sweep_id}
-    return tags | {"cell_id": record.cell_key} | ids
+    return tags | {"cell_id": single_line(record.cell_key, TAG_LENGTH)} | ids
 
 
 def machine_tags(record: Record) -> dict[str, str]:
