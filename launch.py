@@ -2,13 +2,12 @@
 
 import os
 import sys
-from typing import cast
 
 import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import groups, schema, sweeper
@@ -22,13 +21,14 @@ from launch.plan.small_form import small_form
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
-composed: list[tuple[DictConfig, list[str]]] = []
+objects = sweeper.Objects()
+composed: list[tuple[schema.Config, list[str]]] = []
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def collect(config: DictConfig) -> None:
     """Keep one combination of the sweep: Hydra calls this for each, and nothing runs before all are composed."""
-    composed.append((config, list(HydraConfig.get().overrides.task)))
+    composed.append((objects.of(config), list(HydraConfig.get().overrides.task)))
 
 
 def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
@@ -37,7 +37,7 @@ def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
     sys.argv[1:] = arguments
     with hydras_options():
         collect()
-    return [(cast(schema.Config, OmegaConf.to_object(config)), overrides) for config, overrides in composed]
+    return list(composed)
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
-from omegaconf import OmegaConf
 
 from conf import schema, sweeper
 from conf.command_line import normalise
@@ -50,7 +49,7 @@ def jobs(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", ["launch.py", *normalise(command.split())])
         module = loaded(ROOT / "launch.py")
         module.collect()
-        return [(OmegaConf.to_object(config), sorted(overrides)) for config, overrides in module.composed]
+        return [(config, sorted(overrides)) for config, overrides in module.composed]
 
     return run
 
