@@ -75,6 +75,10 @@ NEEDS = {
     "fish": (lambda: shutil.which("fish"), "needs the shell fish: apt install fish"),
     "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
+    "latexmk": (
+        lambda: shutil.which("latexmk") and shutil.which("pdflatex"),
+        "needs LaTeX: apt install latexmk texlive-latex-recommended",
+    ),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
     "pandas": (lambda: has("pandas"), "needs pandas: pip install -e '.[notebook]'"),
     "jupyter": (lambda: has("nbclient", "ipykernel"), "needs what runs a notebook: pip install -e '.[notebook]'"),

@@ -30,10 +30,11 @@ from analysis.report.finding.sentences import sentences
 from analysis.report.names import short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
+from analysis.report.papers.table import to_latex
 from analysis.report.section import Section
 from analysis.report.sections.waterfall import Level, waterfall_rows
 from analysis.report.style import colours, spread
-from analysis.report.tables import Column, Table, to_csv, to_latex, to_markdown
+from analysis.report.tables import Column, Table, to_csv, to_markdown
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
@@ -148,9 +149,9 @@ def test_names_and_failures_stay_text(written):
                 assert not re.match(r"\s*[=+@|%\t]", cell) and not re.match(r"-(?!\d)", cell), (path, cell)
     for path in written.glob("tables/*.tex"):
         text = path.read_text(encoding="utf-8")
-        assert "\\input" not in text and not re.search(r"(?<!\\)[$#&_](?![^&]*\\\\|.*&)", "".join(
+        assert text.isascii() and "\\input{a}" not in text and not re.search(r"(?<!\\)[$#&_](?![^&]*\\\\|.*&)", "".join(
             line for line in text.splitlines() if EVIL[:4] in line and "&" not in line))  # fmt: skip
-        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+        assert text.count(r"\begin{") == text.count(r"\end{") >= 1
 
 
 def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
@@ -550,7 +551,7 @@ def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
     left = f"{1000 - PAGE_ROWS} more rows in tables/cells.csv"
     assert left in page(told) and page(told).count("<td>c") == PAGE_ROWS
     assert left in markdown_page(told) and markdown_page(told).count("| c") == PAGE_ROWS + 1
-    assert to_csv(table).count("\n") == 1001 and to_latex(table).count("\\\\\n") == 1001
+    assert to_csv(table).count("\n") == 1001 and to_latex(table).count("\\\\\n") == 1003
 
 
 def test_tables_escape_in_every_form():
@@ -558,7 +559,6 @@ def test_tables_escape_in_every_form():
     table = Table("t", "50% & more\n\\evil", columns, (("@sum", Estimate(0.5, 0.4, 0.6), ""), ("a|b\r\nc", None, None)))
     assert to_csv(table) == "a,x,x_low,x_high,empty\n'@sum,0.5,0.4,0.6,\na|b  c,,,,\n"
     assert r"a\_b & x \\" in to_latex(table) and r"50\% \& more \textbackslash{}evil" in to_latex(table)
-    assert to_latex(table).count("\n") == 10
     assert to_markdown(table, 9).splitlines()[3] == "| a\\|b  c | – |"
 
 

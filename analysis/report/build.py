@@ -2,6 +2,7 @@
 
     index.html     one page, whole in itself
     report.md      the same as Markdown
+    paper.tex      every figure and table for papers: latexmk -pdf paper.tex
     tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
     figures/       every figure as SVG and PDF
 
@@ -20,8 +21,10 @@ from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
 from analysis.report.page import Report, markdown_page, page
+from analysis.report.papers.document import document
+from analysis.report.papers.table import to_latex
 from analysis.report.style import style
-from analysis.report.tables import to_csv, to_latex
+from analysis.report.tables import to_csv
 from analysis.report.text import count, first_lines, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
@@ -88,7 +91,7 @@ def write(content: Report, folder: Path) -> Path:
 
 def _files(content: Report) -> dict[str, bytes]:
     """Return the content of every file but the page."""
-    files = {"report.md": markdown_page(content).encode()}
+    files = {"report.md": markdown_page(content).encode(), "paper.tex": document(content).encode()}
     for section in content.sections:
         for table in section.tables:
             files[f"tables/{table.name}.csv"] = to_csv(table).encode()

@@ -1,4 +1,4 @@
-"""A table of a report, written as CSV for programs, as LaTeX (booktabs) for papers and as Markdown; a template writes HTML.
+"""A table of a report, written as CSV for programs and as Markdown; a template writes HTML, and papers has LaTeX.
 
 Every text comes from records, so none is trusted: each form escapes what would mean something in it.
 """
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from analysis.findings.model import Estimate
 from analysis.report.numbers import NumberFormat, central, estimate, interval, of_metric
-from analysis.report.text import latex, markdown, single_line
+from analysis.report.text import markdown, single_line
 from benchmarks.record import metrics
 
 Value = str | int | float | Estimate | None
@@ -93,27 +93,6 @@ def _csv_cell(value: Value) -> object:
         return "" if value is None else value
     text = single_line(value)
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@", "|", "%") else text
-
-
-def to_latex(table: Table) -> str:
-    r"""Return a tabular with booktabs' rules, to be \input; numbers are rounded as on the page."""
-    table = table.for_people
-    align = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        f"% {latex(single_line(table.caption))}",
-        rf"\begin{{tabular}}{{{align}}}",
-    ]
-    lines += [r"\toprule", _latex_row([column.heading for column in table.columns]), r"\midrule"]
-    lines += [
-        _latex_row([_joined(value, column) for value, column in zip(row, table.columns, strict=True)])
-        for row in table.rows
-    ]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _latex_row(cells: list[str]) -> str:
-    return " & ".join(latex(cell) for cell in cells) + r" \\"
 
 
 def _joined(value: Value, column: Column) -> str:

@@ -1,4 +1,4 @@
-"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown and LaTeX.
+"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown (LaTeX: papers).
 
 Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with these functions too.
 """
@@ -16,20 +16,6 @@ def single_line(text: object, length: int = TEXT_LENGTH) -> str:
     """Return text on one line, with its control characters as escapes, cut to a length."""
     line = visible(_BREAKS.sub(" ", str(text)), kept="")
     return line if len(line) <= length else line[: length - 1] + "…"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "\N{MINUS SIGN}": "$-$", "→": r"$\rightarrow$", "×": r"$\times$",
-    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "–": "--", "…": r"\ldots{}", "µ": r"$\mu$", "\N{NO-BREAK SPACE}": "~",
-    "[": "{[}", "]": "{]}",  # after \\ a bracket would be its argument
-}  # fmt: skip
-
-
-def latex(text: str) -> str:
-    """Return text that LaTeX prints as it is."""
-    return "".join(_LATEX.get(c, c) for c in text)
 
 
 def markdown(text: object, length: int = TEXT_LENGTH) -> str:
