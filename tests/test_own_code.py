@@ -415,7 +415,7 @@ WRONG_FILES = {
     "conflicts: [{size: 1}]": "conflicts.0.size names no option",
     "trains: 0": "trains is 0; accepted is true or false",
     "code: {derive: 3}": "code.derive is 3; accepted is a text",
-    "code: {run: a.b}": "code.run is unknown; accepted are resolve, refuse, derive, section",
+    "code: {run: a.b}": "code.run is unknown; accepted are resolve, refuse, seconds, derive, section",
     "code: {derive: my_package.barrier.measure.none}": "measure.py defines no none",
     "code: {derive: my_package.nothing.derive}": "code.derive=my_package.nothing.derive: Python finds no module",
     "code: {refuse: my_package.barrier.measure.run}": "my_package.barrier.measure.run: raised TypeError: ",
