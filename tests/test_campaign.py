@@ -1,8 +1,9 @@
 """The campaign: every kind of fault in every phase where it makes one. Takes minutes: `pytest -m campaign --seed N`.
 
-Two launchers run at once. `--faults N` takes N faults of each table, for a short look.
+Two launchers run at once, on a machine with many cores one for every four. `--faults N` takes N faults of each table.
 """
 
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ from faults_launchers import Killed, many
 from faults_sweeps import WITH_PASS, WITH_SERVER, launchers_of, sweep_of
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(7200)]
-AT_ONCE = 2  # launchers
+AT_ONCE = max(2, (os.cpu_count() or 2) // 4)  # launchers
 
 
 @pytest.fixture
@@ -37,8 +38,7 @@ def at_once(jobs):
 def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_property):
     ranks = some(faults_table.of_ranks(seed))
     sweeps = {
-        "one": (ranks[::2],),
-        "other": (ranks[1::2],),
+        **{f"two {number}": (ranks[number::AT_ONCE],) for number in range(AT_ONCE)},
         "three": (some(faults_table.of_ranks(seed, 3)), "gpus=0+1+2"),
         "server": (some(faults_table.of_servers(seed)), *WITH_SERVER),
         "agent": (some(faults_table.of_agents(seed)),),
@@ -50,8 +50,8 @@ def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_propert
 
 def test_signals_to_the_launcher(tmp_path, seed, some, store_template, record_property):
     faults = some(faults_table.of_the_launcher(seed))
-    halves = {"one": faults[::2], "other": faults[1::2]}
-    jobs = [lambda n=name, half=half: launchers_of(tmp_path / n, half, store_template) for name, half in halves.items()]
+    shares = {str(number): faults[number::AT_ONCE] for number in range(AT_ONCE)}
+    jobs = [lambda n=n, share=share: launchers_of(tmp_path / n, share, store_template) for n, share in shares.items()]
     record_outcomes(record_property, at_once(jobs))
 
 
