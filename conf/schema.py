@@ -189,8 +189,9 @@ class Config:
     waterfall: bool = option(False, "add the control cells that explain the efficiency of each cell")
     report: Any = option(
         True,
-        "write the study's report when the sweep ends; open: also show it in a browser",
-        words=("True", "False", "open"),
+        "write the study's report when the sweep ends; open: show it in a browser too; single, double: with figures as wide as "
+        "one or two columns of a paper",
+        words=("True", "False", "open", "single", "double"),
     )
     on_cpu: dict[str, Any] = option({}, "of a named study: options of its small form, which CPU workers measure")
     full: bool = option(False, "CPU workers measure a named study in its full form too")

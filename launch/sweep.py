@@ -275,7 +275,7 @@ class SweepRun:
         """Write the study's report; return its page, None without one, and its finding."""
         if self.config.report in (False, "False") or not self._writable:
             return None, ()
-        page, finding = write_report(self.study.folder, self._note)
+        page, finding = write_report(self.study.folder, self._note, str(self.config.report))
         if page and self.config.report == "open":
             show(page)
         return page, finding

@@ -1,5 +1,6 @@
 """A report's tables and figures in papers: LaTeX compiles them and they fit a page."""
 
+import csv
 import re
 import subprocess
 from pathlib import Path
@@ -65,6 +66,46 @@ def test_every_table_of_a_study_compiles_and_fits_a_page(study, tmp_path):
 def test_whatever_a_record_holds_compiles_and_fits(tmp_path):
     write(Report(EVIL, "", (), (), (Section("all", EVIL, tables=hostile()),)), tmp_path / "out")
     assert_fits(compiled(tmp_path / "out"))
+
+
+PAGE = r"""\documentclass{article}
+\usepackage[a4paper,margin=2cm]{geometry}
+\usepackage{array,booktabs,longtable,graphicx}
+\graphicspath{{figures/}}
+\begin{document}
+Figure~\ref{fig:scaling-1} has the rates, Table~\ref{tab:waterfall} where the loss is.
+\input{figures/scaling-1}\input{figures/efficiency-1}\input{tables/waterfall}\input{tables/noise_floor}
+\end{document}
+"""
+
+
+@pytest.mark.needs("latexmk")
+def test_a_page_of_a_paper_with_two_figures_and_two_tables(tmp_path):
+    told, _ = examine(DATA / "h200_x4/waterfall", "single")
+    write(told, tmp_path / "out")
+    (tmp_path / "out" / "paper.tex").write_text(PAGE)
+    log = compiled(tmp_path / "out")
+    assert_fits(log)
+    assert "Output written on paper.pdf (1 page" in log and "undefined" not in log
+
+
+def test_figures_have_the_width_that_was_asked_with_their_numbers_and_caption(tmp_path):
+    told, found = examine(DATA / "h200_x2/eager_b", "single")
+    write(told, tmp_path / "out")
+    figures = tmp_path / "out" / "figures"
+    for pdf in figures.glob("*.pdf"):
+        text = pdf.read_bytes()
+        assert b"/Subtype /Type3" not in text and b"/FontFile2" in text, f"{pdf.name}: fonts are embedded as TrueType"
+        (width,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", text)
+        assert pdf.stem.startswith("topology") or float(width) == pytest.approx(3.3 * 72)
+        assert rf"{{{pdf.stem}.pdf}}" in pdf.with_suffix(".tex").read_text() and pdf.with_suffix(".svg").exists()
+        assert pdf.with_suffix(".csv").read_text().count("\n") > 1
+    rows = list(csv.DictReader((figures / "efficiency-1.csv").open(encoding="utf-8")))
+    points = [point for curve in found.scaling.curves for point in curve.points if point.world_size > 1]
+    assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
+    assert [float(row["efficiency_low"]) for row in rows] == [point.efficiency.low for point in points]
+    first = f"{100 * points[0].efficiency.value:.1f}"
+    assert first in (figures / "efficiency-1.tex").read_text(), "the caption says the numbers"
 
 
 def test_text_is_ascii_and_says_what_it_said():

@@ -1,4 +1,4 @@
-"""`python -m analysis report STUDY… [-o DIR] [--bundle] [--json]`: the report of studies, or a bundle to give away."""
+"""`python -m analysis report STUDY… [-o DIR] [--width single|double] [--bundle] [--json]`: the report, or a bundle."""
 
 import argparse
 import dataclasses
@@ -15,6 +15,7 @@ from analysis.console import console
 from analysis.findings.across.sides import Asked, studies_in
 from analysis.report.build import examine, write
 from analysis.report.several.build import as_labelled, default_folder, examine_several
+from analysis.report.style import ON_PAGE, WIDTHS_IN
 from benchmarks.record.raw_files import sha256
 from benchmarks.record.visible import one_line
 
@@ -32,6 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     text = "write one archive instead, with records, raw samples and report, that others can check (STUDY.bundle.zip)"
     parser.add_argument("--bundle", action="store_true", help=text)
+    text = "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
+    parser.add_argument("--width", choices=WIDTHS_IN, default=ON_PAGE, help=text)
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
 
@@ -41,12 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _bundle(arguments)
     asked = [Asked.of(text) for text in arguments.studies]
     if len(asked) > 1 or len(several := _studies(asked[0].folder)) > 1:
-        told, sides = examine_several(asked)
+        told, sides = examine_several(asked, arguments.width)
         index = write(told, arguments.output.resolve() if arguments.output else default_folder(asked))
         beside: dict[str, Any] = {"sides": [{"name": one.name, "folder": str(one.folder)} for one in sides]}
     else:
         folder = several[0] if several else asked[0].folder
-        told, found = examine(folder)
+        told, found = examine(folder, arguments.width)
         told = as_labelled(told, asked[0].label)
         # What the user names may be a link; in a study nothing of ours is one.
         index = write(told, arguments.output.resolve() if arguments.output else folder / "report")

@@ -4,7 +4,7 @@
     report.md      the same as Markdown
     paper.tex      every figure and table for papers: latexmk -pdf paper.tex
     tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
-    figures/       every figure as SVG and PDF
+    figures/       every figure as SVG and PDF, the numbers that it shows as CSV, and its caption as LaTeX
 
 The same records give the same bytes. The report names what a study cannot answer.
 """
@@ -22,8 +22,9 @@ from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.papers.document import document
+from analysis.report.papers.figure import to_figure
 from analysis.report.papers.table import to_latex
-from analysis.report.style import style
+from analysis.report.style import ON_PAGE, style
 from analysis.report.tables import to_csv
 from analysis.report.text import count, first_lines, sentence, single_line
 from analysis.verification.quick import QuickCheck
@@ -35,12 +36,16 @@ def report(study_folder: Path, out_folder: Path) -> Path:
     return write(content, out_folder)
 
 
-def examine(study_folder: Path) -> tuple[Report, Findings]:
-    """Read a study and return its report and findings. Raises OSError: the folder cannot be read."""
+def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
+    """Read a study and return its report and findings; `width` is that of its figures (style.WIDTHS_IN).
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     with gc_paused():  # thousands of records
         study = checked_study(study_folder)
         findings = findings_of(study)
-        return report_of(study, findings), findings
+        return report_of(study, findings, width), findings
 
 
 def checked_study(study_folder: Path) -> Study:
@@ -50,12 +55,12 @@ def checked_study(study_folder: Path) -> Study:
     return dataclasses.replace(study, compared=check.sentence())
 
 
-def report_of(study: Study, findings: Findings) -> Report:
+def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     """Return the report of a study and of its findings."""
     unsaid = [*findings.unsaid] if study.trains else []
     if study.unreadable:
         unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
-    with style():
+    with style(width):
         of_benchmarks = benchmark_sections(study, findings)
         sections = contents(study, findings, of_benchmarks.values())
     return Report(
@@ -100,4 +105,7 @@ def _files(content: Report) -> dict[str, bytes]:
             files[f"figures/{picture.name}.svg"] = picture.svg.encode()
             if picture.pdf:
                 files[f"figures/{picture.name}.pdf"] = picture.pdf
+                files[f"figures/{picture.name}.tex"] = to_figure(picture).encode()
+            if picture.data:
+                files[f"figures/{picture.name}.csv"] = to_csv(picture.data).encode()
     return files

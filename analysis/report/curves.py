@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Point
-from analysis.report.names import legend_names
-from analysis.report.numbers import number
+from analysis.report.names import legend_names, short_names
+from analysis.report.numbers import estimate, number
 from analysis.report.style import (
     INK,
     LABEL_PLACE,
-    LABEL_STEP,
     MUTED,
     PAPER,
     Picture,
+    curve_height,
+    curve_label,
+    drawn,
+    figure_width,
+    for_width,
+    label_step,
+    line_style,
     new_figure,
     rendered,
     spread,
@@ -23,8 +30,8 @@ from analysis.report.style import (
 )
 from analysis.report.text import single_line
 
-WIDTH, HEIGHT = 4.6, 2.9  # inches
-LABEL_LENGTH = 24  # characters
+HEIGHT = 2.9  # inches, on the page
+LABEL_LENGTH, LEAST_LENGTH = 24, 18  # characters, on the page and at least
 ASIDE = 5.0  # points between the intervals of curves that would cover each other
 MOST_ASIDE = 12.0  # between the outermost of them
 
@@ -41,29 +48,37 @@ class DrawnCurve:
 
 def rates_figure(curves: Sequence[DrawnCurve], unit: str, things: str, name: str, caption: str) -> Picture:
     """Return images (`things`) per second against the number of GPUs (`unit`), with N × the slowest member alone."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    figure, axes = new_figure(figure_width(), curve_height(HEIGHT))
     ends = []
-    for curve in curves:
+    for place, curve in enumerate(curves):
         _ideal(axes, curve)
-        ends.append(_draw(axes, [(p, p.rate) for p in curve.points], curve))
+        ends.append(_draw(axes, [(p, p.rate) for p in curve.points], curve, place))
     ideal = [point.baseline.value * point.world_size for curve in curves for point in curve.points if point.baseline]
     axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
     axes.set_ylabel(f"{things}/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
     _finish(axes, sorted(sizes), curves, ends, unit)
-    return rendered(figure, name, caption)
+    rows = [
+        (curve.label, gpu_ids(p.gpus), p.world_size, p.rate, p.baseline and p.baseline.value * p.world_size)
+        for curve in curves for p in curve.points
+    ]  # fmt: skip
+    rate = f"{things.replace(' ', '_')}_per_second"
+    told = _told([(curve, [(p, p.rate) for p in curve.points]) for curve in curves], "rate", unit)
+    return rendered(
+        figure, name, f"{caption} {told}".strip(), drawn(("curve", "gpus", "world_size", rate, f"ideal_{rate}"), rows)
+    )
 
 
 def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, caption: str) -> Picture:
     """Return the efficiency against the number of GPUs (`unit`) of the curves that have one."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    figure, axes = new_figure(figure_width(), curve_height(HEIGHT))
     shown = [curve for curve in curves if efficiencies(curve.points)]
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
     apart = min(ASIDE, MOST_ASIDE / max(1, len(shown) - 1))
     ends = [
         _draw(
-            axes, [(p, p.efficiency) for p in efficiencies(curve.points) if p.efficiency is not None], curve,
+            axes, [(p, p.efficiency) for p in efficiencies(curve.points) if p.efficiency is not None], curve, place,
             apart * (place - (len(shown) - 1) / 2),
         )
         for place, curve in enumerate(shown)
@@ -79,7 +94,29 @@ def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, captio
     sizes = sorted({point.world_size for curve in shown for point in efficiencies(curve.points)})
     _finish(axes, sizes, shown, ends, unit)
     begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
-    return rendered(figure, name, caption + begins)
+    rows = [
+        (curve.label, gpu_ids(p.gpus), p.world_size, p.efficiency)
+        for curve in shown
+        for p in efficiencies(curve.points)
+    ]
+    efficient = [(c, [(p, p.efficiency) for p in efficiencies(c.points) if p.efficiency]) for c in shown]
+    told = _told(efficient, "share", unit)
+    return rendered(
+        figure, name, f"{caption}{begins} {told}".strip(), drawn(("curve", "gpus", "world_size", "efficiency"), rows)
+    )
+
+
+def _told(curves: Sequence[tuple[DrawnCurve, list[tuple[Point, Estimate]]]], kind: str, unit: str) -> str:
+    """Return the number at the end of each curve, `On 4 GPUs: eager 18,676; compile 25,738.`, where one subset has that size."""
+    most = max(point.world_size for _, points in curves for point, _ in points)
+    names = short_names([single_line(curve.label) for curve, _ in curves])
+    each = []
+    for curve, points in curves:
+        values = [value for point, value in points if point.world_size == most]
+        if len(values) == 1:
+            name = f"{names[single_line(curve.label)]} " if len(curves) > 1 else ""
+            each.append(name + estimate(values[0], kind))
+    return f"On {most} {unit}: {'; '.join(each)}." if each else ""
 
 
 def efficiencies(points: Sequence[Point]) -> list[Point]:
@@ -105,7 +142,7 @@ def _ideal(axes: Any, curve: DrawnCurve) -> None:
 
 
 def _draw(
-    axes: Any, points: Sequence[tuple[Point, Estimate]], curve: DrawnCurve, aside: float = 0.0
+    axes: Any, points: Sequence[tuple[Point, Estimate]], curve: DrawnCurve, place: int, aside: float = 0.0
 ) -> tuple[float, float, str]:
     """Draw every subset and a line through the medians of the sizes; return (x, y, colour) of the curve's end.
 
@@ -116,7 +153,7 @@ def _draw(
     colour = curve.colour
     moved = offset_copy(axes.transData, axes.figure, x=aside, units="points")
     xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
-    axes.plot(xs, ys, color=colour, zorder=2, transform=moved)
+    axes.plot(xs, ys, color=colour, ls=line_style(place), zorder=2, transform=moved)
     known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
     if known:
         axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2, transform=moved)
@@ -145,14 +182,16 @@ def _finish(
     axes.set_xlabel(unit)
     axes.grid(axis="x", visible=False)
     low, high = axes.get_ylim()
-    places = spread([y for _, y, _ in ends], LABEL_STEP * (high - low)) if ends else []
-    words = legend_names([single_line(curve.label) for curve in curves], LABEL_LENGTH)
-    for curve, (x, y, colour), place in zip(curves, ends, places, strict=True):
-        text = words[single_line(curve.label)] if len(curves) > 1 else ""
-        axes.annotate(
-            text or number(y, "share" if high < 3 else "rate"), (x, y), xytext=(LABEL_PLACE, (place - low) / (high - low)),
-            textcoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False,
-        )  # fmt: skip
+    places = spread([y for _, y, _ in ends], label_step(axes) * (high - low)) if ends else []
+    words = legend_names([single_line(curve.label) for curve in curves], max(LEAST_LENGTH, for_width(LABEL_LENGTH)))
+    if len(curves) == 1:
+        (_, y, colour), at = ends[0], (LABEL_PLACE, (places[0] - low) / (high - low))
+        text = number(y, "share" if high < 3 else "rate")
+        axes.annotate(text, at, xycoords="axes fraction", va="center", color=colour, annotation_clip=False)
+    else:
+        for order, (curve, place) in enumerate(zip(curves, places, strict=True)):
+            look = {"color": curve.colour, "marker": curve.marker, "markersize": 3.5}
+            curve_label(axes, words[single_line(curve.label)], (place - low) / (high - low), order, look)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     axes.xaxis.label.set_color(INK)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.findings.model import Estimate
-from analysis.report.style import COLOURS, INK, MUTED, RULE, new_figure
+from analysis.report.style import COLOURS, INK, MUTED, RULE, figure_width, for_width, new_figure
 from analysis.report.text import count, single_line
 
-WIDTH = 4.6  # inches
 ROW = 0.4  # inches of a row with its label above
-ROW_LENGTH = 68  # characters of that label
+ROW_LENGTH = 66  # characters of that label in a figure of the page
 ROWS = 20
 REST = COLOURS["grey"][0]
 
@@ -44,7 +43,7 @@ def bare(axes: Any) -> None:
 
 def rows_figure(count: int) -> tuple[Any, Any]:
     """Return a figure whose rows have their labels above them, so that long labels take no width."""
-    figure, axes = new_figure(WIDTH, 0.55 + ROW * count)
+    figure, axes = new_figure(figure_width(), 0.55 + ROW * count)
     axes.set_ylim(count - 0.3, -0.75)
     axes.set_yticks([])
     bare(axes)
@@ -58,7 +57,14 @@ def rows_figure(count: int) -> tuple[Any, Any]:
 def row_label(axes: Any, y: float, text: str, right: str = "") -> None:
     """Write a row's name above it on the left and its number on the right; together they fit the figure's width."""
     at = axes.get_yaxis_transform()
-    axes.text(0.0, y - 0.3, single_line(text, max(20, ROW_LENGTH - len(right))), transform=at, va="center", fontsize=8)
+    axes.text(
+        0.0,
+        y - 0.3,
+        single_line(text, max(16, for_width(ROW_LENGTH) - len(right))),
+        transform=at,
+        va="center",
+        fontsize=8,
+    )
     axes.text(1.0, y - 0.3, right, transform=at, va="center", ha="right", fontsize=8, color=MUTED)
 
 

@@ -9,10 +9,12 @@ import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from analysis.findings.model import Estimate
+from analysis.report.tables import Column, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,20 +33,30 @@ _FAMILIES = (
     ("kvstore_dist_async", "vermillion"), ("cpu_staged", "orange"), ("kvstore_local", "orange"),
 )  # fmt: skip
 _OTHERS = ("sky", "brown", "green", "purple")
+# Lines are told apart in grey too: (points drawn, left out, …).
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+TEXT_PT = 8
 _STYLE: Any = {
     "svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False,
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.5,
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": TEXT_PT,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED,
-    "axes.labelsize": 8.5, "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
+    "axes.labelsize": TEXT_PT, "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
     "xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "figure.facecolor": PAPER, "axes.facecolor": "none",
     "savefig.facecolor": PAPER, "lines.linewidth": 1.8, "lines.markersize": 5, "axes.unicode_minus": True,
 }  # fmt: skip
 
 
 SCALE = 1.65  # pixels of a wide screen for a point of a drawing: as large as the text around it
-LABEL_STEP = 0.062  # from one label beside the axes to the next, as a share of the axes' height: one line of text
-LABEL_PLACE = 1.03  # of these labels, as a share of the axes' width
+ON_PAGE = "page"
+WIDTHS_IN = {
+    ON_PAGE: 4.6,
+    "single": 3.3,
+    "double": 7.0,
+}  # of a figure: readable on a phone; a paper's one or two columns
+LABEL_PT = 10.7  # from one label beside the axes to the next: one line of text
+AROUND_IN = 0.5  # of a figure's height, above and below its axes
+LABEL_PLACE, SAMPLE = 1.03, 0.09  # of these labels, and of the piece of line before them, as shares of the axes' width
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Picture:
     card: bool = False  # keeps the colours of paper on the page too
     wide: bool = False  # takes the whole width of the page
     figure: "Figure | None" = field(default=None, compare=False, repr=False)  # what it was saved from, for notebooks
+    data: Table | None = field(default=None, compare=False, repr=False)  # the numbers that are drawn
 
     @property
     def inline(self) -> str:
@@ -102,6 +115,21 @@ def colours(strategies: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def line_style(place: int) -> Any:
+    """Return the dashes of a figure's first, second, … curve."""
+    return _LINES[place % len(_LINES)]
+
+
+def curve_label(axes: Any, text: str, y: float, place: int, look: dict[str, Any]) -> None:
+    """Write a curve's name beside the axes, at a share of their height, after a piece of its line."""
+    at = {"transform": axes.transAxes, "clip_on": False}
+    length = SAMPLE * WIDTHS_IN[ON_PAGE] / figure_width()
+    middle, end = LABEL_PLACE + length / 2, LABEL_PLACE + length
+    axes.plot([LABEL_PLACE, middle, end], [y] * 3, ls=line_style(place), lw=1.4, markevery=[1], **at, **look)
+    beside = (end + 0.02, y)
+    axes.annotate(text, beside, xycoords="axes fraction", va="center", color=look["color"], annotation_clip=False)
+
+
 def marker(strategy: str) -> str:
     """Return the marker of a strategy: a family's form on GPUs, and the second of two with one colour, have their own."""
     if strategy.endswith("_device") and strategy != "kvstore_device":
@@ -109,25 +137,60 @@ def marker(strategy: str) -> str:
     return "D" if strategy == "kvstore_local" else "o"
 
 
+_width_in: ContextVar[float] = ContextVar("width_in", default=WIDTHS_IN[ON_PAGE])
+
+
 @contextlib.contextmanager
-def style() -> Iterator[None]:
-    """Give figures that are made and rendered inside the look of the report."""
+def style(width: str = ON_PAGE) -> Iterator[None]:
+    """Give figures that are made and rendered inside the look of the report, and a width of WIDTHS_IN."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+    before = _width_in.set(WIDTHS_IN[width])
+    try:
+        with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            yield
+    finally:
+        _width_in.reset(before)
+
+
+def figure_width() -> float:
+    """Return the width of the figures that are made now, in inches."""
+    return _width_in.get()
+
+
+def for_width(amount: float) -> int:
+    """Return how many characters or ticks a figure has room for that has room for so many on the page."""
+    return round(amount * figure_width() / WIDTHS_IN[ON_PAGE])
+
+
+def curve_height(height: float) -> float:
+    """Return the height of a figure of curves that has this height on the page, in inches."""
+    return float(height * (figure_width() / WIDTHS_IN[ON_PAGE]) ** 0.6)
+
+
+def label_step(axes: Any) -> float:
+    """Return how far labels beside the axes must be apart, as a share of the axes' height."""
+    return LABEL_PT / 72 / float(axes.figure.get_figheight() - AROUND_IN)
+
+
+def drawn(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
+    """Return the numbers that a figure shows, for its CSV; keys hold units, an estimate has the ends of its interval too."""
+    every = tuple(map(tuple, rows))
+    bounded = [any(isinstance(row[place], Estimate) for row in every) for place in range(len(keys))]
+    columns = (Column(key, key, "number", one) for key, one in zip(keys, bounded, strict=True))
+    return Table("", "", tuple(columns), every)
 
 
 def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
-    """Return a figure of this size in inches and its axes. A width of 4.6 is readable on a phone and on paper."""
+    """Return a figure of this size in inches and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def rendered(figure: "Figure", name: str, caption: str) -> Picture:
+def rendered(figure: "Figure", name: str, caption: str, data: Table) -> Picture:
     """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
     figure.draw_without_rendering()  # lays out once for both files, which takes as long as drawing
     figure.set_layout_engine("none")
@@ -136,7 +199,7 @@ def rendered(figure: "Figure", name: str, caption: str) -> Picture:
         out = io.BytesIO()
         figure.savefig(out, format=form, metadata=metadata)
         files[form] = out.getvalue()
-    return Picture(name, caption, files["svg"].decode(), files["pdf"], figure=figure)
+    return Picture(name, caption, files["svg"].decode(), files["pdf"], figure=figure, data=data)
 
 
 def window(estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:

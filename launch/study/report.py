@@ -10,12 +10,16 @@ from benchmarks.record.os_errors import because
 REPORT = "report"  # the folder in a study's
 
 
-def write_report(study_folder: Path, note: Callable[[str], None]) -> tuple[Path | None, Sequence[str]]:
-    """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason."""
+def write_report(study_folder: Path, note: Callable[[str], None], asked: str = "") -> tuple[Path | None, Sequence[str]]:
+    """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason.
+
+    `asked` may name the width of figures (analysis.report.style.WIDTHS_IN).
+    """
     try:
         from analysis.report.build import examine, write  # a second to import
+        from analysis.report.style import ON_PAGE, WIDTHS_IN
 
-        content, _ = examine(study_folder)
+        content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
         return write(content, study_folder / REPORT), content.finding
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         reason = because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ def document(report: Report) -> str:
     """Return the text of the document; tables without rows are left out."""
     lines = [_BEGINNING, rf"\begin{{center}}\Large {latex(single_line(report.study))}\end{{center}}"]
     for section in report.sections:
-        figures: list[str] = []
+        figures = [f"figures/{picture.name}" for picture in section.pictures if picture.pdf]
         tables = [f"tables/{table.name}" for table in section.tables if table.rows]
         if figures or tables:
             inputs = [rf"\input{{{name}.tex}}" for name in (*figures, *tables)]

@@ -14,7 +14,22 @@ from analysis.report.microbenchmarks import DEFAULTS, largest_cells, links_alone
 from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.numbers import finite
 from analysis.report.section import Section
-from analysis.report.style import COLOURS, INK, LABEL_PLACE, LABEL_STEP, MARKERS, Picture, new_figure, rendered, spread
+from analysis.report.style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    Picture,
+    curve_height,
+    curve_label,
+    drawn,
+    figure_width,
+    for_width,
+    label_step,
+    line_style,
+    new_figure,
+    rendered,
+    spread,
+)
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
@@ -99,18 +114,18 @@ def _figure(study: Study) -> Iterator[Picture]:
             curves.append((_curve(record, str(run.get("collective"))), known))
     if not curves:
         return
-    figure, axes = new_figure(4.6, 2.9)
+    figure, axes = new_figure(figure_width(), curve_height(2.9))
     palette = [light for light, _ in COLOURS.values()]
     shown, ends = curves[:CURVES], []
     for place, (_, points) in enumerate(shown):
         sizes, rates = zip(*points, strict=True)
-        look = {"color": palette[place], "marker": MARKERS[place], "markersize": 3}
+        look = {"color": palette[place], "marker": MARKERS[place], "markersize": 3, "ls": line_style(place)}
         axes.plot(sizes, rates, **look)
         ends.append((math.log10(rates[-1]), palette[place]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     low, high = (math.log2(end(size for _, points in shown for size, _ in points)) for end in (min, max))
-    apart = max(1, math.ceil((high - low) / SIZES))
+    apart = max(1, math.ceil((high - low) / for_width(SIZES)))
     axes.set_xticks([2.0**power for power in range(math.ceil(low), math.floor(high) + 1, apart)])
     axes.xaxis.set_major_formatter(lambda value, _: _size(value))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -120,14 +135,15 @@ def _figure(study: Study) -> Iterator[Picture]:
     axes.tick_params(length=0)
     words = short_names(name for name, _ in shown)
     low, high = (math.log10(end) for end in axes.get_ylim())
-    places = spread([y for y, _ in ends], LABEL_STEP * (high - low))
-    for (name, _), (_, colour), y in zip(shown, ends, places, strict=True):
+    places = spread([y for y, _ in ends], label_step(axes) * (high - low))
+    for place, ((name, _), (_, colour), y) in enumerate(zip(shown, ends, places, strict=True)):
         own = words[name] if words[name] != name else DEFAULTS
-        label = own[-24:] if len(shown) > 1 else ""
-        at = (LABEL_PLACE, (y - low) / (high - low))
-        axes.annotate(label, at, xycoords="axes fraction", va="center", fontsize=8, color=colour)
+        if len(shown) > 1:
+            look = {"color": colour, "marker": MARKERS[place], "markersize": 3}
+            curve_label(axes, own[-24:], (y - low) / (high - low), place, look)
     more = f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv." if len(curves) > CURVES else ""
-    yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}")
+    data = drawn(("cell", "bytes", "busbw_gb_per_s"), [(name, *point) for name, points in shown for point in points])
+    yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}", data)
 
 
 def _curve(record: Record, collective: str) -> str:

@@ -9,7 +9,7 @@ from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_la
 from analysis.report.names import BETWEEN, short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section
-from analysis.report.style import COLOURS, MUTED, RULE, Picture, rendered, window
+from analysis.report.style import COLOURS, MUTED, RULE, Picture, drawn, for_width, rendered, window
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, join_words, single_line
 
@@ -34,9 +34,11 @@ def comparison_figure(
             axes.barh(y + 0.08, 2 * floor, left=-floor, height=0.34, color=RULE, zorder=1)
         axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
         colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
-        dot(axes, y, one.difference, colour, "o")
-        size = f"{number(one.difference.value, 'change')}, {one.verdict}"
-        row_label(axes, y, _pair(one, names, ROW_LENGTH - len(size)), size)
+        dot(axes, y, one.difference, colour, {"faster": ">", "slower": "<"}.get(one.verdict or "", "o"))
+        size = number(one.difference.value, "change") + (
+            f", {one.verdict}" if for_width(ROW_LENGTH) >= ROW_LENGTH else ""
+        )
+        row_label(axes, y, _pair(one, names, for_width(ROW_LENGTH) - len(size)), size)
     bands = [0.0, *(end for floor in floors.values() for end in (-floor, floor))]
     axes.set_xlim(*window([one.difference for one in shown], bands))
     axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
@@ -47,7 +49,12 @@ def comparison_figure(
     band = "; band: how far equal cells of this study differ" if floors else ""
     yield rendered(
         figure, "comparisons",
-        f"Differences with 95 % intervals{band}." + more_in(judged, ROWS, "more comparison", "comparisons.csv"),
+        f"Differences with 95 % intervals{band}. Arrows: faster, slower; dots: no difference seen."
+        + more_in(judged, ROWS, "more comparison", "comparisons.csv"),
+        drawn(
+            ("first_cell", "second_cell", "rate", "difference", "verdict", "noise_floor"),
+            [(one.first, one.second, one.rate, one.difference, one.verdict, floors.get(one.rate)) for one in shown],
+        ),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from analysis.report.figures import ROWS, more_in, row_label, rows_figure
 from analysis.report.names import short_names, things_of, unit_of
 from analysis.report.numbers import ABSENT, number
 from analysis.report.section import Section
-from analysis.report.style import INK, Picture, colours, marker, rendered
+from analysis.report.style import INK, Picture, colours, drawn, marker, rendered
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, first_lines, join_words, sentence, single_line
 from analysis.topology.link_classes import best_first
@@ -102,7 +102,14 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; vertical strokes: what all rings carry at the measured peer copies"
-    yield rendered(figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}")
+    rows = [
+        (order[key[0]], key[2], gpu_ids(one.gpus), one.transport, one.exchange_gb_per_s, one.p2p_gb_per_s)
+        for key in shown for one in groups[key]
+    ]  # fmt: skip
+    keys = ("link_class", "cell", "gpus", "transport", "exchange_gb_per_s", "peer_copies_gb_per_s")
+    yield rendered(
+        figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}", drawn(keys, rows)
+    )
 
 
 SECTIONS = (wires,)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
@@ -9,11 +10,10 @@ from analysis.findings.model import Findings
 from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
 from analysis.p2p.heat_map import scale_of, squares
-from analysis.report.figures import WIDTH
 from analysis.report.names import run_name
 from analysis.report.numbers import finite
 from analysis.report.section import Section
-from analysis.report.style import MUTED, Picture, new_figure, rendered
+from analysis.report.style import MUTED, Picture, drawn, figure_width, new_figure, rendered
 from analysis.report.text import single_line
 from benchmarks.record import Record
 
@@ -38,12 +38,14 @@ def heat_map(
 ) -> Picture:
     """Return a matrix of numbers between devices as a figure: rows send to columns, and dark is better, by a common scale."""
     ids = ids[:LARGEST_MAP]
-    figure, axes = new_figure(min(WIDTH, 1.2 + 0.5 * len(ids)), min(WIDTH, 1.0 + 0.5 * len(ids)))
+    figure, axes = new_figure(*(min(figure_width(), room + 0.5 * len(ids)) for room in (1.2, 1.0)))
     squares(axes, ids, _pairs(ids, cells), unit, scale=scale)
     axes.tick_params(labelcolor=MUTED)  # which the page changes with its own colours
     axes.xaxis.label.set_color(MUTED)
     axes.grid(visible=False)
-    return rendered(figure, name, caption)
+    rows = [(a, b, value) for (a, b), value in _pairs(ids, cells).items()]
+    key = {"µs": "us", "GB/s": "gb_per_s"}[unit]
+    return rendered(figure, name, caption, drawn(("from_gpu", "to_gpu", key), rows))
 
 
 def machine(study: Study, findings: Findings) -> Section:
@@ -75,11 +77,13 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
             lines.append(f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}.")
             continue
         figure = topology_figure(topology)
+        links = [(a, b, topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)]
         svg, pdf = saved(figure, "svg").decode(), saved(figure, "pdf")
         more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
         yield Picture(
             f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True,
             figure=figure,
+            data=drawn(("gpu", "other_gpu", "link"), links),
         )  # fmt: skip
 
 
@@ -100,7 +104,7 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
             cell = frozenset(links.key.items())
             pairs[cell][links.gpus] = links.exchange_gb_per_s
             names[cell] = links.label
-    drawn: list[tuple[list[int], list[list[float | None]], str, str]] = []
+    maps: list[tuple[list[int], list[list[float | None]], str, str]] = []
     # Matrices of the host's clock come last, and before them those of copies by a kernel.
     for (name, kernel), (ids, cells, what) in sorted(
         matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
@@ -110,20 +114,20 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
         words = (
             f"{what}{copied}, {unit}, from row to column; dark is better, with one scale for each unit (benchmark=p2p)."
         )
-        drawn.append((ids, cells, words, unit))
+        maps.append((ids, cells, words, unit))
     for cell, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
-            drawn.append(
+            maps.append(
                 (ids, cells, f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}.", "GB/s")
             )
-    drawn = drawn[:MAPS]
+    maps = maps[:MAPS]
     scales = {
-        unit: scale_of(_pairs(ids[:LARGEST_MAP], cells) for ids, cells, _, of in drawn if of == unit)
+        unit: scale_of(_pairs(ids[:LARGEST_MAP], cells) for ids, cells, _, of in maps if of == unit)
         for unit in ("GB/s", "µs")
     }
-    for place, (ids, cells, caption, unit) in enumerate(drawn, 1):
+    for place, (ids, cells, caption, unit) in enumerate(maps, 1):
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit, scales[unit])
 
 

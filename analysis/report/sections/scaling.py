@@ -126,15 +126,12 @@ def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _drawn(study: Study, curves: Sequence[Curve]) -> list[DrawnCurve]:
-    """Return curves with their looks: a strategy has one colour, and its curves differ in the marker."""
+    """Return curves with their looks: a strategy has one colour, and every curve a marker of its own."""
     strategies = [_of(study, curve, "strategy") for curve in curves]
     palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
-    seen: dict[str, int] = defaultdict(int)
     drawn = []
-    for curve, strategy in zip(curves, strategies, strict=True):
-        colour = palette[strategy]
-        drawn.append(DrawnCurve(curve.label, curve.points, colour, MARKERS[seen[colour] % len(MARKERS)]))
-        seen[colour] += 1
+    for place, (curve, strategy) in enumerate(zip(curves, strategies, strict=True)):
+        drawn.append(DrawnCurve(curve.label, curve.points, palette[strategy], MARKERS[place % len(MARKERS)]))
     return drawn
 
 

@@ -14,7 +14,7 @@ from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
 from analysis.report.names import short_names, things_of, unit_of
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
-from analysis.report.style import Picture, colours, marker, rendered, window
+from analysis.report.style import Picture, colours, drawn, marker, rendered, window
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, first_lines, single_line
 from benchmarks.record import Record
@@ -152,7 +152,12 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
     caption = f"{things.capitalize()} per second, {single_line(what)}.{bars} The axis does not begin at 0."
-    return rendered(figure, name, caption + more_in(rows, ROWS, "more row", "strategies.csv"))
+    return rendered(
+        figure,
+        name,
+        caption + more_in(rows, ROWS, "more row", "strategies.csv"),
+        drawn(("cell", "strategy", f"{things.replace(' ', '_')}_per_second"), shown),
+    )
 
 
 SECTIONS = (strategies,)

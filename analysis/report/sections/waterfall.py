@@ -2,24 +2,38 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
-from analysis.report.figures import REST, WIDTH, bare, more_in, text_right_of
+from analysis.report.figures import REST, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE, in_parentheses
 from analysis.report.names import of_unit, short_names, things_of, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, within
+from analysis.report.style import (
+    COLOURS,
+    INK,
+    MUTED,
+    PAPER,
+    Picture,
+    drawn,
+    figure_width,
+    for_width,
+    new_figure,
+    rendered,
+    within,
+)
 from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
 
 WATERFALLS = 3
 LOSS = COLOURS["vermillion"][0]
 GAIN = COLOURS["green"][0]
+HATCHES = {GAIN: "////", REST: "...."}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
@@ -112,7 +126,7 @@ def waterfall_figures(
 
 def _waterfall(one: Waterfall, name: str, caption: str, unit: str, things: str) -> Picture:
     rows = waterfall_rows(one)
-    figure, axes = new_figure(WIDTH, 0.5 + 0.34 * len(rows))
+    figure, axes = new_figure(figure_width(), 0.5 + 0.34 * len(rows))
     axes.set_xlim(*_window(one, rows))
     at = one.ideal.value
     for y, row in enumerate(rows):
@@ -124,13 +138,17 @@ def _waterfall(one: Waterfall, name: str, caption: str, unit: str, things: str) 
         if row.rate.low is not None and row.rate.high is not None:
             axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
         text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
-    axes.set_yticks(range(len(rows)), [of_unit(single_line(row.name, 34), unit) for row in rows])
+    axes.set_yticks(
+        range(len(rows)), [fill(of_unit(single_line(row.name, 34), unit), max(18, for_width(34) - 6)) for row in rows]
+    )
     axes.invert_yaxis()
     axes.set_xlabel(f"{things}/s")
-    axes.locator_params(axis="x", nbins=4)
+    axes.locator_params(axis="x", nbins=4 if for_width(4) >= 4 else 2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
     bare(axes)
-    return rendered(figure, name, caption)
+    keys = ("part", f"lost_{things.replace(' ', '_')}_per_second", f"{things.replace(' ', '_')}_per_second")
+    numbers = [(row.name, *((row.lost, None) if isinstance(row, WaterfallPart) else (None, row.rate))) for row in rows]
+    return rendered(figure, name, caption, drawn(keys, numbers))
 
 
 def _window(one: Waterfall, rows: Sequence[Level | WaterfallPart]) -> tuple[float, float]:
@@ -155,7 +173,8 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
         return at
     lost = part.lost.value
     colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
-    axes.barh(y, -lost, left=at, height=0.58, color=colour, zorder=2)
+    hatch = HATCHES.get(colour, "")
+    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, zorder=2)
     ends = [at, at - lost]
     if part.lost.low is not None and part.lost.high is not None:
         axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)

@@ -12,14 +12,27 @@ from analysis.report.figures import more_in
 from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import NumberFormat, estimate, interval, number
 from analysis.report.section import Section
-from analysis.report.style import COLOURS, INK, MUTED, PAPER, Picture, colours, marker, new_figure, rendered
+from analysis.report.style import (
+    COLOURS,
+    INK,
+    MUTED,
+    PAPER,
+    Picture,
+    colours,
+    curve_height,
+    drawn,
+    figure_width,
+    marker,
+    new_figure,
+    rendered,
+)
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, first_lines, sentence, single_line
 
 FIGURES = 4
-WIDTH, HEIGHT = 4.6, 3.0  # inches
+HEIGHT = 3.0  # inches, on the page
 BAND = 60  # points of a drawn band
-LETTER, LINE = 0.0155, 0.06  # of a label, as shares of the axes' width and height
+LETTER_IN, LINE_IN, AXIS_IN = 0.07, 0.15, 0.6  # of a label; and between the edges of figure and axes
 SPEEDS = (
     1,
     2,
@@ -40,9 +53,7 @@ SPEEDS = (
     700,
     1000,
 )  # GB/s that the upper axis may name
-PLACES = tuple(
-    (side, up * LINE) for up in (0, 1, -1, 2, -2) for side in (1, -1)
-)  # of a label around its point, nearest first
+PLACES = tuple((side, up) for up in (0, 1, -1, 2, -2) for side in (1, -1))  # of a label around its point, nearest first
 TOLD = COLOURS["vermillion"][0]
 MS = NumberFormat(decimals=2)
 
@@ -141,7 +152,7 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
     palette = colours(line.strategy for line in lines)
     names = short_names(dict.fromkeys(line.label for line in lines))
     for place, line in enumerate(lines[:FIGURES], 1):
-        figure, axes = new_figure(WIDTH, HEIGHT)
+        figure, axes = new_figure(figure_width(), curve_height(HEIGHT))
         colour = palette[line.strategy]
         _draw_line(axes, line, colour)
         for point in line.points:
@@ -158,7 +169,18 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
             figure, f"wire-line-{place}",
             f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on its wires. Band: 95 % of "
             f"further cells. Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv.{told}{more}",
+            _data(line),
         )  # fmt: skip
+
+
+def _data(line: WireLine) -> Table:
+    quantity = "efficiency_percent" if line.quantity == EFFICIENCY else "lost_ms"
+    rows = [
+        (p.label, p.wire_ms, p.gb_per_s, _value(line, p), _percent(p.expected_efficiency)
+         if line.quantity == EFFICIENCY and p.expected_efficiency else p.expected_ms, p.verdict)
+        for p in line.points
+    ]  # fmt: skip
+    return drawn(("cell", "wire_ms", "gb_per_s", quantity, f"expected_{quantity}", "loses"), rows)
 
 
 def _value(line: WireLine, point: WirePoint) -> float:
@@ -216,6 +238,8 @@ def _finish(axes: Any, line: WireLine) -> None:
 def _label(axes: Any, line: WireLine) -> None:
     """Name the cells where their names fit: those that the line does not explain first, then the farthest from it."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    letter = LETTER_IN / (figure_width() - AXIS_IN)
+    line_height = LINE_IN / (axes.figure.get_figheight() - AXIS_IN)
     spots = {
         id(point): ((point.wire_ms - left) / (right - left), (_value(line, point) - low) / (high - low))
         for point in line.points
@@ -225,15 +249,16 @@ def _label(axes: Any, line: WireLine) -> None:
     ]
     for point in sorted(line.points, key=lambda one: (not one.verdict, -abs(one.residual_ms))):
         x, y = spots[id(point)]
-        width = LETTER * len(point.label)
-        for side, up in PLACES if point.verdict else PLACES[:6]:
+        width = letter * len(point.label)
+        for side, lines in PLACES if point.verdict else PLACES[:6]:
             start = x + 0.02 if side > 0 else x - 0.02 - width
-            box = (start, start + width, y + up - LINE / 2, y + up + LINE / 2)
+            up = lines * line_height
+            box = (start, start + width, y + up - line_height / 2, y + up + line_height / 2)
             inside = box[0] >= 0 and box[1] <= 1.0 and box[2] >= 0 and box[3] <= 1
             if inside and not any(box[0] < b and box[1] > a and box[2] < d and box[3] > c for a, b, c, d in taken):
                 taken.append(box)
                 axes.text(
-                    start, y + up, single_line(point.label, 40), transform=axes.transAxes, va="center", fontsize=7.5,
+                    start, y + up, single_line(point.label, 40), transform=axes.transAxes, va="center", fontsize=8,
                     color=TOLD if point.verdict else MUTED,
                 )  # fmt: skip
                 break

@@ -18,7 +18,7 @@ from analysis.report.several.cells import cells
 from analysis.report.several.machines import machines, studies
 from analysis.report.several.scaling import scaling, shared_curves
 from analysis.report.several.sentences import sentences
-from analysis.report.style import style
+from analysis.report.style import ON_PAGE, style
 from analysis.report.text import count, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
@@ -26,14 +26,14 @@ NAMES = 3  # of studies in the title and in the name of the folder
 OWN = 2  # sentences of each study's own report: what was measured, and the answer
 
 
-def examine_several(asked: Sequence[Asked]) -> tuple[Report, list[Side]]:
+def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Report, list[Side]]:
     """Read several studies and return their report and its sides. Raises OSError, ValueError: a folder holds no study."""
     with gc_paused():
         sides = [side for of_one in open_sides(asked, QuickCheck().marked) for side in of_one]
         findings = {side.name: findings_of(side.study) for side in sides}
         shared = side_by_side(sides)
         curves = shared_curves(sides, {name: one.scaling for name, one in findings.items()})
-        with style():
+        with style(width):
             sections = (
                 machines(sides),
                 scaling(sides, curves),

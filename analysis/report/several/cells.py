@@ -13,7 +13,18 @@ from analysis.report.names import short_names
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
-from analysis.report.style import COLOURS, INK, MUTED, Picture, new_figure, rendered, window
+from analysis.report.style import (
+    COLOURS,
+    INK,
+    MUTED,
+    Picture,
+    drawn,
+    figure_width,
+    for_width,
+    new_figure,
+    rendered,
+    window,
+)
 from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
@@ -21,7 +32,6 @@ from conf.cell import counted
 
 BARS = 12  # cells of the figure of rates
 BAR, TITLE = 0.17, 0.24  # inches of a bar, and of the name above the bars of a cell
-WIDTH = 4.6  # inches
 NAME_LENGTH = 60  # characters
 
 
@@ -103,11 +113,12 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
         return
     names = short_names(cell.name for cell in shown)
     height = 0.5 + BAR * sum(len(cell.places) for cell in shown) + TITLE * len(shown)
-    figure, axes = new_figure(WIDTH, height)
+    figure, axes = new_figure(figure_width(), height)
     y, most = 0.0, 0.0
     for cell in shown:
         y += TITLE
-        axes.text(0.0, y - BAR / 2 - 0.03, single_line(names[cell.name], NAME_LENGTH), transform=axes.get_yaxis_transform(),
+        name = single_line(names[cell.name], for_width(NAME_LENGTH))
+        axes.text(0.0, y - BAR / 2 - 0.03, name, transform=axes.get_yaxis_transform(),
                   va="bottom", fontsize=8, color=INK)  # fmt: skip
         for one in cell.places:
             rate, style = one.runs.next_run(cell.metric), look[one.side.name]
@@ -116,7 +127,7 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
             axes.barh(y, value, height=BAR * 0.82, color=style.colour, zorder=2)
             axes.annotate(
                 f"{style.name}: {central(rate, 'rate')}", (value, y), xytext=(4, 0), textcoords="offset points",
-                va="center", fontsize=7, color=style.colour, annotation_clip=False,
+                va="center", fontsize=8, color=style.colour, annotation_clip=False,
             )  # fmt: skip
             most = max(most, value)
             y += BAR
@@ -132,6 +143,11 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
         figure, "cells",
         f"Length: {things} per second and GPU. Number: {things} per second of all GPUs of the cell."
         + more_in(timed, BARS, "more cell", "cells.csv"),
+        drawn(
+            ("cell", "side", "gpus", "images_per_second"),
+            [(cell.name, one.side.name, one.runs.world_size, one.runs.next_run(cell.metric))
+             for cell in shown for one in cell.places],
+        ),
     )  # fmt: skip
 
 
@@ -163,6 +179,10 @@ def _differences(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iter
     yield rendered(
         figure, "differences", f"Differences {against_what} with 95 % intervals, the largest first. Grey: no difference seen."
         + more_in(judged, ROWS, "more difference", "cells.csv"),
+        drawn(
+            ("cell", "side", "difference", "verdict"),
+            [(cell.name, one.side.name, change, against.verdict) for cell, one, against, change in shown],
+        ),
     )  # fmt: skip
 
 
