@@ -72,9 +72,11 @@ PAGE = r"""\documentclass{article}
 \usepackage[a4paper,margin=2cm]{geometry}
 \usepackage{array,booktabs,longtable,graphicx}
 \graphicspath{{figures/}}
+\setlength{\intextsep}{6pt}\setcounter{topnumber}{4}\setcounter{totalnumber}{4}\setcounter{bottomnumber}{4}\renewcommand{\textfraction}{0.02}
+\renewcommand{\topfraction}{0.98}\renewcommand{\bottomfraction}{0.98}
 \begin{document}
-Figure~\ref{fig:scaling-1} has the rates, Table~\ref{tab:waterfall} where the loss is.
-\input{figures/scaling-1}\input{figures/efficiency-1}\input{tables/waterfall}\input{tables/noise_floor}
+Figure~\ref{fig:strategies-1} has the rates, Table~\ref{tab:waterfall} where the loss is.
+\input{figures/efficiency-1}\input{figures/strategies-1}\input{tables/waterfall}\input{tables/wires}
 \end{document}
 """
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import sqlite3
 import stat
@@ -14,12 +15,13 @@ from traces import LOC, NVL, REDUCE, make_export, two_ranks
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.difference import compare_traces
+from analysis.trace.drawing.timeline import draw_timeline
+from analysis.trace.drawing.timeline_pdf import timeline_pdf
 from analysis.trace.nsys_stats import kernel_rows
 from analysis.trace.scrub import scrub
 from analysis.trace.source import load_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
-from analysis.trace.timeline import draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -80,6 +82,20 @@ def test_drawing(tmp_path, capsys):
     assert "stream 17" in words
 
 
+def test_a_drawing_for_a_paper_is_pdf_with_text_of_eight_points(tmp_path):
+    target = tmp_path / "timeline.pdf"
+    assert main(["trace", str(NVL), "--svg", str(target)]) == 0
+    trace = load_trace(str(NVL))
+    drawing = draw_timeline(trace, choose_window(trace))
+    assert timeline_pdf(drawing) == target.read_bytes()
+    assert b"/Subtype /Type3" not in target.read_bytes() and b"/FontFile2" in target.read_bytes()
+    (width,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", target.read_bytes())
+    assert float(width) == 504 and 504 / float(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0]) * 11 >= 8
+    for damaged in ("<svg", "<svg/>", drawing.replace("</svg>", '<rect width="x" height="1"/></svg>')):
+        with pytest.raises((ValueError, ElementTree.ParseError)):
+            timeline_pdf(damaged)
+
+
 def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     ranges = [(pid, start, end, name) for pid in (10, 11) for start, end, name in ((0, 17, "step"), (1, 9, "forward"))]
     calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]  # rank 0's second gemm is of no step
@@ -93,8 +109,8 @@ def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     boxes = {(one.get("fill"), one.get("d")) for one in ElementTree.fromstring(text).iter(f"{SVG}path")}
     wait = [path for fill, path in boxes if fill == "url(#wait)" and path.startswith("M")]
     assert len(wait) == 1
-    assert wait[0].startswith("M588.00 ")  # 8 of 16 ms
-    assert "h230.30v" in wait[0] or "h230.00v" in wait[0]  # 4 ms, and what joins neighbours
+    assert wait[0].startswith("M390.00 ")  # 8 of 16 ms
+    assert "h140.20v" in wait[0] or "h140.00v" in wait[0]  # 4 ms, and what joins neighbours
 
 
 def test_a_report_goes_through_nsys(tmp_path, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from analysis.report.papers.latex import latex
 from analysis.report.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
 from analysis.topology.source import load_topology
-from analysis.trace.timeline import _text
+from analysis.trace.drawing.timeline import _text
 from benchmarks.record import Failure
 from benchmarks.record.visible import one_line, visible
 from launch.tracking.note import summary_markdown

@@ -49,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", action="store_true", help="print nsys' tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum"
     )
-    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
+    parser.add_argument(
+        "--svg", metavar="OUT", type=Path, help="draw one step into this file (.svg, or .pdf for papers)"
+    )
     parser.add_argument(
         "--step", metavar="N", type=int, help="number of the step to draw, from 0 (default: one of median time)"
     )
@@ -66,10 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.b is not None:
         return _compare(arguments, summary)
     if arguments.svg is not None:
+        from analysis.trace.drawing.timeline import draw_timeline
+        from analysis.trace.drawing.timeline_pdf import timeline_pdf
         from analysis.trace.steps import choose_window
-        from analysis.trace.timeline import draw_timeline
 
-        write_named(arguments.svg, draw_timeline(trace, choose_window(trace, arguments.step)).encode())
+        drawing = draw_timeline(trace, choose_window(trace, arguments.step))
+        as_pdf = arguments.svg.suffix == ".pdf"
+        write_named(arguments.svg, timeline_pdf(drawing) if as_pdf else drawing.encode())
     tables = {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
     if arguments.json:
         rows = {name: [asdict(row) for row in table] for name, table in tables.items()}

@@ -54,7 +54,9 @@ def draw_heat_maps(
     left, right, below, above = _MARGINS
     side = max(_SQUARE * count, 2.6)  # a small matrix still has room for its title
     width, height = left + side + right, above + side + below
-    with matplotlib.rc_context({"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "font.family": "sans-serif"}
+    ):
         head = 1.2
         size = (columns * width, len(rows) * height + head)
         figure = pyplot.figure(figsize=size, facecolor=_PAPER)
@@ -72,8 +74,11 @@ def draw_heat_maps(
                 style = style if number else {"fontsize": 12, "color": _INK, "weight": "bold"}
                 y = 1 - (0.3 + 0.22 * number) / size[1]
                 figure.text(left / size[0], y, visible(line, kept=""), va="center", parse_math=False, **style)
+            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(
+                path.suffix.removeprefix(".") or "svg"
+            )
             form, out = path.suffix.removeprefix(".") or "svg", io.BytesIO()
-            figure.savefig(out, format=form, metadata={"Date": None} if form == "svg" else None, facecolor=_PAPER)
+            figure.savefig(out, format=form, metadata=metadata, facecolor=_PAPER)
             write_named(path, out.getvalue())
         finally:
             pyplot.close(figure)

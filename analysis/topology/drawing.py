@@ -23,7 +23,7 @@ _BOX: Point = (0.96, 0.56)
 _GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
 _WIDEST, _NARROWEST = 6.5, 1.6  # points
 _INCHES = 0.95  # of one unit of the layout
-_STYLE: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "font.family": "sans-serif"}
+_STYLE: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "font.family": "sans-serif"}
 
 
 def draw_topology(topology: Topology, path: Path) -> None:

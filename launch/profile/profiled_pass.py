@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.trace.drawing.timeline import draw_timeline
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
 from analysis.trace.source import load_trace
 from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
-from analysis.trace.timeline import draw_timeline
 from analysis.validity.evidence import SettingResult
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell

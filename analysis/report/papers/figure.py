@@ -10,11 +10,11 @@ NEEDS = r"% needs \usepackage{graphicx} and \graphicspath, which names the folde
 def to_figure(picture: Picture) -> str:
     r"""Return a float to be \input: over two columns where the figure is wider than one. Text has 8 points as it is drawn.
 
-    Drawings of machines and timelines are as wide as the line.
+    Drawings of machines and timelines are as wide as the line, or as high as half a page.
     """
     narrow = picture.figure is not None and not picture.card and picture.figure.get_figwidth() <= WIDTHS_IN["single"]
     kind = "figure" if narrow else "figure*"
-    size = r"[width=\linewidth]" if picture.card else ""
+    size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if picture.card else ""
     caption = latex(single_line(picture.caption, 1500))
     return "\n".join([
         NEEDS, rf"\begin{{{kind}}}[htbp]", r"\centering", rf"\includegraphics{size}{{{picture.name}.pdf}}",

@@ -16,6 +16,7 @@ from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture
 from analysis.report.text import single_line
+from analysis.trace.drawing.timeline_pdf import timeline_pdf
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 
 NAME = "timeline-1"
@@ -32,10 +33,10 @@ def traces(study: Study, findings: Findings) -> Section | None:
     wanted = headline[1].record_ids if headline else ()
     traced = sorted(_timelines(study), key=lambda pair: pair[0].record_id not in wanted)
     for record, path in traced:
-        svg = _drawing(path)
-        if svg is not None:
+        text = _drawing(path)
+        if text is not None:
             caption = f"One step of {single_line(run_name(record))}, recorded in a separate pass that gives no rate."
-            picture = Picture(NAME, caption, svg, b"", card=True, wide=True)
+            picture = Picture(NAME, caption, _as_image(text), _pdf(text), card=True, wide=True)
             return Section("traces", "One step, traced", pictures=(picture,), place=70)
     return None
 
@@ -56,7 +57,7 @@ def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
 
 
 def _drawing(path: Path) -> str | None:
-    """Return a drawing as an image inside an SVG of our own; None where the file holds no drawing."""
+    """Return the text of a drawing; None where the file holds no drawing."""
     try:
         if path.stat().st_size > LARGEST:
             return None
@@ -66,10 +67,20 @@ def _drawing(path: Path) -> str | None:
         root = ET.fromstring(text)
     except (OSError, ValueError, ET.ParseError):
         return None
-    size = SIZE.fullmatch(root.get("viewBox", ""))
-    if root.tag != f"{{{SVG}}}svg" or size is None:
-        return None
-    width, height = size.groups()
+    return text if root.tag == f"{{{SVG}}}svg" and SIZE.fullmatch(root.get("viewBox", "")) else None
+
+
+def _pdf(text: str) -> bytes:
+    """Return a drawing as PDF; nothing where it was edited so that it is no timeline of ours."""
+    try:
+        return timeline_pdf(text)
+    except Exception:  # whatever the file's numbers, sizes and letters make of matplotlib
+        return b""
+
+
+def _as_image(text: str) -> str:
+    """Return a drawing as an image inside an SVG of our own."""
+    width, height = ET.fromstring(text).get("viewBox", "").split()[2:]
     data = base64.b64encode(text.encode()).decode()
     return (
         f'<svg xmlns="{SVG}" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" width="{width}" '

@@ -74,7 +74,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
             Column("cells", "cells"), Column("strategy", "strategy", shown=False), Column("lost", "lost"),
             Column("source", "GB/s from"), Column("fixed_ms", "fixed ms", MS, True), Column("share", "share", "share", True),
             Column("r_squared", "R²", "ratio"), Column("deviation_ms", "residuals ms", MS),
-            Column("count", "cells", "count"), Column("speeds", "different times", "count"),
+            Column("count", "cells used", "count"), Column("speeds", "different times", "count"),
         ),
         tuple(
             (

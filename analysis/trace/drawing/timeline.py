@@ -16,9 +16,11 @@ from analysis.trace.model import RankTrace, Trace
 from analysis.trace.steps import Window
 from benchmarks.record.visible import visible
 
-_LEFT, _PLOT, _RIGHT = 128, 920, 24  # px
-_LANE, _GAP, _HEADER, _TOP, _BOTTOM = 17, 5, 30, 78, 46
-_JOINED_PX = 0.3  # boxes closer than this become one
+# Text of 11 px has 8 points where the drawing is as wide as a page of a paper, 7 in.
+_LEFT, _PLOT, _RIGHT = 110, 560, 20  # px
+_LANE, _GAP, _HEADER, _TOP, _BOTTOM = 17, 5, 30, 78, 64
+_LETTER = 6.3  # px of a letter, about
+_JOINED_PX = 0.2  # boxes closer than this become one
 _LANES = 6  # per rank; the streams with least activity share the last
 _RANKS = 16
 _ON_HOST = ("forward", "backward", "exchange", "optimizer")  # ranges drawn above the streams
@@ -190,9 +192,12 @@ def _axis(window: Window, bottom: int) -> str:
 def _legend(y: int) -> str:
     parts, x = [], float(_LEFT)
     for fill, outline, words in _KINDS.values():
+        needed = 28 + _LETTER * len(words)
+        if x + needed > _LEFT + _PLOT:
+            x, y = float(_LEFT), y + 18
         parts.append(f'<rect x="{x:.0f}" y="{y - 10}" width="22" height="12" fill="{fill}" stroke="{outline}"/>')
         parts.append(_text(x + 28, y, words))
-        x += 28 + 5.7 * len(words) + 20
+        x += needed + 16
     return "\n".join(parts)
 
 

@@ -1,0 +1,1 @@
+"""Draw a step of a trace: as SVG, and that SVG as PDF."""
