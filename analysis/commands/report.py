@@ -67,6 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _bundle(arguments: argparse.Namespace) -> int:
     """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError."""
+    if arguments.width != ON_PAGE:
+        raise ValueError(
+            "--width and --bundle exclude each other: who opens a bundle makes the figures of a width from its records"
+        )
     folders = [Asked.of(text).folder for text in arguments.studies]
     several = [study for folder in folders for study in _studies(folder) or [folder]]
     if len(several) > 1:
