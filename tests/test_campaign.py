@@ -14,7 +14,7 @@ from faults_launchers import Killed, many
 from faults_sweeps import WITH_PASS, WITH_SERVER, launchers_of, sweep_of
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(7200)]
-AT_ONCE = max(2, (os.cpu_count() or 2) // 4)  # launchers
+AT_ONCE = max(2, len(os.sched_getaffinity(0)) // 4)  # launchers
 
 
 @pytest.fixture
