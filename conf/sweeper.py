@@ -133,7 +133,7 @@ class Objects:
         names = [str(name) for name in config]
         if any(OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name) for name in names):
             return OmegaConf.to_object(config)
-        values = {name: self._of_part(name, vars(config)["_content"][name]) for name in names}
+        values = {name: self._of_part(name, config[name]) for name in names}
         kind: Any = OmegaConf.get_type(config)
         fields = {field.name for field in dataclasses.fields(kind)}
         made = kind(**{name: value for name, value in values.items() if name in fields})
@@ -143,7 +143,7 @@ class Objects:
 
     def _of_part(self, name: str, node: Any) -> Any:
         if not OmegaConf.is_config(node):
-            return node._value()
+            return node
         known, made = self._made.get(name, (None, None))
         if known is not node:
             made = OmegaConf.to_object(node)

@@ -18,7 +18,7 @@ from conf.command_line import normalise
 ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 SWEEPS = (
-    "gpus=0,3 seed=1",
+    "gpus=0,3 seed=1 global_batch_size=8",
     "hydra.mode=MULTIRUN gpus=0+1,0+3",
     "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",
     "+experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",
