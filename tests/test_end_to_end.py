@@ -263,7 +263,9 @@ def readme_commands():
     """Return every `python launch.py …` of README.md and RESULTS.md, without its remark; what asks for nsys needs it."""
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")]
     found = re.findall(r"python (launch\.py[^`\n]*)", "\n".join(texts))
-    commands = sorted({re.split(r"  +|`|;| && ", text)[0].strip() for text in found})
+    commands = sorted(
+        {re.split(r"  +|`|;| && ", text)[0].strip() for text in found} - {"launch.py examples"}
+    )  # no request
     return [pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one)) for one in commands]
 
 

@@ -74,7 +74,7 @@ def test_pix_changes_nothing_and_loc_costs():
     (section,) = [section for section in told.sections if section.anchor == "strategies"]
     line, old = section.lines
     assert "of an older Ringside" in old
-    assert line.startswith("No effect: NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports")
+    assert line.startswith("NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports as without it")
     assert line.endswith(" (3 cells).")
 
 

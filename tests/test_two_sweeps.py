@@ -73,7 +73,8 @@ def test_one_of_26_clean_records_is_suspect_and_none_is_invalid(studies):
     found = {(one.study, one.cell.folder): (one.validity, judge(one, ValidityLimits())) for one in every}
     assert len(found) == 26
     for recorded, today in found.values():
-        assert (recorded.verdict, recorded.codes, recorded.unchecked) == (today.verdict, today.codes, today.unchecked)
+        assert (recorded.verdict, [*recorded.codes]) == (today.verdict, [*today.codes])  # the words may be others today
+        assert recorded.unchecked.keys() == today.unchecked.keys()
     assert Counter(recorded.verdict for recorded, _ in found.values()) == {"valid": 25, "suspect": 1}
     noisy, _ = found["compiled_a", "resnet50-nccl_allreduce-gpus0-280ce4a52f"]
     assert list(noisy.codes) == ["noisy"]
