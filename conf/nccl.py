@@ -195,7 +195,7 @@ def _others(given: Mapping[str, Any]) -> dict[str, str]:
         if what := forbidden(name):
             raise Refused(f"{asked}: {name} {what}; accepted are other variables of NCCL's")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
-            raise Refused(f"{asked}: accepted are names of NCCL's variables, NCCL_NAME{_near(name, 0.6)}")
+            raise Refused(f"{asked}: accepted are names of NCCL's variables; they begin with NCCL_{_near(name, 0.6)}")
         if name not in OTHERS and (near := _near(name, 0.85)):
             raise Refused(
                 f"{asked}: NCCL up to 2.30 has no such variable{near}. One of a later release can be set around launch.py: "

@@ -286,5 +286,7 @@ def _print_plan(planned: Plan, console: Console) -> None:
     known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
     for number, entry in enumerate(planned.cells):
         console.print(f"{number + 1:4d}  {entry.name}", markup=False)
+    if any(entry.drift for entry in planned.cells):
+        console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
     about = worded(estimates([entry.cell for entry in planned.cells], known))
     console.print(f"{about}; nothing was started (dry_run=true)")

@@ -70,12 +70,17 @@ def test_a_regression_of_the_exchange_alone_shows_in_efficiency_and_not_on_one_g
 def test_the_table_says_what_was_compared_and_what_it_may_claim(slower, capsys):
     assert main(["compare", f"before={FIRST}", f"after={slower}"]) == 1
     told = capsys.readouterr().out.replace("\u00a0", " ")
-    for said in (f"A  before  ({FIRST}, 6 cells)", "B  after", "6 cells compared: 6 slower.", "Regression: 6 cells",
+    for said in (f"A  before  ({FIRST}, 6 cells)", "B  after", "Regression: 6 cells",
                  "were not measured in turn", "nccl_allreduce · gpus 0,1"):  # fmt: skip
         assert said in told, told
+    assert "6 cells compared, B against A: slower in 6." in told
     assert main(["compare", str(FIRST), str(AGAIN), "--limit", "2 %"]) == 0
     told = capsys.readouterr().out.replace("\u00a0", " ")
     assert "No regression was found: no cell of B is seen to be slower by 2.0 % or more." in told
+    assert "The limit is below" not in told
+    assert main(["compare", str(FIRST), str(AGAIN), "--limit", "0.7 %"]) == 0
+    told = capsys.readouterr().out.replace("\u00a0", " ")
+    assert "The limit is below what 3 cells could show (up to 0.87 %)" in told
 
 
 def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):
@@ -116,7 +121,7 @@ def test_single_runs_cannot_tell_and_that_is_no_success(capsys):
     x4 = DATA / "h200_x4"
     assert main(["compare", str(x4 / "settings"), str(x4 / "settings_again")]) == 2
     said = capsys.readouterr()
-    assert "4 cells compared: 4 cannot tell." in said.out and "GPU-43fb91ba" in said.out
+    assert "4 cells compared, B against A: cannot tell in 4." in said.out and "GPU-43fb91ba" in said.out
     assert said.err.startswith("python -m analysis compare: no cell can be told: how far runs differ is not known")
     assert said.err.count("\n") == 1
 

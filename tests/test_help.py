@@ -37,6 +37,10 @@ def test_every_option_and_every_choice_has_a_meaning():
     ] == []
 
 
+def explained(launch, topic):
+    return [" ".join(line.split()) for line in launch("-h", topic)[1].splitlines()]
+
+
 def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, err = launch("-h", "nccl.p2p_level", "strategy=cpu_staged", "+experiment=scaling")
@@ -48,6 +52,8 @@ def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monke
     )
     assert "strategy.transport shared: pinned shared memory; gloo: the naive reference, through the network stack " \
         "shared or gloo shared" in lines  # fmt: skip
+    assert "null: Ringside leaves the variable as it is" in lines
+    assert any(line.startswith("optimizer.name ") and "sgd or adamw" in line for line in explained(launch, "optimizer"))
     assert any(line.startswith("scaling Weak scaling: 1, 2, 4, … all devices") for line in lines)
     assert not any(line.startswith("kvstore_local") for line in lines)
 

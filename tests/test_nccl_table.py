@@ -237,7 +237,7 @@ def test_variables_that_load_write_redirect_or_multicast_never_pass(name, what):
         ("NCCL_P2P_LEVEL", "NCCL_P2P_LEVEL has a setting of its own; write nccl.p2p_level=1"),
         ("nvls_enable", "NCCL_NVLS_ENABLE has a setting of its own; write nccl.nvls_enable=1"),
         ("NCCL_WIN_ENABEL", "NCCL up to 2.30 has no such variable (did you mean NCCL_WIN_ENABLE?)"),
-        ("WIN_ENABEL", "accepted are names of NCCL's variables, NCCL_NAME (did you mean NCCL_WIN_ENABLE?)"),
+        ("WIN_ENABEL", "accepted are names of NCCL's variables; they begin with NCCL_ (did you mean NCCL_WIN_ENABLE?)"),
         ("NCCL_P2P_LEVLE", "NCCL up to 2.30 has no such variable (did you mean NCCL_P2P_LEVEL?)"),
     ],
 )

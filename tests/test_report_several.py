@@ -50,7 +50,7 @@ def test_what_differs_comes_first_and_then_curves_and_cells(written):
     )
     assert one["date"] == "2026-11-21" and "driver" not in one and "driver 580.159.04" in text
     finding = text[text.index("## The finding") : text.index("## What differs")]
-    assert "99.5 % (99.0 to 99.9) with 2 GPUs on 2 × H200 on vm" in finding and "4 slower" in finding
+    assert "99.5 % (99.0 to 99.9) with 2 GPUs on 2 × H200 on vm" in finding and "slower in 4" in finding
     assert "not measured in turn" in finding
     for name in ("efficiency-1", "efficiency-2", "cells", "differences"):
         assert ET.parse(written / "figures" / f"{name}.svg") and (written / "figures" / f"{name}.pdf").exists()
@@ -121,7 +121,7 @@ def test_labels_of_the_user_name_the_sides_and_an_output_dir_gives_its_studies(t
     assert main(["report", before, after, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [side["name"] for side in told["sides"]] == ["before", "after"]
-    assert any("Against before, of 6 cells: 6 no difference seen." in one for one in told["finding"])
+    assert any("Against before, 6 cells: no difference seen in 6." in one for one in told["finding"])
     page = Path(told["report"])
     assert page.parent.parent == tmp_path / "outputs" and page.parent.name.startswith("report-eager_a-eager_b-")
     folder = Asked.of(str(tmp_path / "outputs"))

@@ -165,7 +165,7 @@ def _print_rates(found: Differences) -> None:
     table = _table("The same cells, B against A, with 95 % intervals", "cell")
     for heading in ("runs", f"A\n{unit}".strip(), f"B\n{unit}".strip(), "difference"):
         table.add_column(heading, justify="right")
-    table.add_column("B is")
+    table.add_column("verdict on B")
     for one in found.cells[:_SHOWN]:
         table.add_row(escape(names[one.name]), *_numbers(one, "" if unit else _unit(one.metric)))
     out = console()
@@ -248,8 +248,8 @@ def _points(metric: str) -> NumberFormat:
 def _lines(found: Differences, limit: float, is_same_machine: bool) -> list[str]:
     """Return what the table says in sentences, and what a difference may claim."""
     verdicts = Counter(one.verdict for one in found.cells)
-    told = ", ".join(f"{verdicts[word]} {word}" for word in (SLOWER, FASTER, EQUAL, UNKNOWN) if verdicts[word])
-    lines = [f"{count(len(found.cells), 'cell')} compared: {told}."]
+    told = ", ".join(f"{word} in {verdicts[word]}" for word in (SLOWER, FASTER, EQUAL, UNKNOWN) if verdicts[word])
+    lines = [f"{count(len(found.cells), 'cell')} compared, B against A: {told}."]
     slower = [(one.change.value, one) for one in found.cells if one.is_regression(limit) and one.change is not None]
     size = f" by {number(limit, 'share')} or more" if limit else ""
     if slower:
@@ -259,6 +259,12 @@ def _lines(found: Differences, limit: float, is_same_machine: bool) -> list[str]
         lines.append(f"{word}{size}: {count(len(slower), 'cell')}, most of all {most}.")
     elif verdicts[UNKNOWN] < len(found.cells):
         lines.append(f"No regression was found: no cell of B is seen to be slower{size}.")
+        blind = [one.smallest for one in found.cells if one.smallest and one.smallest > limit > 0]
+        if blind:
+            lines.append(
+                f"The limit is below what {count(len(blind), 'cell')} could show (up to {number(max(blind), 'share')}): "
+                "a smaller regression there can stay unseen. More repeats show more."
+            )
     lines.append(IN_TURN if found.in_turn else f"{NOT_IN_TURN} {ONCE_MORE}" if is_same_machine else NOT_IN_TURN)
     lines += [
         f"{count(cells, 'cell')}: {why}." for why, cells in Counter(one.why for one in found.cells if one.why).items()

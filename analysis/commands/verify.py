@@ -147,7 +147,8 @@ def _print(study: str, result: Verification, saved: int | None, pack: bool) -> N
     for reason, cells in Counter(one.reason for one in result.omissions if not one.wrong).items():
         lines.append(f"cannot be checked: {_records(cells)}: {reason}")
     for name, cells in sorted(result.not_compared.items()):
-        lines.append(f"not compared in {_records(cells)}, its source is not in the folder: {name}")
+        why = "" if name.startswith("MLflow") else " (a file that this needs is not in the folder)"
+        lines.append(f"not compared in {_records(cells)}: {name}{why}")
     lines += [f"not compared in records of older schemas: {said}" for said in sorted(result.former)]
     if pack:
         told = (

@@ -72,7 +72,7 @@ def _of(kind: Any, prefix: str, chosen: Mapping[str, str]) -> Iterator[Option]:
             yield from options_of(key, chosen[key])
         elif dataclasses.is_dataclass(field.type):
             yield from _of(field.type, f"{key}.", chosen)
-        elif not (prefix and field.name == "name"):  # `group=NAME` gives it
+        elif field.name != "name" or prefix.rstrip(".") not in default_choices():  # else `group=NAME` gives it
             yield _of_field(key, field)
 
 

@@ -41,6 +41,8 @@ def show(topic: str) -> None:
     if listed:
         rows = ((one.key, one.meaning, one.accepts, one.default) for one in listed)
         out.print(_table(["option", "meaning", "accepted", "default"], rows))
+        if any(one.key.startswith("nccl.") and one.default == "null" for one in listed):
+            out.print("null: Ringside leaves the variable as it is", markup=False)
     elif key in groups.WITH_RULES and not chosen:
         out.print(
             f"Options of one of them: python launch.py -h {key}={default_choices()[key]}", markup=False, soft_wrap=True

@@ -53,7 +53,7 @@ def others(findings: Findings, main: MainPoint) -> str:
     NCCL's settings and the strategy `none` have sentences of their own.
     """
     judged = [
-        _Other(_name(one, is_second), _change(one, is_second), one.verdict)
+        _Other(_name(one, is_second), _change(one, is_second), one.verdict, one.smallest)
         for one, key, is_second in comparisons_of(findings, main[1])
         if key["strategy.name"] != WITHOUT and not one.differing[0].startswith(PREFIX)
     ]
@@ -61,7 +61,10 @@ def others(findings: Findings, main: MainPoint) -> str:
     sides = {word: [one for one in real if (one.change > 0) == (word == "faster")] for word in ("faster", "slower")}
     if len(judged) == 1:
         (one,) = judged
-        return f"{one.name} shows no difference to it." if not real else f"{_side(real, *filter(sides.get, sides))}."
+        seen = f" (these runs can show one of {number(one.smallest, 'share')} or more)" if one.smallest else ""
+        return (
+            f"{one.name} shows no difference to it{seen}." if not real else f"{_side(real, *filter(sides.get, sides))}."
+        )
     parts = [_side(side, word) for word, side in sides.items() if side]
     same = len(judged) - len(real)
     parts += [f"{same} {'shows' if same == 1 else 'show'} no difference"] if same else []
@@ -70,11 +73,12 @@ def others(findings: Findings, main: MainPoint) -> str:
 
 
 class _Other(NamedTuple):
-    """Another cell: its name, its change of the main point's rate as a share, the verdict of the comparison."""
+    """Another cell: its name, its change of the main point's rate, the verdict, the smallest change to be seen (shares)."""
 
     name: str
     change: float
     verdict: str
+    smallest: float | None
 
 
 def _name(one: Comparison, is_second: bool) -> str:

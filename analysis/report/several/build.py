@@ -47,7 +47,7 @@ def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Repor
     )
     records = sum(len(side.study.records) for side in sides)
     kept = "each with its own baselines, repeats and noise floor"
-    setting = f"{count(len({side.folder for side in sides}), 'study', 'studies')} · {count(records, 'cell')} · {kept}"
+    setting = f"{count(len({side.folder for side in sides}), 'study', 'studies')} · {count(records, 'run')} · {kept}"
     return Report(single_line(names, 200), setting, tuple(sentences(sides, shared, curves)), (), sections), sides
 
 

@@ -1,7 +1,7 @@
 """The first screen of a report of several studies: the rates, the efficiencies, what the runs show, what differs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.findings.across.differences import (
     EQUAL,
@@ -16,7 +16,7 @@ from analysis.findings.across.differences import (
 from analysis.findings.across.sides import Side
 from analysis.findings.across.surroundings import differing
 from analysis.findings.rates import IMAGES_PER_SECOND
-from analysis.report.names import unit_of
+from analysis.report.names import legend_names, unit_of
 from analysis.report.numbers import estimate, number
 from analysis.report.several.cells import with_unit
 from analysis.report.several.scaling import SharedCurve
@@ -24,6 +24,7 @@ from analysis.report.text import count, join_words, single_line
 
 FACTS = 5  # that differ, named in the sentence
 NAMED = 3  # sides, each with its number
+NAME_LENGTH = 60  # characters
 INSIDE = "the intervals hold what differs between runs inside each study"
 NOT_IN_TURN = (
     f"They were not measured in turn, so what changes on a machine between sweeps would look the same; {INSIDE}."
@@ -33,12 +34,13 @@ IN_TURN = f"They were measured in turn; {INSIDE}."
 
 def sentences(sides: Sequence[Side], shared: Sequence[SharedCell], curves: Sequence[SharedCurve]) -> list[str]:
     """Return at most five sentences."""
-    said = [_rates(shared) if shared else "No cell was measured by two of them, so no rates are compared."]
-    said += [_efficiency(curves)] if curves else []
-    return [single_line(one, 700) for one in [*said, *_verdicts(sides, shared), _differs(sides)]]
+    names = legend_names([side.name for side in sides], NAME_LENGTH)  # the title has them whole
+    said = [_rates(shared, names) if shared else "No cell was measured by two of them, so no rates are compared."]
+    said += [_efficiency(curves, names)] if curves else []
+    return [single_line(one, 700) for one in [*said, *_verdicts(sides, shared, names), _differs(sides)]]
 
 
-def _rates(shared: Sequence[SharedCell]) -> str:
+def _rates(shared: Sequence[SharedCell], names: Mapping[str, str]) -> str:
     """Return the rates of the largest shared cell that exchanges."""
 
     def merit(cell: SharedCell) -> tuple[bool, bool, int, int]:
@@ -46,7 +48,9 @@ def _rates(shared: Sequence[SharedCell]) -> str:
         return cell.metric == IMAGES_PER_SECOND, strategy != "none", len(cell.places), len(cell.gpus)
 
     cell = max(shared, key=merit)
-    each = [(one.side.name, with_unit(cell, value)) for one in cell.places if (value := _value(one, cell.metric))]
+    each = [
+        (names[one.side.name], with_unit(cell, value)) for one in cell.places if (value := _value(one, cell.metric))
+    ]
     more = f" {count(len(shared) - 1, 'more cell')} stand{'s' * (len(shared) == 2)} below." if len(shared) > 1 else ""
     return f"{cell.name}: {_on_each(each)}.{more}"
 
@@ -61,17 +65,18 @@ def _value(one: CellOnSide, metric: str) -> float | None:
     return one.numbers[metric].plain if metric in one.numbers else None
 
 
-def _efficiency(curves: Sequence[SharedCurve]) -> str:
+def _efficiency(curves: Sequence[SharedCurve], names: Mapping[str, str]) -> str:
     """Return the efficiency of each side on its most GPUs, of the curve that most sides have."""
     curve = max(curves, key=lambda one: ("none" not in one.name.split(" · "), len(one.places)))
     each = []
     for side, one in curve.places:
         point = max((p for p in one.points if p.efficiency), key=lambda p: p.world_size)
-        each.append((side.name, f"{estimate(point.efficiency, 'share')} with {point.world_size} {unit_of(side.study)}"))
+        value = f"{estimate(point.efficiency, 'share')} with {point.world_size} {unit_of(side.study)}"
+        each.append((names[side.name], value))
     return f"Efficiency of {curve.name}: {_on_each(each)}."
 
 
-def _verdicts(sides: Sequence[Side], shared: Sequence[SharedCell]) -> list[str]:
+def _verdicts(sides: Sequence[Side], shared: Sequence[SharedCell], names: Mapping[str, str]) -> list[str]:
     """Return what the runs show, and what that may claim."""
     judged = [one.against for cell in shared for one in cell.places if one.against is not None]
     counts = Counter(one.verdict for one in judged)
@@ -79,14 +84,14 @@ def _verdicts(sides: Sequence[Side], shared: Sequence[SharedCell]) -> list[str]:
         return []
     if counts[UNKNOWN] == len(judged):
         return ["Whether these differences are more than chance cannot be told: too few runs (add repeats=3)."]
-    first = {cell.places[0].side.name for cell in shared}
+    first = {names[cell.places[0].side.name] for cell in shared}
     against = f"Against {first.pop()}" if len(first) == 1 else "Against the first that has the cell"
     words = [
-        f"{counts[word]:,} {word}{_range([one for one in judged if one.verdict == word])}"
+        f"{word} in {counts[word]:,}{_range([one for one in judged if one.verdict == word])}"
         for word in (FASTER, SLOWER, EQUAL, UNKNOWN) if counts[word]
     ]  # fmt: skip
     return [
-        f"{against}, of {count(len(judged), 'cell')}: {', '.join(words)}.",
+        f"{against}, {count(len(judged), 'cell')}: {', '.join(words)}.",
         IN_TURN if in_turn(sides[:1], sides[1:]) else NOT_IN_TURN,
     ]
 
