@@ -61,10 +61,9 @@ def others(findings: Findings, main: MainPoint) -> str:
     sides = {word: [one for one in real if (one.change > 0) == (word == "faster")] for word in ("faster", "slower")}
     if len(judged) == 1:
         (one,) = judged
-        seen = f" (these runs can show one of {number(one.smallest, 'share')} or more)" if one.smallest else ""
-        return (
-            f"{one.name} shows no difference to it{seen}." if not real else f"{_side(real, *filter(sides.get, sides))}."
-        )
+        if real:
+            return f"{_side(real, *filter(sides.get, sides))}."
+        return f"{one.name} shows no difference to it{_could_show(one.smallest)}."
     parts = [_side(side, word) for word, side in sides.items() if side]
     same = len(judged) - len(real)
     parts += [f"{same} {'shows' if same == 1 else 'show'} no difference"] if same else []
@@ -79,6 +78,15 @@ class _Other(NamedTuple):
     change: float
     verdict: str
     smallest: float | None
+
+
+def _could_show(smallest: float | None) -> str:
+    """Return the smallest difference, a share, that the runs could have shown, in brackets; empty where it is not known."""
+    if smallest is None:
+        return ""
+    if smallest >= 1:
+        return " (these runs differ too much among themselves to show one)"
+    return f" (these runs can show one of {number(smallest, 'share')} or more)"
 
 
 def _name(one: Comparison, is_second: bool) -> str:
