@@ -62,7 +62,7 @@ _TABLE = (
     _lower_is_better("data/cost_ms", "cost of the loader in a step", "ms", signed=True),
     _lower_is_better("data/wait_ms", "host's wait for the loader in a step", "ms"),
     _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms"),
-    _higher_is_better("comm/ideal_ratio", "share of the reference", "%", decimals=1, column="of reference"),
+    _higher_is_better("comm/ideal_ratio", "share of the reference", "%", decimals=1, column="of reference speed"),
     _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange, all buckets together", "GB/s"),
     _higher_is_better("comm/busbw_gb_per_s", "busbw of the exchange, all buckets together", "GB/s", column="exchange GB/s"),
     _lower_is_better("strategy/cost_ms", "cost of the strategy in a step", "ms", column="cost ms", signed=True),

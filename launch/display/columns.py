@@ -14,7 +14,7 @@ from launch.plan.order import PlannedCell
 GPUS, SETTINGS, STATE, VALIDITY = "GPUs", "NCCL", "state", "validity"
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
+DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
                EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
