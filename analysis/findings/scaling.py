@@ -18,6 +18,7 @@ from analysis.findings.baselines import (
     is_irrelevant_alone,
     log_slowest,
 )
+from analysis.findings.control_cells import WITHOUT
 from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.findings.labels import gpu_list, several, worded
 from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
@@ -45,14 +46,15 @@ def curves(study: Study) -> Scaling:
         follows = follows_from_gpus(members[0])
         label = labels.label(study, members[0], follows)
         points = tuple(point(runs, baselines) for runs in sorted(members, key=lambda runs: runs.world_size))
+        spoken = f"strategy {label}" if label.split(" ")[0] == WITHOUT else label  # "none on gpus 0,1" is a riddle
         settings = len(study.distinguishing(members[0], follows))
         details = tuple(labels.parts(study, members[0], (*follows, *NAMES)))
         found.append(Curve(label, "strong" if members[0].strong else "weak", points, fits(points), settings, details))
         together = [one for one in points if one.world_size > 1]
         bare = [one.gpus for one in together if one.efficiency is None]
         if bare:
-            without[_difference(study, bare[0], members[0])] += [f"{label} on {gpu_list(gpus)}" for gpus in bare]
-        partly += [f"{label} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
+            without[_difference(study, bare[0], members[0])] += [f"{spoken} on {gpu_list(gpus)}" for gpus in bare]
+        partly += [f"{spoken} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
     refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
     if partly:
         refusals.append(f"{several(partly)}: not every member was measured alone, and the others may be slower")

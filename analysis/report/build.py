@@ -70,7 +70,7 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
 
 
 def _setting(study: Study) -> str:
-    """Return how many cells the study has, and when they were measured."""
+    """Return how many runs the study has, and when they were measured."""
     if not study.records:
         return "no record"
     days = [
@@ -78,8 +78,8 @@ def _setting(study: Study) -> str:
         for at in (study.records[0].started_at, study.records[-1].ended_at)
     ]
     when = " to ".join(dict.fromkeys(days))
-    cells, usable = len(study.records), len(study.usable)
-    used = count(cells, "cell") if usable == cells else f"{count(cells, 'cell')}, {usable:,} of them usable"
+    runs, usable = len(study.records), len(study.usable)
+    used = count(runs, "run") if usable == runs else f"{count(runs, 'run')}, {usable:,} of them usable"
     return single_line(f"{used} · {when} (UTC)", 600)
 
 

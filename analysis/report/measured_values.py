@@ -31,8 +31,8 @@ def about_intervals(study: Study, metric: str = RATE) -> str:
 
 
 def in_parentheses(study: Study) -> str:
-    """Return ` In parentheses: 95 % intervals for the next run.`, a sentence to end a caption; empty where there are none."""
-    return f" In parentheses: {about}." if (about := about_intervals(study)) else ""
+    """Return ` Ranges are 95 % intervals for the next run.`, a sentence to end a caption; empty where there are none."""
+    return f" Ranges are {about}." if (about := about_intervals(study)) else ""
 
 
 def bars(study: Study) -> str:
