@@ -1,12 +1,11 @@
 """Name what sticks out of tables of nccl-tests: tables with one title and other numbers, and rows far below their neighbours.
 
 The rule. Messages of more than SMALL bytes count: below, launch times decide, which are bimodal.
-- Two tables have one title if collective, ranks, GPUs, NCCL's settings and version, and CHANGING are equal. They stick out if the
-  median ratio of busbw over the rows that both have is more than APART.
+- Tables have one title if collective, ranks, GPUs, NCCL's settings and version, and CHANGING are equal. One sticks out if the
+  median ratio of busbw to the first of them, over the rows that both have, is more than APART.
 - A row sticks out if its busbw is less than DIP of both the row before and the row after it.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -21,12 +20,14 @@ Rates = dict[tuple[Any, ...], float]  # (placement, type, operation, root, bytes
 
 
 def between_tables(runs: Sequence[tuple[str, Run]]) -> list[str]:
-    """Return a sentence for each two tables with one title whose numbers differ; a run comes with the name of its file."""
+    """Return a sentence for each table whose numbers differ from the first with its title; a run comes with its file's name."""
     said = []
-    for (file_a, a), (file_b, b) in itertools.combinations(runs, 2):
-        if _title(a) != _title(b):
+    firsts: dict[tuple[Any, ...], tuple[str, Run, Rates]] = {}
+    for file_b, b in runs:
+        second = _rates(b)
+        file_a, a, first = firsts.setdefault(_title(b), (file_b, b, second))
+        if a is b:
             continue
-        first, second = _rates(a), _rates(b)
         ratios = [first[key] / second[key] for key in first.keys() & second.keys() if second[key]]
         ratio = median(ratios) if ratios else 1.0
         if max(ratio, 1 / ratio if ratio else float("inf")) > APART:

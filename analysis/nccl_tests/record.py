@@ -51,7 +51,7 @@ def _run(one: Mapping[str, Any], content: Mapping[str, Any]) -> Run:
     }
     run.listed = [(0, rank) for rank in range(len(cell["gpus"]))]
     run.devices = [
-        {"rank": place, "device": gpu, **({"name": str(rank["name"])} if "name" in rank else {})}
+        {"rank": place, "device": whole_number(gpu), **({"name": str(rank["name"])} if "name" in rank else {})}
         for place, (gpu, rank) in enumerate(zip(cell["gpus"], content["ranks"], strict=False))
     ]
     run.rows = [_row(row) for row in one["rows"]]

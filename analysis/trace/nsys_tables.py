@@ -39,6 +39,7 @@ class Export:
         self.columns: dict[str, list[str]] = {
             table: [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})")]
             for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            if isinstance(table, str)  # a damaged one may be anything
         }
 
     def has(self, table: str, *columns: str) -> bool:

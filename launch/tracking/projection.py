@@ -181,7 +181,7 @@ def _tags(record: Record) -> dict[str, str]:
             tags[name] = _text(record.effective[name])
     if record.failure:
         tags |= {
-            "failure.cause": record.failure.cause,
+            "failure.cause": single_line(record.failure.cause, TAG_LENGTH),
             "failure.message": single_line(record.failure.message, TAG_LENGTH),
         }
         if record.failure.rank is not None:
