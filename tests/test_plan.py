@@ -129,6 +129,11 @@ def test_a_sweep_has_one_study():
         planned(["study=a"], ["study=b"])
 
 
+def test_more_cpu_workers_than_cores_are_told():
+    sweep = planned(["gpus=0,1,2,3,4,5,6,7"])
+    assert any("8 CPU workers share" in notice for notice in sweep.notices) == (len(os.sched_getaffinity(0)) < 8)
+
+
 def test_no_gpu_is_said_once_and_settings_are_not_applicable():
     sweep = planned(["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1"])
     assert sum("no GPU is used" in notice for notice in sweep.notices) == 1

@@ -123,6 +123,8 @@ def _about_machine(
             f"no GPU is used: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
             f"gpus=all is {','.join(map(str, machine.everyone))} here ({cores})"
         )
+        if (most := max((cell.world_size for cell in cells), default=0)) > machine.cores:
+            yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"
         if any(by_link(config.gpus) for config in configs):
             yield "CPU workers have no links: the first are the best, the worst and the only class"
         if any(cell.nccl for cell in cells):
