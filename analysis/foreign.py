@@ -1,4 +1,6 @@
-"""Read the files of other tools within limits: what is larger is refused, before it takes the machine's memory.
+"""Read the files of other tools, and records that are handed over as files, within limits.
+
+What is larger is refused, before it takes the machine's memory.
 
 The limits are far above what the tools write: the topology of 8 GPUs has 20 kB.
 """
@@ -7,10 +9,10 @@ import contextlib
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from analysis.errors import UnreadableInput
 
@@ -59,3 +61,30 @@ def refuse_too_many(gpus: int) -> None:
     """Refuse tables of more GPUs than any machine has. Raises UnreadableInput."""
     if gpus > MOST_GPUS:
         raise UnreadableInput(f"{gpus} GPUs; no machine has more than {MOST_GPUS}")
+
+
+def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a record. Raises UnreadableInput, which says why the record has none."""
+    tables = content.get("tables")
+    table = tables.get(name) if isinstance(tables, dict) else None
+    if not isinstance(table, dict):
+        state = content.get("state")
+        why = f"the cell is {state}" if state not in (None, "finished") else f"it has no tables.{name}"
+        raise UnreadableInput(f"{_expected(name)}; {why}")
+    return table
+
+
+@contextlib.contextmanager
+def damage_told(name: str) -> Iterator[None]:
+    """Turn what a damaged table raises inside into UnreadableInput: Python's own words would tell a user nothing."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"a {type(error).__name__}"
+        said = str(error) if isinstance(error, UnreadableInput) else what
+        raise UnreadableInput(f"{_expected(name)}; tables.{name} is damaged ({said})") from None
+
+
+def _expected(name: str) -> str:
+    benchmark = {"nccl-tests": "collectives"}.get(name, name)
+    return f"expected a record.json of benchmark={benchmark}"

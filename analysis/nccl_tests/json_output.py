@@ -146,18 +146,18 @@ def _numbers(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Return a number; None for null, for nccl-tests' "nan" and for what is too large. Raises ValueError for anything else."""
+    """Return a number; None for null, nccl-tests' "nan" and what is too large. Raises UnreadableInput for anything else."""
     if value is None or value == "nan":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a number")
+        raise UnreadableInput(f"{value!r} is not a number")
     return float(value) if abs(value) < _LARGEST else None
 
 
 def whole_number(value: Any) -> int:
-    """Return a whole number, which nccl-tests writes as text for `root`. Raises ValueError for anything else."""
+    """Return a whole number, which nccl-tests writes as text for `root`. Raises UnreadableInput for anything else."""
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")
+        raise UnreadableInput(f"{value!r} is not a whole number")
     return value

@@ -5,12 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.errors import UnreadableInput
+from analysis.foreign import damage_told, table_of
 from analysis.nccl_tests.json_output import number, whole_number
 from analysis.nccl_tests.run import Measured, Row, Run
 from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES
 
-_EXPECTED = "expected a record.json of benchmark=collectives"
 _ITERATION = ("min_us", "max_us", "avg_us", "p50_us", "p95_us", "p99_us", "stdev_us", "cv_pct")
 
 
@@ -27,17 +26,9 @@ def record_in(text: str) -> dict[str, Any] | None:
 
 def read_record(content: Mapping[str, Any]) -> list[Run]:
     """Return the runs of a record, not yet annotated. Raises UnreadableInput where it has none, or is damaged."""
-    tables = content.get("tables")
-    table = tables.get("nccl-tests") if isinstance(tables, dict) else None
-    if not isinstance(table, dict):
-        state = content.get("state")
-        why = f"the cell is {state}" if state not in (None, "finished") else "it has no tables.nccl-tests"
-        raise UnreadableInput(f"{_EXPECTED}; {why}")
-    try:
+    table = table_of(content, "nccl-tests")
+    with damage_told("nccl-tests"):
         return [_run(one, content) for one in table["runs"]]
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UnreadableInput(f"{_EXPECTED}; tables.nccl-tests is damaged ({why})") from None
 
 
 def _run(one: Mapping[str, Any], content: Mapping[str, Any]) -> Run:

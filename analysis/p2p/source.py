@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.foreign import refuse_too_many
+from analysis.foreign import damage_told, refuse_too_many, table_of
 from analysis.p2p.matrices import Matrices, parse_p2p
 
 _EXPECTED = "expected a record.json of benchmark=p2p"
@@ -33,13 +33,8 @@ def read_p2p(text: str) -> P2p:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{_EXPECTED}; the JSON is broken ({error})") from None
-    tables = content.get("tables")
-    table = tables.get("p2p") if isinstance(tables, dict) else None
-    if not isinstance(table, dict):
-        state = content.get("state")
-        why = f"the cell is {state}" if state not in (None, "finished") else "it has no tables.p2p"
-        raise UnreadableInput(f"{_EXPECTED}; {why}")
-    try:
+    table = table_of(content, "p2p")
+    with damage_told("p2p"):
         medians = matrices_of(table, table["matrices"])
         repeats = max((len(squares) for squares in table["samples"].values()), default=0)
         samples = [
@@ -50,10 +45,7 @@ def read_p2p(text: str) -> P2p:
         environment = content.get("environment") or {}
         topology, title = environment.get("topology"), content.get("name")
         if not all(isinstance(value, str | None) for value in (topology, title)):
-            raise TypeError("environment.topology and name must be text")
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"a {type(error).__name__}"
-        raise UnreadableInput(f"{_EXPECTED}; tables.p2p is damaged ({what})") from None
+            raise UnreadableInput("environment.topology and name must be text")
     return P2p([medians], samples or [medians], topology, title, words)
 
 
