@@ -43,12 +43,21 @@ def counted(cells: "Iterable[Cell]") -> str:
     return SAMPLES if any(cell.model.inputs == SAMPLES for cell in cells) else IMAGES
 
 
+@dataclass(frozen=True)
+class ProcessPlace:
+    """Where a process of a cell runs."""
+
+    kind: str  # rank or server
+    host: str  # '' is this machine
+    gpu: int | None  # or the slot of a CPU worker; None: a server in host memory
+
+
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
-LISTS = ("gpus", "labels", "server_gpus")
+LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
 MOST_SERVERS = 4096  # processes of a cell; a record that says more is damaged
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
-ONLY_IF_SAID = ("inputs", "data", *OF_ADAMW)
+ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
 COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 
@@ -63,7 +72,7 @@ class Cell:
     nccl: dict[str, str]  # variables that the settings set
     optimizer: Optimizer
     profiler: str  # none, nsys, torch: of a pass after the timed one
-    gpus: tuple[int, ...]  # in rank order
+    gpus: tuple[int, ...]  # in rank order; with hosts, those of every host
     device: str  # cpu or cuda
     batch_size: int  # images or samples per rank and step
     global_batch_size: int | None  # strong scaling; None: weak scaling
@@ -76,18 +85,38 @@ class Cell:
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
     data: dict[str, Any] = field(default_factory=dict)  # name, loader, options; empty: synthetic batches
+    hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
+    server_hosts: tuple[str, ...] = ()  # one for each server, where the cell has hosts
     # By group, the rules of its YAML that readers need: target, derive, section, compared; sha256 of a file of the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return len(self.gpus)
+        return len(self.gpus) * max(1, len(self.hosts))
 
     @property
     def servers(self) -> int:
         """The number of server processes, which are no ranks."""
         return int(self.strategy.get("servers", 0))
+
+    @property
+    def members(self) -> tuple[int | str, ...]:
+        """The devices of the ranks, in rank order: ids on this machine; '<host>:<id>' where the cell has hosts."""
+        return tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus) if self.hosts else self.gpus
+
+    @property
+    def places(self) -> tuple[ProcessPlace, ...]:
+        """Where each process runs, by its number: the ranks, all of one host after all of another, then the servers."""
+        ranks = [ProcessPlace("rank", host, gpu) for host in self.hosts or ("",) for gpu in self.gpus]
+        hosts = self.server_hosts or ("",) * self.servers
+        gpus = self.server_gpus or (None,) * self.servers
+        return (*ranks, *(ProcessPlace("server", host, gpu) for host, gpu in zip(hosts, gpus, strict=True)))
+
+    @property
+    def every_host(self) -> tuple[str, ...]:
+        """The hosts of the ranks, then those that have servers only; empty: this machine."""
+        return tuple(dict.fromkeys((*self.hosts, *self.server_hosts)))
 
     @property
     def trains(self) -> bool:
@@ -127,7 +156,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
-        parts = ["gpus " + ",".join(map(str, self.gpus))]
+        parts = [self.where]
         if self.trains:
             parts = [self.model.name, self.strategy["name"], *parts]
         if self.benchmark["name"] != "throughput":
@@ -135,6 +164,12 @@ class Cell:
         parts += self.labels
         parts += [f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(self.nccl.items())]
         return " · ".join(parts)
+
+    @property
+    def where(self) -> str:
+        """The devices for people: `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
+        gpus = "gpus " + ",".join(map(str, self.gpus))
+        return f"{'+'.join(self.hosts)} · {len(self.hosts)} × {gpus}" if self.hosts else gpus
 
     def marks(self, drift: bool = False) -> list[str]:
         """Return which of several measurements of the same cell it is, for people; empty for the first."""
@@ -147,7 +182,8 @@ class Cell:
         """The name of the cell's folder: readable, safe, and unique by the key."""
         gpus = "-".join(map(str, self.gpus))
         kind = f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
-        return f"{kind}-gpus{gpus}-{self.key[:10]}"
+        hosts = f"{len(self.hosts)}x" if self.hosts else ""
+        return f"{kind}-{hosts}gpus{gpus}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell as plain JSON types. Nested mappings are the cell's own: read them, do not change them.
@@ -160,7 +196,8 @@ class Cell:
         if self.optimizer.name == "sgd":
             nested["optimizer"] = {one: value for one, value in nested["optimizer"].items() if one not in OF_ADAMW}
         plain = {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
-        return {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
+        said = {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
+        return said | ({"places": [list(vars(one).values()) for one in self.places]} if self.hosts else {})
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
@@ -180,7 +217,8 @@ class Cell:
             raise TypeError(f"declared.benchmark.compared={compared!r:.100}")
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
-        return Cell(**{**plain, **nested, **lists})
+        said = {name: value for name, value in plain.items() if name != "places"}  # it follows from the hosts
+        return Cell(**{**said, **nested, **lists})
 
 
 def _can_be_compared(rule: Mapping[str, Any]) -> bool:

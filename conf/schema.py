@@ -94,7 +94,21 @@ class Tracking:
 class Engine:
     """How ranks start, and how long they may take."""
 
-    name: str = option("local", "where ranks run", words=("local",))
+    name: str = option(
+        "local",
+        "what starts an agent on each host; local: this machine only",
+        words=("local", "ssh", "slurm", "command"),
+    )
+    prefix: list[str] = option([], "of engine=command: the words before the agent's command; {host} is the host's name")
+    interface: str | None = option(
+        None, "network interface of gloo and NCCL on every host; null: the one that reaches the first host"
+    )
+    trusted_network: bool = option(
+        False, "hosts may meet at an address that is routed to the whole internet: nothing there is encrypted"
+    )
+    python: str | None = option(None, "the Python of the other hosts; null: the path of this one")
+    folder: str | None = option(None, "the folder of Ringside on the other hosts; null: the path of this one")
+    lost_after_s: float = option(15.0, "seconds without a sign of life before a host is lost", least=3)
     start: str = option(
         "auto",
         "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new processes",
@@ -151,7 +165,9 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     validity: ValidityLimits = field(default_factory=ValidityLimits)
 
-    gpus: list[str] = option(["all"], "an ordered subset, or a word that names several")
+    nodes: list[str] = option([], "an ordered set of hosts, or a word that names several; empty: this machine")
+    hosts: str | None = option(None, "a file of hosts, one a line, as MXNet's -H; null: those that nodes= names")
+    gpus: list[str] = option(["all"], "an ordered subset, on every host of nodes=, or a word that names several")
     topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
     second_member: bool = option(
         False, "gpus=classes: one more member of each class, to test that its members are equal"

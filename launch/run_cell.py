@@ -14,6 +14,7 @@ from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
+from benchmarks.host import gpu_samples
 from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
@@ -30,7 +31,7 @@ from launch.study.assemble import assemble
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder, prepare
 from launch.study.surroundings import Surroundings
-from launch.supervision import gpu_samples, supervise
+from launch.supervision import supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
 

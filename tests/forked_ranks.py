@@ -28,10 +28,12 @@ from benchmarks.record import CellFolder
 from benchmarks.timing import intervals
 from benchmarks.training import exchange
 from conf.targets import locate
+from trainers.hosts import Hosts
 from trainers.kvstore import server_process
 from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
+ONE_HOST = Hosts(((0, 1),))
 
 
 class Network(nn.Module):
@@ -60,7 +62,7 @@ def train(rank, case):
         optimizer = torch.optim.SGD(
             model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3
         )
-    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]))
+    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), ONE_HOST)
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(100 + rank)
     x = torch.randn(16, 7, generator=generator)
@@ -154,8 +156,8 @@ def exchanged(rank, case, folder):
     """What benchmark=exchange finds; a fault is planted where the case names one."""
     loaded = []
 
-    def loading(options, target):
-        strategy = load(options, target)
+    def loading(options, target, hosts):
+        strategy = load(options, target, hosts)
         loaded.append(strategy)
         strategy.exact = strategy.exact and not case.get("lossy", False)
         if fault := case.get("fault"):
@@ -257,7 +259,7 @@ def main(folder):
         parameter.grad = torch.zeros_like(parameter)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     for name in ("nccl_allreduce", "cpu_staged", "kvstore_device", "kvstore_dist_async"):
-        load(strategy_of({"name": name}), target_of("strategy", name))
+        load(strategy_of({"name": name}), target_of("strategy", name), ONE_HOST)
     for name in ("collectives", "jacobi"):
         locate(target_of("benchmark", name))
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})

@@ -126,9 +126,9 @@ def project_record(seed, folder, number):
 def recover_cell(seed, folder, number):
     """Start a launcher on a study with one damaged file: close the attempt, judge it, look whether it is finished."""
     from analysis.validity.gpu_samples import summary
+    from benchmarks.host import processes
     from benchmarks.record import CellFolder, RecordError
     from benchmarks.record.files import read
-    from launch.engines import processes
     from launch.study.study import StudyFolder
     from launch.supervision.failure import ends, first_cause
     from launch.supervision.progress import Watch

@@ -12,8 +12,8 @@ import pytest
 from cells import make_cell
 
 from benchmarks import record as records
+from benchmarks.host import processes
 from benchmarks.record import CellFolder, Lines
-from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.study import StudyFolder
 from trainers.kvstore.buckets import Array

@@ -7,12 +7,12 @@ import types
 import pytest
 
 from analysis.validity.gpu_samples import summary
+from benchmarks.host.gpu_samples import Sampler
 from benchmarks.record import CellFolder
 from conf import nccl
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
-from launch.supervision.gpu_samples import Sampler
 
 
 class NVMLError(Exception):

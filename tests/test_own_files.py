@@ -10,12 +10,12 @@ import pytest
 from cells import make_cell
 
 from analysis.report.folder import write_folder
+from benchmarks.host import processes
 from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
 from benchmarks.record.own_files import NotOurs
 from conf.options import Refused
 from conf.variables import UMASK
-from launch.engines import processes
 from launch.study.noise_floor import update_noise_floor
 from launch.study.study import StudyFolder
 from launch.tracking.store import TrackingUnavailable, store_lock

@@ -24,6 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Modules of benchmarks that processes without torch use.
 WITHOUT_RANKS = (
     "benchmarks.record",
+    "benchmarks.host",
     "benchmarks.request",
     "benchmarks.derived",
     "benchmarks.*.request",
@@ -74,7 +75,8 @@ FOLDER_ARROWS = {
     "benchmarks.p2p": ("benchmarks.timing",),
     "benchmarks.training": ("benchmarks.timing",),
     "benchmarks.timing": ("benchmarks.rank",),
-    "benchmarks.rank": ("benchmarks.record",),
+    "benchmarks.rank": ("benchmarks.host",),
+    "benchmarks.host": ("benchmarks.record",),
     "benchmarks.record": (),
     "trainers.strategies": ("trainers.kvstore",),
     "trainers.kvstore": (),
@@ -85,6 +87,7 @@ FOR_ALL = {
     "benchmarks": ("request", "memory", "derived"),
     "trainers": (
         "strategy",
+        "hosts",
         "optimizers",
         "comm_hooks",
         "devices",

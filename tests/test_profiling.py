@@ -26,12 +26,12 @@ from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize
+from benchmarks.host import processes
 from benchmarks.record import CellFolder, read
 from conf.cell import Cell
 from conf.groups import options
 from conf.options import Refused
 from conf.schema import Engine
-from launch.engines import processes
 from launch.engines.environment import environment, scrubbed
 from launch.machine.devices import Machine
 from launch.profile import profiled_pass

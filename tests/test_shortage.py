@@ -16,6 +16,7 @@ from rich.console import Console
 from tracked import make_record
 
 from analysis.validity.gpu_samples import summary
+from benchmarks.host.gpu_samples import Sampler
 from benchmarks.record import CellFolder, Failure, clock
 from benchmarks.record.os_errors import because
 from conf.options import Refused
@@ -25,7 +26,6 @@ from launch.machine.shortage import Shortage
 from launch.plan.limits import refuse_small_limits
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
-from launch.supervision.gpu_samples import Sampler
 from launch.tracking.projector import Projector
 from launch.tracking.store import TrackingUnavailable, tracking_errors
 

@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torchvision
 
 from conf.groups import choice, options
+from trainers.hosts import Hosts
 from trainers.strategies.nccl_allreduce import bucket_members
 from trainers.strategy import load
 
@@ -22,7 +23,7 @@ def one_rank():
 def test_exchange_alone_has_ddps_buckets(one_rank, cap):
     asked = {"bucket_cap_mb": cap, "gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
     given = {"name": "nccl_allreduce", **asked, "comm_hook": "none", "powersgd_rank": 4}
-    strategy = load(options("strategy", given), choice("strategy", "nccl_allreduce").rules["_target_"])
+    strategy = load(options("strategy", given), choice("strategy", "nccl_allreduce").rules["_target_"], Hosts(((0,),)))
     model = torchvision.models.resnet18()
     prepared = strategy.prepare(model, torch.optim.SGD(model.parameters()))
     for _ in range(12):  # DDP groups gradients anew once it has seen in which order they come, and logs it later

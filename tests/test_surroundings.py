@@ -25,10 +25,10 @@ from analysis.report.sections.scaling import scaling
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
+from benchmarks.host.cpu_load import CpuLoad
+from benchmarks.host.gpu_samples import SampledGpus
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import ValidityLimits
-from launch.supervision.cpu_load import CpuLoad
-from launch.supervision.gpu_samples import SampledGpus
 
 DATA = Path(__file__).parent / "data"
 RAW = DATA / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"

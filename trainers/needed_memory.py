@@ -10,6 +10,7 @@ import torch
 
 from conf.cell import Cell
 from trainers import models
+from trainers.hosts import Hosts
 from trainers.strategy import load
 
 
@@ -20,7 +21,7 @@ def shared_bytes(cell: Cell) -> int:
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    strategy = load(cell.strategy, cell.target("strategy"))
+    strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
     return strategy.shared_bytes(parameters, cell.world_size, cell.device == "cuda")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
+from trainers.hosts import Hosts
 from trainers.loaded_batches import LoadedBatches
 from trainers.optimizers import optimizer_of
 from trainers.own_model import Batch, OwnModel
@@ -45,7 +46,7 @@ class Training:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.names, self.parameters = list(trained), list(trained.values())
         self.optimizer = optimizer_of(cell.optimizer, self.parameters)
-        self.strategy: Strategy = load(cell.strategy, cell.target("strategy"))
+        self.strategy: Strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.optimize == "compile":
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.

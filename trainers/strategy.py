@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.targets import locate
+from trainers.hosts import Hosts
 
 
 class ExchangeAlone(ABC):
@@ -60,6 +61,8 @@ class Strategy(ABC):
     in `prepare` may run there (DDP's hooks; Bucketed.start_bucket), on the thread of backward, and must not wait for others.
     """
 
+    # Where ranks and servers are: set by `load`, before anything is called.
+    hosts: Hosts
     # Whether all replicas are equal after every step.
     synchronous = True
     # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression's is not).
@@ -136,8 +139,8 @@ class Strategy(ABC):
         return
 
 
-def load(options: Mapping[str, Any], target: str) -> Strategy:
-    """Make a strategy: call `target`, the dotted name in its YAML, with its options.
+def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
+    """Make a strategy: call `target`, the dotted name in its YAML, with its options, and tell it where the ranks are.
 
     Raises:
         Whatever the import and the call raise; TypeError where no Strategy is returned.
@@ -145,4 +148,5 @@ def load(options: Mapping[str, Any], target: str) -> Strategy:
     strategy = locate(target)(**{name: value for name, value in options.items() if name != "name"})
     if not isinstance(strategy, Strategy):
         raise TypeError(f"{target} returned {type(strategy).__name__}; expected is a trainers.strategy.Strategy")
+    strategy.hosts = hosts
     return strategy

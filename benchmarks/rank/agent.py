@@ -30,6 +30,7 @@ from benchmarks.record.clock import now
 from conf.cell import Cell
 from conf.targets import locate
 from conf.variables import LAUNCHER, STARTER, UMASK
+from trainers.hosts import Hosts
 from trainers.strategy import load
 
 MONITOR_SECONDS = 0.1  # between two looks of torch at its ranks
@@ -127,7 +128,7 @@ def _preloaded(folder: Path) -> bool:
         cell = Cell.from_dict(json.loads(CellFolder(folder).cell.read_text()))
         locate(cell.target("benchmark"))
         if cell.trains:
-            load(cell.strategy, cell.target("strategy"))
+            load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
             torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of what is imported

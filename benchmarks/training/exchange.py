@@ -16,6 +16,7 @@ from benchmarks.record import Kind
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from trainers import models
+from trainers.hosts import Hosts
 from trainers.strategy import ExchangeAlone, Strategy, load
 
 # Exchanges before the timed ones: they connect, and allocate buffers that the step does not use.
@@ -107,7 +108,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
     given = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
-    strategy = load(given, cell.target("strategy"))
+    strategy = load(given, cell.target("strategy"), Hosts.of(cell))
     result = Result(model=models.sizes(parameters))
     gradient_bytes = result.model["gradient_bytes"]
     clock = Clock(ranks)

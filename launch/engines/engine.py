@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from benchmarks.host import processes
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from conf.variables import TOKEN
-from launch.engines import processes
 from launch.engines.environment import ROOT, arguments
 
 LAST_WAIT_S = 5.0  # for the agent, after every process of its cell was ended

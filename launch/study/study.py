@@ -15,6 +15,7 @@ from typing import Any
 
 from analysis.validity.checks import judged
 from benchmarks import record as records
+from benchmarks.host import processes
 from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, own_files, read_lines, write_json
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
@@ -22,7 +23,6 @@ from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import ValidityLimits
-from launch.engines import processes
 from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity, identity_of
 from launch.study.surroundings import Surroundings

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.host.cpu_load import CpuLoad
 from benchmarks.record import CellFolder, Kind, Lines
 from benchmarks.record.clock import now
 from conf.variables import TOKEN
-from launch.supervision.cpu_load import CpuLoad
 
 PERIOD_SECONDS = 0.5
 CPU_EVERY = 2  # periods between two looks at the CPU: these count up, and each reads every process of the machine
