@@ -10,9 +10,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import groups, schema, sweeper
+from conf import groups, schema
 from conf.command_line import config_dirs, hydras_options, normalise, refuse_no_cell
-from conf.hydra_errors import explain
+from launch.compose import hydra_errors, sweeper
 from launch.display.lasting_output import close_quietly
 from launch.help import completion
 from launch.help.inform import inform
@@ -66,7 +66,7 @@ def main() -> int:
 
         return run(requests, typed, small)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        print(told(f"launch.py: {explain(error, arguments)}"), file=sys.stderr)
+        print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)

@@ -241,8 +241,8 @@ def read_yaml(seed, folder, number):
 
     from benchmarks.record.visible import one_line
     from conf import groups
-    from conf.hydra_errors import explain
     from conf.resolve import checked
+    from launch.compose.hydra_errors import explain
 
     path = folder / seed.name / "fuzzed.yaml"
     path.parent.mkdir()

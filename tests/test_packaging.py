@@ -60,7 +60,8 @@ FOLDER_ARROWS = {
     "launch.__main__": ("launch.tracking",),
     "launch.sweep": ("launch.display", "launch.run_cell", "launch.tracking"),
     "launch.display": ("launch.plan",),
-    "launch.help": ("launch.machine",),
+    "launch.help": ("launch.compose", "launch.machine"),
+    "launch.compose": (),
     "launch.run_cell": ("launch.plan",),
     "launch.plan": ("launch.profile", "launch.tracking"),
     "launch.profile": ("launch.supervision", "launch.study"),
@@ -270,9 +271,8 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    statement = (
-        "import launch.sweep, launch.__main__, analysis.__main__, conf.cell, conf.hydra_errors, conf.command_line"
-    )
+    ours = "launch.sweep, launch.__main__, launch.compose.hydra_errors, analysis.__main__, conf.cell, conf.command_line"
+    statement = f"import {ours}"
     assert loaded(statement, "torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep") == [
         "launch.sweep"
     ]

@@ -12,8 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 
-from conf import schema, sweeper
+from conf import schema
 from conf.command_line import normalise
+from launch.compose import sweeper
 
 ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

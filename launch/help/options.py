@@ -11,9 +11,9 @@ from omegaconf import MISSING, OmegaConf
 
 from conf import groups
 from conf.gpus import WORDS
-from conf.hydra_errors import KINDS
 from conf.options import accepted, described
 from conf.schema import Config
+from launch.compose.hydra_errors import KINDS
 
 # A comment behind an option of a YAML file.
 _COMMENT = re.compile(r"^(\w+):[^#\n]*\s#\s+(.+)$", re.MULTILINE)
