@@ -4,10 +4,10 @@ A name of PROVENANCE is '' where the record does not say. Every variable that th
 absent where it was not set.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
+from analysis.findings.machines.hosts import hardware, mapping
+from analysis.findings.machines.identity import Machines
 from benchmarks.record import Record
 
 CONNECTIONS = "connections"  # set by Study.of where runs of one cell were connected in different ways
@@ -56,89 +56,12 @@ OF_GPUS = (
     "NVIDIA_",
     "PYTORCH_CUDA_",
 )  # without effect on CPU workers
-UUID_LENGTH = len("GPU-") + 8
 # Variables that forbid NVLink multicast. Machines set them to stay safe, and every rank must have them.
 SAFETY: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-
-
-class Machines:
-    """Tells machines apart and names them: one name for one host, as long as no GPU id stands for two GPUs or two models."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        """Find the machines of these records; only these have a name."""
-        known: list[tuple[str, dict[tuple[str, int], str], str]] = []  # host, what _identities returns, hardware
-        places: dict[int, int] = {}  # by id(): copies of one record may lie in two folders
-        for record in records:
-            host, gpus = str(record.environment.get("host", "unknown host")), _identities(record)
-            fits = (
-                place
-                for place, (of_host, of_gpus, _) in enumerate(known)
-                if of_host == host and all(of_gpus.get(gpu, uuid) == uuid for gpu, uuid in gpus.items())
-            )
-            place = next(fits, len(known))
-            if place == len(known):
-                known.append((host, {}, short_hardware(record)))
-            known[place][1].update(gpus)
-            places[id(record)] = place
-        names = _names(known)
-        self._names = {key: names[place] for key, place in places.items()}
-
-    def name(self, record: Record) -> str:
-        """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
-
-        Where that has the same hardware too, the first GPU tells them apart: `4 × H200 on vm · GPU-2f2c1b07`.
-        """
-        return self._names[id(record)]
-
-
-def _names(known: Sequence[tuple[str, Mapping[tuple[str, int], str], str]]) -> list[str]:
-    """Return a name for each machine, given by its host, what _identities returns, and its hardware."""
-    hosts = Counter(host for host, _, _ in known)
-    kinds = Counter((host, hardware) for host, _, hardware in known)
-    found: list[str] = []
-    for host, gpus, hardware in known:
-        name = host if hosts[host] == 1 else f"{hardware} on {host}"
-        name += f" · {_first_gpu(gpus)}" if kinds[host, hardware] > 1 and _first_gpu(gpus) else ""
-        again = found.count(name)  # by no fact that a record keeps
-        found.append(f"{name} ({again + 1})" if again else name)
-    return found
-
-
-def first_gpu(record: Record) -> str:
-    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`; empty where it is not known."""
-    return _first_gpu(_identities(record))
-
-
-def _first_gpu(identities: Mapping[tuple[str, int], str]) -> str:
-    return next((uuid[:UUID_LENGTH] for (what, _), uuid in sorted(identities.items()) if what == "uuid"), "")
-
-
-def _identities(record: Record) -> dict[tuple[str, int], str]:
-    """Return {("uuid", GPU): UUID, ("name", GPU): model} as far as a record knows them; ranks know their own GPU best."""
-    found: dict[tuple[str, int], str] = {}
-    listed = mapping(record.environment.get("gpu")).get("gpus")
-    for one in listed if isinstance(listed, list) else ():
-        known = mapping(one)
-        if type(gpu := known.get("id")) is int:
-            found |= {(what, gpu): str(known[what]) for what in ("uuid", "name") if what in known}
-    planned, gpus = record.environment.get("planned_uuids"), record.cell.gpus
-    for gpu, uuid in zip(gpus, planned if isinstance(planned, list) else (), strict=False):
-        found["uuid", gpu] = str(uuid)
-    for rank in record.ranks:
-        number = rank.get("rank")
-        if "name" in rank and type(number) is int and 0 <= number < len(gpus):
-            found["name", gpus[number]] = str(rank["name"])
-    return found
-
-
-def gpu_names(record: Record) -> list[str]:
-    """Return the models of a cell's GPUs, each once; empty where nothing says."""
-    known = _identities(record)
-    return list(dict.fromkeys(known["name", gpu] for gpu in record.cell.gpus if ("name", gpu) in known))
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
@@ -232,29 +155,6 @@ def connections(record: Record) -> str:
     parts = [str(effective.get("transport") or ""), "" if channels is None else f"{channels} channels"]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
     return ", ".join(part for part in parts if part)
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """Return a value if it is a mapping, else an empty one: a record's environment and tables may hold anything."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def hardware(record: Record) -> str:
-    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine, not only those of the subset."""
-    gpus = mapping(record.environment.get("gpu")).get("gpus")
-    if record.cell.device == "cuda" and isinstance(gpus, list) and gpus:
-        kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
-        return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
-    cpu = mapping(record.environment.get("cpu"))
-    return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
-
-
-def short_hardware(record: Record) -> str:
-    """Return `4 × H200`, or `CPU workers`, for names."""
-    if record.cell.device != "cuda":
-        return "CPU workers"
-    found = hardware(record)
-    return "GPUs" if found.startswith("CPU workers") else found.replace("NVIDIA ", "").replace("GeForce ", "")
 
 
 def installation(record: Record) -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from analysis.findings.machines.identity import Machines
 from analysis.findings.model import Point
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.findings.next_run.floors import NoiseFloors, Scatters
-from analysis.findings.provenance import CONNECTIONS, PROVENANCE, Machines, connections, installation, provenance
+from analysis.findings.provenance import CONNECTIONS, PROVENANCE, connections, installation, provenance
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, merged, request_of
 from analysis.findings.strategy_options import chosen_options

@@ -14,10 +14,11 @@ from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication.exposed import EXPOSED, HIDDEN
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import BETWEEN, gpu_ids, gpu_list, label
+from analysis.findings.machines.hosts import hardware
 from analysis.findings.model import Efficiency, Findings
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, has_floor
 from analysis.findings.next_run.interval import names_of
-from analysis.findings.provenance import CONNECTIONS, PROVENANCE, hardware
+from analysis.findings.provenance import CONNECTIONS, PROVENANCE
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 from analysis.notebook.columns import asked, of_metric

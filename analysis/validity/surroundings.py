@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.provenance import SAFETY, SET_BY_RINGSIDE, inherited, mapping, variables
+from analysis.findings.provenance import SAFETY, SET_BY_RINGSIDE, inherited, variables
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
 from analysis.validity.evidence import list_some
 from benchmarks.record import Record

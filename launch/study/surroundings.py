@@ -15,16 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.provenance import (
-    CONNECTIONS,
-    INHERITED,
-    PROVENANCE,
-    Machines,
-    inherited,
-    mapping,
-    provenance,
-    short_hardware,
-)
+from analysis.findings.machines.hosts import mapping, short_hardware
+from analysis.findings.machines.identity import Machines
+from analysis.findings.provenance import CONNECTIONS, INHERITED, PROVENANCE, inherited, provenance
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
 from launch.engines.environment import ROOT, environment, with_absolute_path

@@ -14,7 +14,8 @@ from typing import Any
 
 from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
-from analysis.findings.provenance import gpu_names, mapping
+from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.identity import gpu_names
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place

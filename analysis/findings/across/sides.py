@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from analysis.findings.labels import BETWEEN
+from analysis.findings.machines.hosts import short_hardware
+from analysis.findings.machines.identity import Machines, first_gpu
 from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.findings.provenance import Machines, first_gpu, short_hardware
 from analysis.findings.study import Study, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 

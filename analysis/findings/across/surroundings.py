@@ -6,7 +6,9 @@ from datetime import datetime, timezone
 from itertools import groupby
 
 from analysis.findings.across.sides import Side
-from analysis.findings.provenance import first_gpu, hardware, inherited, mapping
+from analysis.findings.machines.hosts import hardware, mapping
+from analysis.findings.machines.identity import first_gpu
+from analysis.findings.provenance import inherited
 from analysis.findings.study import Study
 from benchmarks.record import Record
 

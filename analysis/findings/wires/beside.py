@@ -2,7 +2,8 @@
 
 from itertools import islice
 
-from analysis.findings.provenance import Machines, provenance
+from analysis.findings.machines.identity import Machines
+from analysis.findings.provenance import provenance
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from benchmarks.record import CellFolder, Record, RecordError, read

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
-from analysis.findings.provenance import mapping
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 from analysis.topology.link_classes import nvlink_gb_per_s

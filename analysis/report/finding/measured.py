@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.provenance import hardware
+from analysis.findings.machines.hosts import hardware
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.labels import gpu_ids
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.model import Findings
-from analysis.findings.provenance import mapping
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of

@@ -11,10 +11,11 @@ from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.labels import gpu_ids
+from analysis.findings.machines.hosts import hardware, mapping
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.next_run.interval import half_width
-from analysis.findings.provenance import LEFT_OUT, hardware, inherited, mapping
+from analysis.findings.provenance import LEFT_OUT, inherited
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
 from analysis.report.measured_values import RATE, bounded, in_parentheses

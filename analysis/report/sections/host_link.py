@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from analysis.findings.labels import gpu_ids
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.model import Findings
-from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, numbers, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone

@@ -6,8 +6,8 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.model import Findings
-from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
 from analysis.p2p.heat_map import scale_of, squares
 from analysis.report.names import run_name

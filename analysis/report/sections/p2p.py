@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from analysis.findings.labels import gpu_ids
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.model import Findings
-from analysis.findings.provenance import mapping
 from analysis.findings.study import Study
 from analysis.p2p.heat_map import title_of
 from analysis.p2p.outliers import outliers
