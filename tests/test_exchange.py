@@ -24,9 +24,9 @@ from benchmarks.training import derive
 from benchmarks.training.exchange import gradients_like, references
 from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.resolve import checked, resolve
-from trainers import ring_probe
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
+from trainers.peers import ring_probe
 from trainers.strategy import ReferenceProbe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()

@@ -80,7 +80,8 @@ FOLDER_ARROWS = {
     "benchmarks.host": ("benchmarks.record",),
     "benchmarks.record": (),
     "trainers.strategies": ("trainers.kvstore",),
-    "trainers.kvstore": (),
+    "trainers.kvstore": ("trainers.peers",),
+    "trainers.peers": (),
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
@@ -92,7 +93,6 @@ FOR_ALL = {
         "optimizers",
         "comm_hooks",
         "devices",
-        "ring_probe",
         "shared_memory",
         "cuda_memory",
         "prctl",

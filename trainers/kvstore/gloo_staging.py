@@ -4,11 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import ring_probe
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.sharding import ring_bytes
 from trainers.kvstore.shared_regions import views
+from trainers.peers import ring_probe
 from trainers.strategy import ReferenceProbe
 
 

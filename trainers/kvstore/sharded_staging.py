@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers import optimizers, ring_probe
+from trainers import optimizers
 from trainers.kvstore import references, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Peers, Worker
+from trainers.peers import ring_probe
 from trainers.strategy import ReferenceProbe
 
 

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import ring_probe
 from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
+from trainers.peers import ring_probe
 from trainers.strategy import ReferenceProbe, Strategy
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers import comm_hooks, ring_probe
+from trainers import comm_hooks
+from trainers.peers import ring_probe
 from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
