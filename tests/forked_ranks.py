@@ -30,6 +30,7 @@ from benchmarks.training import exchange
 from conf.targets import locate
 from trainers.hosts import Hosts
 from trainers.kvstore import server_process
+from trainers.peers import told
 from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
@@ -152,6 +153,16 @@ class Faulty(ExchangeAlone):
         return found
 
 
+def told_by_ranks(rank):
+    """What ranks tell each other; two groups of them, too."""
+    group = dist.new_group([0] if rank == 0 else [1, 2], use_local_synchronization=True)
+    return {
+        "first": [told.by_first(value) for value in (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})],
+        "all": [list(pair) for pair in zip(told.by_all("x" * (1 + rank)), told.by_all({"from": rank}), strict=True)],
+        "of_two": told.by_first(str(rank), group),
+    }
+
+
 def exchanged(rank, case, folder):
     """What benchmark=exchange finds; a fault is planted where the case names one."""
     loaded = []
@@ -233,6 +244,8 @@ def rank_main(folder, name, case, rank):
                 found = measuring.measure(rank, folder / name)
             elif name == "planted":
                 found = planted_ranks.measure(rank, folder / name)
+            elif name == "told":
+                found = told_by_ranks(rank)
             elif "benchmarks" in case:
                 found = measured(rank, case, folder / name)
             elif "kernels" in case:

@@ -2,7 +2,7 @@
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
 runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted` is planted_ranks.measure.
+`planted` is planted_ranks.measure, `told` is forked_ranks.told_by_ranks.
 """
 
 import itertools
@@ -171,5 +171,8 @@ P2P = {
     },
 }
 
+# test_told
+TOLD = {"told": {"workers": 3}}
+
 TRAINING = {"measuring": {"workers": 2}, "planted": {"workers": 2}}
-CASES = {**TRAINING, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}
+CASES = {**TRAINING, **TOLD, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

@@ -7,6 +7,7 @@ behind, however they end. What a cell leaves if it ends before that is removed b
 import errno
 import mmap
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -16,7 +17,22 @@ from conf.variables import TOKEN, shared_memory_prefix
 
 def new_path() -> Path:
     """Return a path that no other cell has, and no other call."""
-    return FOLDER / f"{shared_memory_prefix(os.environ.get(TOKEN, ''))}{secrets.token_hex(8)}"
+    return FOLDER / f"{_prefix()}{secrets.token_hex(8)}"
+
+
+def named(name: str) -> Path:
+    """Return the path of a file that another process of this cell and host has named by `new_path`.
+
+    Raises:
+        ValueError: the cell gives no such name.
+    """
+    if not re.fullmatch(re.escape(_prefix()) + "[0-9a-f]{16}", name):
+        raise ValueError(f"{name!r:.100}: no name of shared memory of this cell")
+    return FOLDER / name
+
+
+def _prefix() -> str:
+    return shared_memory_prefix(os.environ.get(TOKEN, ""))
 
 
 def create(path: Path, size_bytes: int) -> mmap.mmap:

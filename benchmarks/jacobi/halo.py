@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.jacobi.grid import Slab
 from benchmarks.rank.group import Ranks
+from trainers.peers import told
 
 FLAG_BYTES = 4
 PAUSE_SECONDS = 20e-6
@@ -200,14 +201,14 @@ class Peer(GpuHalo):
                     f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of rank {neighbour}; accepted "
                     "here are host and nccl"
                 )
-        everyone: list[Any] = [None] * ranks.world_size
-        dist.all_gather_object(everyone, (handle, slab.rows.count + 2))
-        bases = {rank: cuda_copies.imported(everyone[rank][0]) for rank in {before, after}}
+        everyone = told.by_all({"handle": handle.hex(), "rows": slab.rows.count + 2})
+        rows = [int(one["rows"]) for one in everyone]
+        bases = {rank: cuda_copies.imported(bytes.fromhex(everyone[rank]["handle"])) for rank in {before, after}}
         # My first row becomes the last one, a halo, of the rank before; my last row the first one of the rank after.
         self._targets = []
         for turn in range(2):
-            first = {rank: base + turn * everyone[rank][1] * self._row_bytes for rank, base in bases.items()}
-            self._targets.append((first[before] + (everyone[before][1] - 1) * self._row_bytes, first[after]))
+            first = {rank: base + turn * rows[rank] * self._row_bytes for rank, base in bases.items()}
+            self._targets.append((first[before] + (rows[before] - 1) * self._row_bytes, first[after]))
         self._shared = shared = SharedRows(ranks, 0)
         cuda_copies.page_lock(shared.address, shared.size_bytes)
         flags = cuda_copies.device_address(shared.address)

@@ -4,12 +4,12 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from trainers import shared_memory
+from trainers.peers import told
 
 POLL_SECONDS = 0.02  # between two looks while rank 0 works: far below the seconds that it takes
 
@@ -55,9 +55,7 @@ class Ranks:
         Raises:
             OSError: there is not that much shared memory.
         """
-        box = [str(shared_memory.new_path())]
-        dist.broadcast_object_list(box, 0)
-        path = Path(box[0])
+        path = shared_memory.named(told.by_first(shared_memory.new_path().name))
         if self.rank == 0:
             memory = shared_memory.create(path, size_bytes)
         self.barrier()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trainers import comm_hooks, optimizers
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.optimizers import FlatSteps
+from trainers.peers import told
 from trainers.strategy import ExchangeAlone, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -194,11 +195,10 @@ class Bucketed(Strategy):
 
     def _agree(self, arrived: Sequence[int]) -> None:
         """Set up the buckets of the arrays that have gradients, in rank 0's order. Collective."""
-        box = [list(arrived)]
-        dist.broadcast_object_list(box, 0)
-        order = box[0]
-        if odd := set(order) ^ set(arrived):
-            names = ", ".join(self._names[number] for number in sorted(odd)[:NAMED])
+        order = told.by_first(list(arrived))
+        odd = {number for number in order if isinstance(number, int)} ^ set(arrived)
+        if odd or len(order) != len(arrived):
+            names = ", ".join(self._names.get(number, str(number)) for number in sorted(odd)[:NAMED])
             raise RuntimeError(f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}")
         self.set_up(order)
         self._buckets_of = self.layout.buckets_of()

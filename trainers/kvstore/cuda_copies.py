@@ -59,7 +59,13 @@ class Exported(GpuMemory):
 
 
 def imported(handle: bytes) -> int:
-    """Return the address, in this process, of memory that another process has exported."""
+    """Return the address, in this process, of memory that another process has exported.
+
+    Raises:
+        ValueError: the handle has another length.
+    """
+    if len(handle) != HANDLE_BYTES:
+        raise ValueError(f"a handle of GPU memory has {len(handle)} bytes; accepted are {HANDLE_BYTES}")
     opaque = runtime.cudaIpcMemHandle_t()
     ctypes.memmove(opaque.getPtr(), handle, HANDLE_BYTES)
     return int(checked("cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(opaque, LAZY_PEER_ACCESS)))

@@ -11,7 +11,8 @@ from trainers import optimizers
 from trainers.kvstore import cpu_sums, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
-from trainers.kvstore.worker import Peers, Worker
+from trainers.kvstore.worker import Worker
+from trainers.peers.groups import Peers
 from trainers.strategy import ReferenceProbe
 
 

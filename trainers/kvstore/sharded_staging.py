@@ -15,8 +15,9 @@ from trainers.kvstore import references, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
-from trainers.kvstore.worker import Peers, Worker
+from trainers.kvstore.worker import Worker
 from trainers.peers import ring_probe
+from trainers.peers.groups import Peers
 from trainers.strategy import ReferenceProbe
 
 

@@ -10,8 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,30 +19,11 @@ from trainers import shared_memory
 from trainers.kvstore import cpu_sums, server_process
 from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
 from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, views
+from trainers.peers.groups import Peers
 from trainers.prctl import sleep_precisely
 
 # Stages of the start (Control.attached).
 MAPPED, READY = 1, 2
-
-
-@dataclass(frozen=True)
-class Peers:
-    """The workers that share servers: all ranks, or this one alone."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None:
-        """Wait for all. Collective."""
-        if self.size > 1:
-            dist.all_reduce(torch.zeros(1))
-
-    def from_rank_zero(self, text: str) -> str:
-        """Return rank 0's text. Collective."""
-        box = [text]
-        if self.size > 1:
-            dist.broadcast_object_list(box, 0)
-        return box[0]
 
 
 class Worker:
@@ -70,7 +49,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
-        path = Path(peers.from_rank_zero(str(shared_memory.new_path())))
+        path = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
         if peers.rank == 0:
             self.shared = SharedMapping(path, config, self.layout, create=True)
         peers.barrier()

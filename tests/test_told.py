@@ -1,0 +1,84 @@
+"""What ranks tell each other is JSON in tensors, bounded and checked: nothing that a peer sends is unpickled."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainers import shared_memory
+from trainers.peers import told
+
+ROOT = Path(__file__).parent.parent
+MODULES = [
+    path
+    for package in ("conf", "trainers", "benchmarks", "launch", "analysis")
+    for path in (ROOT / package).rglob("*.py")
+]
+# Calls that unpickle what another process sent, by the last part of their names.
+OBJECT_COLLECTIVES = {
+    "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list", "send_object_list",
+    "recv_object_list",
+}  # fmt: skip
+UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "multiprocessing"}
+OWN_PICKLE = {"benchmarks/rank/asked.py": "what this process itself has just packed"}
+
+
+def names_in(path):
+    """Every name and attribute that a file uses, and the packages that it imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {alias.name for node in imports for alias in node.names}, {name.split(".")[0] for name in modules}
+
+
+def test_nothing_unpickles_what_peers_send():
+    found = {str(path.relative_to(ROOT)): names_in(path) for path in MODULES}
+    assert {path for path, (names, _) in found.items() if names & OBJECT_COLLECTIVES} == set()
+    assert {path for path, (_, packages) in found.items() if packages & UNPICKLING} == set(OWN_PICKLE)
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ranks_tell_each_other_texts_lists_and_tables(forked):
+    for rank, found in enumerate(forked("told")):
+        assert found["first"] == ["0", [0, 1.5], {"from": 0, "bytes": "00ff"}]
+        assert found["all"] == [["x" * (1 + other), {"from": other}] for other in range(3)]
+        assert found["of_two"] == ("1" if rank else "0"), "a group has its own first rank"
+
+
+@pytest.mark.parametrize("sent, said", [
+    (b"", "tells 0 bytes; accepted are 1 to "),
+    (b"x" * 5000, "tells 5000 bytes; accepted are 1 to 4096"),
+    (b"\x80\x04K\x01.", "tells 5 bytes that are no JSON"),
+    (b"[" * 4000, "tells 4000 bytes that are no JSON"),
+    (b"17", "tells a int; accepted is a str"),
+    (json.dumps(["/dev/shm/x"]).encode(), "tells a list; accepted is a str"),
+])  # fmt: skip
+def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, said):
+    monkeypatch.setattr(told, "MOST_BYTES", 4096)
+    monkeypatch.setattr(told, "_packed", lambda value: torch.tensor(list(sent), dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"^the first rank {said}"):
+        told.by_first("a text")
+    with pytest.raises(ValueError, match=f"^rank 0 {said}"):
+        told.by_all("a text")
+
+
+@pytest.mark.parametrize("name", ["../etc/passwd", "ringside--0123", "other", "ringside-1-0123456789abcdef", "\0"])
+def test_shared_memory_of_another_name_is_not_opened(name, monkeypatch):
+    monkeypatch.setenv("RINGSIDE_TOKEN", "a0b1")
+    own = shared_memory.new_path()
+    assert shared_memory.named(own.name) == own
+    with pytest.raises(ValueError, match="no name of shared memory of this cell"):
+        shared_memory.named(name)
