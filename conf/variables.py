@@ -4,6 +4,7 @@ from pathlib import Path
 
 # Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
 TOKEN = "RINGSIDE_TOKEN"
+NO_TOKEN = "0" * 32  # of an agent, which belongs to no cell; as long as a token, which takes its place
 # Id of the process that started this one. A process whose parent ended before the kernel was told to kill it notices by it.
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.

@@ -21,7 +21,7 @@ from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
 from conf.variables import TOKEN
-from launch.engines.engine import LocalEngine
+from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
 from launch.machine.facts import left_out
 from launch.machine.shortage import Shortage
@@ -49,6 +49,7 @@ class CellRunner:
     here: Surroundings
     study: StudyFolder
     sweep: Sweep
+    engine: CellEngine
     nsys: Nsys | None
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # prints a sentence for the user
@@ -108,12 +109,11 @@ class CellRunner:
         profiler: Sequence[str] = (),
     ) -> Outcome:
         """Run the ranks of a cell, or of a pass of it, in a prepared folder; without `uuids` the machine is not sampled."""
-        limits = self.config.engine
-        engine, shortage = LocalEngine(limits.start, limits.stop_grace_s), Shortage.watched()
+        limits, shortage = self.config.engine, Shortage.watched()
         try:
             sampled = uuids is not None and self.config.sample_gpus
             with gpu_samples.Sampler(folder, uuids or [], variable[TOKEN]) if sampled else contextlib.nullcontext():
-                outcome = supervise.run(cell, folder, variable, engine, limits, self.stopping, progress, profiler)
+                outcome = supervise.run(cell, folder, variable, self.engine, limits, self.stopping, progress, profiler)
         except OSError as error:  # the agent could not be started, or the disk is full
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {because(error)}"), [])
         if outcome.state != "failed" or outcome.failure is None:

@@ -2,12 +2,11 @@
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -24,6 +23,7 @@ from conf.schema import Config
 from launch.display.closing import MESSAGE_LENGTH, close
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
+from launch.engines.local import LocalEngine
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
@@ -37,39 +37,10 @@ from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
 from launch.study.study import StudyFolder, study_folder
 from launch.study.surroundings import Surroundings
+from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
 
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
-
-
-class Stopping:
-    """Remembers that the user asked to stop, by Ctrl-C or SIGTERM."""
-
-    def __init__(self, console: Console) -> None:
-        self._asked, self._console = False, console
-
-    def __call__(self) -> bool:
-        """Return whether the user asked."""
-        return self._asked
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Have signals set the mark instead of ending this process. A terminal that goes away (SIGHUP) ends nothing."""
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            if (
-                not self._asked
-            ):  # after that a second Ctrl-C, while this process leaves, must not change its exit status
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: Any) -> None:
-        if not self._asked:
-            self._console.print("stopping: no further cell is started; what was measured is kept")
-        self._asked = True
 
 
 def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
@@ -120,7 +91,11 @@ class SweepRun:
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.here = Surroundings(planned.machine, surrounding)
-        self.runner = CellRunner(self.config, self.here, self.study, self.sweep, planned.nsys, stopping, self._note)
+        limits = self.config.engine
+        self.engine = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
+        self.runner = CellRunner(
+            self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
+        )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
         self.measured: list[Record] = []  # in this invocation
         # By others or by earlier invocations; the key is the cell's place in the order.
@@ -146,8 +121,12 @@ class SweepRun:
         if len(self.done) < len(self.cells):
             open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
+            self.engine.open()  # imports torch while the store of MLflow is opened
             self.projector.open()
-        with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
+        with (
+            contextlib.closing(self.engine),
+            Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen,
+        ):
             for number in range(len(self.cells)):
                 if number in self.done:
                     screen.settle(number, "done before", self.done[number])

@@ -64,14 +64,18 @@ class FakeJob:
             self.engine.steps.pop(0)(self)
         return self.status
 
-    def process_state(self, pid):
-        return self.states.get(pid - 100, "sleeping")
+    def lost(self):
+        return self.states.get("lost")
+
+    def process_state(self, number, pid):
+        assert pid == 100 + number
+        return self.states.get(number, "sleeping")
 
     def agent_state(self):
         return self.states.get("agent", "sleeping")
 
     def ask_for_stacks(self, pids):
-        self.asked.append(pids)
+        self.asked.append([*pids.values()])
         for number, text in self.stacks.items():
             with self.folder.rank_log(number).open("a") as log:
                 log.write(text)

@@ -160,7 +160,7 @@ class Planted:
     def strikes(self):
         self.inside = False
         agent = os.getppid()
-        pid = {"agent": agent, "launcher": parent_of(agent)}.get(self.plan["target"], os.getpid())
+        pid = {"agent": agent, "launcher": parent_of(parent_of(agent))}.get(self.plan["target"], os.getpid())
         root = self.folder.parent if self.folder.name == "profile" else self.folder
         strike(self.key, self.plan, pid, root)
 

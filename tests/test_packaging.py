@@ -101,7 +101,6 @@ FOR_ALL = {
 MOST_LINES, FEWEST_LINES, MOST_FILES = 300, 20, 16
 # Files that are short for a reason.
 SHORT = {
-    "conf/variables.py": "names that packages share stand once",
     "analysis/errors.py": "every reader raises it",
 }
 WITHOUT_TORCH = ("conf", "launch", "analysis")

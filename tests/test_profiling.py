@@ -33,6 +33,7 @@ from conf.groups import options
 from conf.options import Refused
 from conf.schema import Engine
 from launch.engines.environment import environment, scrubbed
+from launch.engines.local import LocalEngine
 from launch.machine.devices import Machine
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
@@ -78,12 +79,14 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     machine = Machine("cpu", (), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     notes = []
-    runner = CellRunner(config, Surroundings(machine, {}), None, None, nsys, lambda: False, notes.append)
     surrounding = {**os.environ, **PLANTED, **KEPT}
+    local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
+    runner = CellRunner(config, Surroundings(machine, {}), None, None, local, nsys, lambda: False, notes.append)
     variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
     found = runner._profiled(
         dataclasses.replace(cell, device=device), CellFolder(tmp_path), variable, lambda watch: None
     )
+    local.close()
     assert processes.of(TOKEN) == []
     assert notes == ([f"{cell.name}: {found.finding.sentence}"] if found.finding.severity == "unchecked" else [])
     return found

@@ -1,4 +1,6 @@
-"""The agent of one machine: starts the ranks of a cell under torch's elastic agent and reports which ended first.
+"""The process of a cell on one host: starts its ranks under torch's elastic agent and reports which ended first.
+
+The agent of the host forks it (benchmarks.rank.serve). A profiler starts it as a program:
 
     python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec
 
@@ -22,6 +24,7 @@ import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from benchmarks.rank import lifetime, rendezvous, worker
 from benchmarks.rank.ends import Ends
@@ -38,22 +41,31 @@ PAUSE_SECONDS = 0.001  # torch's own, before each look
 
 
 def main(folder: Path, ranks: int, start: str) -> int:
-    """Run the ranks to their end. Returns the exit status: 0, or 1 with `failures.json` in the folder."""
+    """Run the ranks of a cell that is on this machine alone. Returns the exit status, as `run` does."""
     lifetime.die_with_parent()
     if LAUNCHER in os.environ:  # a profiler started us: nsys clears the umask
         lifetime.die_with_launcher(int(os.environ[LAUNCHER]))
         os.umask(int(os.environ[UMASK], 8))
+    return run(folder, range(ranks), start, rendezvous.of(folder.name, rendezvous.MeetingPlace()))
+
+
+def run(folder: Path, numbers: Sequence[int], start: str, meeting: RendezvousHandler) -> int:
+    """Run the processes of a cell that are on this host, by their numbers, to their end.
+
+    Returns the exit status: 0, or 1 with `failures.json` in the folder.
+    """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     forked = start == "auto" and _preloaded(folder)
-    ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, "fork")}
+    ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, numbers, "fork")}
     if not forked:
-        ran = {"entrypoint": sys.executable, "args": ("-u", "-m", "benchmarks.rank.worker", str(folder))}
+        words = ("-u", "-m", "benchmarks.rank.worker", str(folder), ",".join(map(str, numbers)))
+        ran = {"entrypoint": sys.executable, "args": words}
     spec = WorkerSpec(
-        role="rank", local_world_size=ranks, rdzv_handler=rendezvous.of(folder.name), max_restarts=0,
-        monitor_interval=PAUSE_SECONDS, **ran,
+        role="rank", local_world_size=len(numbers), rdzv_handler=meeting, max_restarts=0, monitor_interval=PAUSE_SECONDS,
+        **ran,
     )  # fmt: skip
     try:
-        result = WatchfulAgent(spec, CellFolder(folder)).run()
+        result = WatchfulAgent(spec, CellFolder(folder), numbers).run()
     except RankEnded:
         return 1
     except SignalException as error:  # end as anybody does who is asked to
@@ -81,9 +93,9 @@ class NoFiles(DefaultLogsSpecs):
 class WatchfulAgent(LocalElasticAgent):
     """torch's elastic agent, which also writes down the first ranks that ended by themselves before it ends the others."""
 
-    def __init__(self, spec: WorkerSpec, folder: CellFolder) -> None:
+    def __init__(self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int]) -> None:
         super().__init__(spec, NoFiles(), "fork")  # of functions; a command is a new process anyway
-        self._folder, self._ends = folder, Ends({})
+        self._folder, self._numbers, self._ends = folder, numbers, Ends({})
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for an end, then look at the ranks as torch does. torch calls it again and again.
@@ -92,13 +104,14 @@ class WatchfulAgent(LocalElasticAgent):
             RankEnded: a rank ended with another status than 0, or before it was done.
         """
         if not self._ends.pids:
-            self._ends = Ends({worker.global_rank: worker.id for worker in worker_group.workers})
+            self._ends = Ends({self._numbers[worker.local_rank]: worker.id for worker in worker_group.workers})
         if failed := self._failed(self._ends.wait(MONITOR_SECONDS)):
             seen, failed = now(), failed + self._failed(self._ends.rest())
             self._end({rank: self._ends.statuses[rank] for rank in failed}, seen)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():  # a rank ended between the two looks, and torch has ended the others by SIGTERM
-            statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            numbers = {worker.global_rank: self._numbers[worker.local_rank] for worker in worker_group.workers}
+            statuses = {numbers[rank]: failure.exitcode for rank, failure in result.failures.items()}
             first = {rank: status for rank, status in statuses.items() if status != -signal.SIGTERM}
             self._end(first or statuses, now())
         return result

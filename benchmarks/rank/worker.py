@@ -1,4 +1,4 @@
-"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR`, or forked from the agent (benchmarks.rank.agent).
+"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR NUMBERS`, or forked (benchmarks.rank.agent).
 
 It reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record from them.
 Processes beyond the cell's ranks are the servers of its strategy.
@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,16 @@ TIMEOUT = datetime.timedelta(hours=2)
 MOST_CHARACTERS = 2000  # of an error's message in a line; the log has it whole
 
 
-def main(folder: Path, started: str = "exec") -> int:
-    """Measure the cell of a folder as the rank that the environment names. Returns the exit status, 0 or 1.
+def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
+    """Measure the cell of a folder as one of the processes that this host has of it. Returns the exit status, 0 or 1.
 
-    `started` is how this process began, fork or exec, for the record.
+    `numbers` are those of all of them; LOCAL_RANK says which is this one. `started` is how it began, for the record.
     """
     lifetime.die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    rank = int(os.environ["RANK"])
+    rank = numbers[int(os.environ["LOCAL_RANK"])]
     cell_folder = CellFolder(folder)
     log = own_files.open_own(cell_folder.rank_log(rank))
     os.dup2(log, 1)
@@ -73,14 +74,16 @@ def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") 
     from trainers.devices import stay_near
 
     cell = Cell.from_dict(json.loads(folder.cell.read_text()))
-    place = int(os.environ["LOCAL_RANK"]) if rank < cell.world_size else _server_place(cell, rank)
+    place = rank % len(cell.gpus) if rank < cell.world_size else _server_place(cell, rank)
     device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
         stay_near(device)
-    else:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # A forked process has the threads of its agent, which began with other variables.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
     here = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    if cell.hosts:
+        here["node"] = cell.places[rank].host
     reporter.line(Kind.START, rank=rank, **here, **_identity(device))
     if rank < cell.world_size:
         _rank(cell, rank, device, reporter)
@@ -141,4 +144,4 @@ def _identity(device: "torch.device") -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))

@@ -16,5 +16,15 @@ def now() -> float:
     return BEGINNING + time.monotonic()
 
 
+def begin_again() -> None:
+    """Take the launcher's BEGINNING from the environment, in a process that was forked from one with another."""
+    global BEGINNING
+    BEGINNING = _beginning()
+
+
+def _beginning() -> float:
+    return float(os.environ.get(VARIABLE) or time.time() - time.monotonic())
+
+
 # When the monotonic clock was 0, in seconds since 1970. All processes of a host have the same monotonic clock.
-BEGINNING = float(os.environ.get(VARIABLE) or time.time() - time.monotonic())
+BEGINNING = _beginning()

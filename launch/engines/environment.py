@@ -59,6 +59,20 @@ def arguments(folder: CellFolder, cell: Cell, start: str = "auto") -> list[str]:
     return [sys.executable, "-m", "benchmarks.rank.agent", str(folder.path), str(cell.world_size + cell.servers), start]
 
 
+def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environments of all cells have in common: that of the user without what ranks would misread, and ours."""
+    kept = {
+        name: value
+        for name, value in surrounding.items()
+        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
+    }
+    own = {clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    if machine.kind == "cpu":
+        # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
+        own |= {"OMP_NUM_THREADS": str(max(1, machine.cores // len(machine.everyone))), "CUDA_VISIBLE_DEVICES": ""}
+    return with_absolute_path(kept) | own
+
+
 def environment(
     cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
@@ -66,18 +80,10 @@ def environment(
 
     Variables that forbid NVLink multicast are inherited like any other.
     """
-    kept = {
-        name: value
-        for name, value in surrounding.items()
-        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
-    }
-    kept = with_absolute_path(kept)
-    own = {TOKEN: token, clock.VARIABLE: repr(clock.BEGINNING)}
-    own |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    kept = of_every_cell(machine, surrounding)
+    own = {TOKEN: token, "GLOO_SOCKET_IFNAME": "lo"}
     if cell.device == "cpu":
-        # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
-        threads = max(1, machine.cores // len(machine.everyone))
-        return kept | own | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        return kept | own
     uuids = {device.id: device.uuid for device in machine.devices}
     own |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -18,11 +18,11 @@ class Hang:
 
 
 def overdue(
-    watch: Watch, opened: float, now: float, limits: schema.Engine, state: Callable[[int], str]
+    watch: Watch, opened: float, now: float, limits: schema.Engine, state: Callable[[int, int], str]
 ) -> Failure | Hang | None:
     """Return what is to be said if a deadline has passed.
 
-    `opened` and `now` are monotonic seconds, `opened` of the start; `state` returns what a process does.
+    `opened` and `now` are monotonic seconds, `opened` of the start; `state` returns what a process, by number and id, does.
     """
     missing = [rank for rank in watch.everyone if rank.pid is None]
     if missing and now - opened > limits.start_timeout_s:
@@ -41,7 +41,9 @@ def overdue(
     return None
 
 
-def _passed(watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: Callable[[int], str]) -> float | None:
+def _passed(
+    watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: Callable[[int, int], str]
+) -> float | None:
     """Return the deadline in seconds after which a process that still exists has written nothing; None if it has not passed.
 
     The first step compiles, tunes and connects without a sign: a rank has as long for it as for the start. A process that was
@@ -50,7 +52,7 @@ def _passed(watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: 
     silent_s, deadline_s = now - rank.last_seen, limits.silence_timeout_s
     if rank.pid is None or silent_s <= deadline_s:
         return None
-    does = state(rank.pid)
+    does = state(rank.number, rank.pid)
     if rank.done and does in ENDED:
         return None
     if rank in watch.ranks and rank.iterations == 0 and does != "stopped":

@@ -1,7 +1,7 @@
 """Name the rank for which the others wait, from what the kernel says of it, where it stands, and how far it came."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.record import Failure
 from launch.supervision.deadlines import ENDED
@@ -11,16 +11,16 @@ from launch.supervision.stacks import Place, Standing
 STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
 
 
-def hang(watch: Watch, what: str, state: Callable[[int], str], places: Mapping[int, Place]) -> Failure:
+def hang(watch: Watch, what: str, found: Mapping[int, str], places: Mapping[int, Place]) -> Failure:
     """Return a hang that names the rank that is not where the others are.
 
     Args:
         watch: what the ranks have reported.
         what: what the rank did, as the end of a sentence.
-        state: returns what a process did when the deadline had passed.
+        found: what each process did when the deadline had passed, by number; one that has not started is absent.
         places: where each rank stands, by number, as far as it said so.
     """
-    states = {rank.number: state(rank.pid) if rank.pid else "not started" for rank in watch.everyone}
+    states = {rank.number: found.get(rank.number, "not started") for rank in watch.everyone}
     waiting = [rank for rank in watch.everyone if not rank.done]
     waiting = waiting or [rank for rank in watch.everyone if states[rank.number] not in ENDED] or watch.everyone
     counts = {rank.number: watch.count(rank) for rank in waiting}

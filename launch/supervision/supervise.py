@@ -66,7 +66,8 @@ def run(
         while job.poll() is None and ended is None and not vanished:
             watch.update()
             progress(watch)
-            ended = _stopped() if stopping() else overdue(watch, opened, clock.monotonic(), limits, job.process_state)
+            ended = _stopped() if stopping() else _lost(job)
+            ended = ended or overdue(watch, opened, clock.monotonic(), limits, job.process_state)
             vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
             clock.sleep(POLL_SECONDS)
         if vanished:
@@ -90,11 +91,17 @@ def _stopped() -> Failure:
     return Failure("interrupted", None, "stopped by the user")
 
 
+def _lost(job: Job) -> Failure | None:
+    lost = job.lost()
+    return Failure("node_lost", None, lost) if lost else None
+
+
 def _vanished(watch: Watch, job: Job) -> list[Rank]:
     """Return the processes that are gone and were not done. Their last lines are read first."""
 
     def found() -> list[Rank]:
-        return [rank for rank in watch.everyone if rank.pid and not rank.done and job.process_state(rank.pid) in ENDED]
+        left = [rank for rank in watch.everyone if not rank.done]
+        return [rank for rank in left if rank.pid and job.process_state(rank.number, rank.pid) in ENDED]
 
     if not found():
         return []
@@ -109,10 +116,11 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
             "hang", None, f"the agent, which starts the ranks and serves their store, is {does}; each rank waits"
         )
     # As they are now: what a process is asked may wake it up.
-    states = {rank.pid: job.process_state(rank.pid) for rank in watch.everyone if rank.pid}
-    asked = {rank.number: rank.pid for rank in watch.everyone if rank.pid and states[rank.pid] not in STUCK}
+    pids = {rank.number: rank.pid for rank in watch.everyone if rank.pid}
+    states = {number: job.process_state(number, pid) for number, pid in pids.items()}
+    asked = [number for number in pids if states[number] not in STUCK]
     sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
-    job.ask_for_stacks([rank.pid for rank in watch.everyone if rank.pid])
+    job.ask_for_stacks(pids)
 
     def written() -> dict[int, int]:
         return {number: stacks.size(folder.rank_log(number)) for number in asked}
@@ -123,7 +131,7 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
         before = written()
         clock.sleep(REST_SECONDS)
     places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
-    return hang(watch, found.what, states.__getitem__, {number: one for number, one in places.items() if one})
+    return hang(watch, found.what, states, {number: one for number, one in places.items() if one})
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:

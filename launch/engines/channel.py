@@ -1,0 +1,119 @@
+"""The agent of a host as the launching process has it: a command whose standard input and output this process holds."""
+
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.host.messages import Do, Inbox, Say
+from benchmarks.record.encoding import encoded
+from launch.engines.environment import ROOT
+
+LEAVE_SECONDS = 5.0  # for an agent to leave after the end of its input
+SAID_BYTES = 4096  # of the end of what the command printed
+
+
+class AgentGone(OSError):
+    """The agent of a host, or the command that started it, is gone or says nothing that it should say."""
+
+
+class Channel:
+    """Starts the agent of a host and speaks to it. A thread takes what it says.
+
+    A message that belongs to a cell goes to the function that `listen` named; others wait for `answer`.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the command. Raises OSError."""
+        self._printed = os.memfd_create("ringside-agent")  # no file that anybody would have to remove
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
+            bufsize=0, start_new_session=True,
+        )  # fmt: skip
+        self.heard = time.monotonic()  # when it last said something
+        self._take: Callable[[Say, dict[str, Any]], None] = lambda say, message: None
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._wrong = ""
+        self._sending = threading.Lock()
+        threading.Thread(target=self._read, name="agent", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the command's process."""
+        return self._process.pid
+
+    def listen(self, take: Callable[[Say, dict[str, Any]], None]) -> None:
+        """Have `take` called for each message that belongs to a cell, on the thread that reads."""
+        self._take = take
+
+    def ended(self) -> int | None:
+        """Return the exit status of the command; None while it runs."""
+        return self._process.poll()
+
+    def send(self, what: Do, **content: Any) -> None:
+        """Ask the agent something. Raises AgentGone."""
+        try:
+            data = memoryview(encoded({"do": what.value, **content}))
+            with self._sending:
+                assert self._process.stdin is not None
+                while data:
+                    data = data[self._process.stdin.write(data) or 0 :]
+        except (OSError, ValueError) as error:
+            raise AgentGone(self.why_gone()) from error
+
+    def answer(self, expected: Say, seconds: float) -> dict[str, Any]:
+        """Return the next answer of a kind that belongs to no cell. Raises AgentGone: it does not come in so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                message = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AgentGone(f"it gave no answer for {seconds:g} s") from None
+            if message is None:
+                self._answers.put(None)
+                raise AgentGone(self.why_gone())
+            if message["say"] == expected.value:
+                return message
+
+    def close(self) -> None:
+        """End the agent: it ends every process of its own. By force after LEAVE_SECONDS."""
+        if self._process.stdin:
+            with self._sending:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def why_gone(self) -> str:
+        """Return why nothing comes any more, as a sentence without its subject: 'it ended with status 255: …'."""
+        if self._wrong:
+            return self._wrong
+        try:
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        size = os.fstat(self._printed).st_size
+        said = os.pread(self._printed, SAID_BYTES, max(0, size - SAID_BYTES)).decode(errors="replace").strip()
+        last = said.splitlines()[-1] if said else "it printed nothing"
+        return f"it ended with status {status}: {last}"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        inbox = Inbox(self._process.stdout.fileno())
+        try:
+            while (messages := inbox.receive()) is not None:
+                self.heard = time.monotonic()
+                for message in messages:
+                    say = Say(message["say"])
+                    if "cell" in message:
+                        self._take(say, message)
+                    else:
+                        self._answers.put(message)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._wrong = f"what it said is no message of an agent ({str(error)[:100]})"
+        self._answers.put(None)

@@ -1,0 +1,183 @@
+"""The engine of this machine: one agent serves the whole sweep; a profiler starts the processes of its pass itself."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.host import processes
+from benchmarks.host.messages import Do, Say
+from benchmarks.record import CellFolder, own_files
+from conf.cell import Cell
+from conf.variables import NO_TOKEN, TOKEN
+from launch.engines.channel import AgentGone, Channel
+from launch.engines.environment import ROOT, arguments, of_every_cell
+from launch.machine.devices import Machine
+
+LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
+STUCK = ("stopped", "tracing-stop", "disk-sleep")
+
+
+class LocalEngine:
+    """Has ranks forked by an agent on this machine."""
+
+    def __init__(self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float) -> None:
+        """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
+        self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
+        self._how, self._profiler_grace_s = how, profiler_grace_s
+        self._agent: Channel | None = None
+
+    def open(self) -> None:
+        """Start the agent, which imports torch while the launcher does other things. Raises OSError."""
+        if self._agent is None or self._agent.ended() is not None:
+            command = [sys.executable, "-m", "benchmarks.rank.serve"]
+            self._agent = Channel(command, processes.started_by_me(self._environment))
+
+    def start(
+        self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = ()
+    ) -> "ServedJob | ProfiledJob":
+        """Start the processes of a cell. A profiler follows processes that start anew, not forks."""
+        if profiler:
+            return ProfiledJob(
+                [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
+            )
+        try:
+            return self._served(cell, folder, environment)
+        except AgentGone:  # since the last cell; once more with a new one
+            self.close()
+            return self._served(cell, folder, environment)
+
+    def close(self) -> None:
+        """End the agent."""
+        if self._agent:
+            self._agent.close()
+            self._agent = None
+
+    def _served(self, cell: Cell, folder: CellFolder, environment: Mapping[str, str]) -> "ServedJob":
+        self.open()
+        assert self._agent is not None
+        job = ServedJob(self._agent, environment[TOKEN])
+        self._agent.listen(job.take)
+        before = self._environment
+        asked = {
+            "remove": [name for name in before if name not in environment],
+            "defaults": {},
+            "set": {name: value for name, value in environment.items() if before.get(name) != value},
+        }
+        self._agent.send(
+            Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked,
+            numbers=list(range(len(cell.places))), start=self._how, meeting={},
+        )  # fmt: skip
+        return job
+
+
+class _Here:
+    """Processes of this machine: those whose environment holds the token of a cell, however they were started."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def lost(self) -> None:
+        """Return that no host is lost: this machine is here."""
+
+    def process_state(self, number: int, pid: int) -> str:
+        """Return what the kernel says that a process does; 'gone' if there is none."""
+        return processes.state(pid)
+
+    def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
+        """Have ranks write to their logs where each of their threads stands."""
+        processes.ask_for_stacks(self._token, list(pids.values()))
+
+    def _end_all(self, grace_s: float) -> list[int]:
+        survivors = processes.end(self._token, grace_s)
+        processes.remove_shared_memory(self._token)
+        return survivors
+
+
+class ServedJob(_Here):
+    """A job whose processes the agent of this machine has forked."""
+
+    def __init__(self, agent: Channel, token: str) -> None:
+        super().__init__(token)
+        self._agent = agent
+        self._pid: int | None = None  # of the process that started the ranks
+        self._status: int | None = None
+        self._why = ""
+
+    def take(self, say: Say, message: Mapping[str, Any]) -> None:
+        """Take what the agent says of this cell. Another thread calls it."""
+        if message["cell"] != self._token:
+            return
+        if say == Say.STARTED:
+            self._pid = int(message["pid"])
+        elif say == Say.ENDED:
+            self._status = int(message["status"])
+        elif say == Say.FAILED:
+            self._why = str(message["why"])
+
+    def poll(self) -> int | None:
+        """Return the exit status of what started the ranks, or of the agent if it ended; None while both run.
+
+        Raises:
+            OSError: the ranks could not be started.
+        """
+        if self._why:
+            raise OSError(self._why)
+        return self._status if self._status is not None else self._agent.ended()
+
+    def agent_state(self) -> str:
+        """Return what the kernel says that the process does that started the ranks, or the agent where that cannot go on."""
+        whole = processes.state(self._agent.pid)
+        return whole if whole in STUCK or self._pid is None else processes.state(self._pid)
+
+    def stop(self, grace_s: float) -> list[int]:
+        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL."""
+        survivors = self._end_all(grace_s)
+        deadline = time.monotonic() + LAST_WAIT_S
+        while self._status is None and not self._why and self._agent.ended() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self._status is None:  # the next cell gets another agent
+            self._agent.close()
+        return survivors
+
+
+class ProfiledJob(_Here):
+    """A job that a profiler starts."""
+
+    def __init__(
+        self, command: Sequence[str], folder: CellFolder, environment: Mapping[str, str], profiler_grace_s: float
+    ) -> None:
+        super().__init__(environment[TOKEN])
+        self._profiler_grace_s = profiler_grace_s
+        with os.fdopen(own_files.open_own(folder.agent_log), "ab") as log:
+            self._agent = subprocess.Popen(
+                command, cwd=ROOT, env=processes.started_by_me(environment, through_profiler=True),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def poll(self) -> int | None:
+        """Return the exit status of the profiler; None while it runs."""
+        return self._agent.poll()
+
+    def agent_state(self) -> str:
+        """Return what the kernel says that the profiler does."""
+        return processes.state(self._agent.pid)
+
+    def stop(self, grace_s: float) -> list[int]:
+        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL.
+
+        The profiler is asked first and alone: it ends what it started, and its report is lost if it is killed.
+        """
+        if self._agent.poll() is None:
+            self._agent.terminate()
+            self._wait(self._profiler_grace_s)
+        survivors = self._end_all(grace_s)
+        self._wait(LAST_WAIT_S)
+        return survivors
+
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._agent.wait(timeout=seconds)
