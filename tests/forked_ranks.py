@@ -53,6 +53,11 @@ class Network(nn.Module):
         return self.last(torch.tanh(self.tied(torch.tanh(self.again(torch.tanh(self.first(x)))))))
 
 
+def hosts_of(case):
+    """The hosts that the ranks of a case are told to be on."""
+    return Hosts(tuple(map(tuple, case.get("hosts", [range(case["workers"])]))))
+
+
 def train(rank, case):
     """Steps on data that differ by rank; returns what the test looks at."""
     torch.manual_seed(0)
@@ -63,7 +68,8 @@ def train(rank, case):
         optimizer = torch.optim.SGD(
             model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3
         )
-    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), ONE_HOST)
+    hosts = hosts_of(case)
+    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), hosts)
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(100 + rank)
     x = torch.randn(16, 7, generator=generator)

@@ -72,6 +72,28 @@ def _kvstore():
     return cases
 
 
+# test_across_hosts: ranks of this machine that are told to be on several hosts
+TWO_BY_TWO, TWO, THREE = [[0, 1], [2, 3]], [[0], [1]], [[0], [1], [2]]
+ACROSS = {
+    "hierarchical": {"name": "hierarchical", **SMALL_BUCKETS},
+}
+ALSO_ON_THREE = ()
+
+
+def _across():
+    """Cases of test_across_hosts: training steps of a strategy on 2 × 2, 2 × 1 and 3 × 1 ranks, and on one host."""
+    reference = {"strategy": REFERENCE, "steps": STEPS}
+    cases = {"across_allreduce_3": {"workers": 3, **reference}}
+    for name, strategy in ACROSS.items():
+        case = {"strategy": strategy, "steps": STEPS, "more": True}
+        cases[f"across_{name}_2x2"] = {"workers": 4, "hosts": TWO_BY_TWO, **case}
+        cases[f"across_{name}_2x1"] = {"workers": 2, "hosts": TWO, **case}
+        cases[f"across_{name}_3x1"] = {"workers": 3, "hosts": THREE, **case}
+    cases["hierarchical_2"] = {"workers": 2, "strategy": ACROSS["hierarchical"], "steps": STEPS, "more": True}
+    cases["hierarchical_1"] = {"workers": 1, "strategy": ACROSS["hierarchical"], "steps": STEPS, "more": True}
+    return cases
+
+
 # test_exchange
 STRATEGIES = {
     "nccl_allreduce": {"name": "nccl_allreduce"},
@@ -175,4 +197,4 @@ P2P = {
 TOLD = {"told": {"workers": 3}}
 
 TRAINING = {"measuring": {"workers": 2}, "planted": {"workers": 2}}
-CASES = {**TRAINING, **TOLD, **_kvstore(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}
+CASES = {**TRAINING, **TOLD, **_kvstore(), **_across(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

@@ -20,8 +20,8 @@ MOST_OF_REFERENCE = 1.2
 MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 ROUNDING = 1e-9  # of a number that is computed another way
 # Strategies whose bytes METHOD.md's table states: those that send the whole gradient once; the others as a ring does.
-WHOLE = ("cpu_staged", "kvstore_local", "kvstore_dist_sync", "kvstore_dist_async", "kvstore_dist_sync_device",
-         "kvstore_dist_async_device")  # fmt: skip
+WHOLE = ("kvstore_dist_sync", "kvstore_dist_async", "kvstore_dist_sync_device", "kvstore_dist_async_device")
+STAGED = ("cpu_staged", "kvstore_local")  # these too; where there are several hosts, a share of it between them as well
 RING = ("nccl_allreduce", "kvstore_device")
 HALF = ("fp16", "bf16")
 
@@ -115,10 +115,20 @@ def _sent(record: Record, gradient_bytes: float) -> float | None:
     if hook not in ("none", *HALF) or (hook in HALF and record.cell.precision == "bf16_weights"):
         return None
     sent = gradient_bytes / 2 if hook in HALF else gradient_bytes
-    as_ring = strategy.get("staging") == "sharded" or strategy.get("transport") == "gloo"
-    if strategy["name"] in RING or (strategy["name"] in WHOLE and as_ring):
-        return sent * 2 * (n - 1) / n
+    here, hosts = len(record.cell.gpus), max(1, len(record.cell.hosts))
+    between_hosts = _ring(sent / here, hosts)  # of a rank's share
+    if strategy["name"] == "hierarchical" or strategy.get("staging") == "sharded":
+        return _ring(sent, here) + between_hosts
+    if strategy["name"] in RING or strategy.get("transport") == "gloo":
+        return _ring(sent, n)
+    if strategy["name"] in STAGED:
+        return sent + between_hosts
     return sent if strategy["name"] in WHOLE else None
+
+
+def _ring(sent: float, ranks: int) -> float:
+    """Return the bytes that each rank of a ring sends of an all-reduce."""
+    return sent * 2 * (ranks - 1) / ranks
 
 
 def faster_than_reference(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -11,20 +11,22 @@ ITEM_BYTES = 4  # float32
 TIMES = ("", "again", "once more")  # a copy is measured, for the fastest to count: other programs may delay one
 
 
-def probes(device: torch.device, bytes_each: float) -> list[ReferenceProbe]:
+def probes(device: torch.device, bytes_each: float, group: dist.ProcessGroup | None = None) -> list[ReferenceProbe]:
     """Return lower bounds for an exchange in which each rank sends `bytes_each` bytes, over the transport that this cell uses.
+
+    The ring is that of a group; None: of all ranks.
 
     On GPUs there are three ways around the ring, and the fastest counts: a message to the next rank, an all-gather and an
     all-reduce. NCCL gives each its own number of channels. Over gloo the message is no reference: an exchange has several under
     way, and this has one. There the reference is a copy in memory, since gloo copies every byte that it sends at least once.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     size, on_gpu = MESSAGE_BYTES[device.type], device.type == "cuda"
     out, into = (torch.ones(size // ITEM_BYTES, device=device) for _ in range(2))
 
     def message() -> None:
-        to_next = dist.P2POp(dist.isend, out, (rank + 1) % world_size)
-        from_last = dist.P2POp(dist.irecv, into, (rank - 1) % world_size)
+        to_next = dist.P2POp(dist.isend, out, group=group, group_peer=(rank + 1) % world_size)
+        from_last = dist.P2POp(dist.irecv, into, group=group, group_peer=(rank - 1) % world_size)
         for work in dist.batch_isend_irecv([to_next, from_last]):
             work.wait()
 
@@ -44,10 +46,10 @@ def probes(device: torch.device, bytes_each: float) -> list[ReferenceProbe]:
     share = into.numel() // world_size
 
     def gather() -> None:
-        dist.all_gather_into_tensor(into[: share * world_size], out[:share])
+        dist.all_gather_into_tensor(into[: share * world_size], out[:share], group=group)
 
     def reduce() -> None:
-        dist.all_reduce(into)
+        dist.all_reduce(into, group=group)
 
     passed_on = (
         share * ITEM_BYTES * (world_size - 1)

@@ -1,0 +1,46 @@
+"""What the wire between hosts allows when all ranks send to another host at once."""
+
+import torch
+import torch.distributed as dist
+
+from trainers.hosts import Hosts
+from trainers.peers.ring_probe import ITEM_BYTES, MESSAGE_BYTES
+from trainers.strategy import ReferenceProbe
+
+NAME = "net_link"
+MESSAGES = {"cuda": 1, "cpu": 4}  # under way at once: a rank's bytes in this many; NCCL cuts one up by itself
+
+
+def probes(
+    hosts: Hosts, device: torch.device, host_bytes: float, rail: dist.ProcessGroup | None = None
+) -> list[ReferenceProbe]:
+    """Return lower bounds for an exchange in which each host sends `host_bytes` bytes to others. Without other hosts: none.
+
+    Every rank sends to the rank with its place on the next host, over NCCL or gloo as `device` says. Where the ranks with its
+    place have a group, `rail`, they use that; on GPUs an all-reduce among them is then a second way.
+    """
+    here, count = len(hosts.ranks[0]), len(hosts.ranks)
+    if count == 1:
+        return []
+    size, (rank, ranks) = MESSAGE_BYTES[device.type], (dist.get_rank(rail), dist.get_world_size(rail))
+    step = 1 if rail is not None else here
+    out, into = (torch.ones(size // ITEM_BYTES, device=device) for _ in range(2))
+    messages = [
+        dist.P2POp(way, piece, group=rail, tag=number, group_peer=peer % ranks)
+        for way, tensor, peer in ((dist.isend, out, rank + step), (dist.irecv, into, rank - step))
+        for number, piece in enumerate(tensor.chunk(MESSAGES[device.type]))
+    ]
+
+    def message() -> None:
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+
+    def reduce() -> None:
+        dist.all_reduce(into, group=rail)
+
+    rank_bytes = host_bytes / here
+    found = [ReferenceProbe(NAME, message, rank_bytes / size)]
+    if rail is not None and device.type == "cuda":
+        sent = size * 2 * (count - 1) / count  # bytes that each rank of a ring sends
+        found.append(ReferenceProbe(NAME, reduce, rank_bytes / sent, way="all-reduce"))
+    return found
