@@ -22,8 +22,8 @@ from benchmarks.record.os_errors import because
 from conf.options import Refused
 from conf.schema import Tracking
 from launch.machine import shortage
+from launch.machine.limits import refuse_small_limits
 from launch.machine.shortage import Shortage
-from launch.plan.limits import refuse_small_limits
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.projector import Projector

@@ -13,7 +13,7 @@ from conf.gpus import by_link
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Machine, look
-from launch.plan.limits import refuse_small_limits
+from launch.machine.limits import refuse_small_limits
 from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
 from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers

@@ -28,16 +28,22 @@ LIMITS = (
 )
 
 
+def too_small() -> list[str]:
+    """Return a sentence for each limit of this process that is too small for any cell: its value and what is accepted."""
+    found = ((limit, resource.getrlimit(limit.kind)[0]) for limit in LIMITS)
+    return [
+        f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the processes of a cell; "
+        f"accepted is {limit.fewest // limit.unit} or more, or unlimited"
+        for limit, value in found
+        if value != resource.RLIM_INFINITY and value < limit.fewest
+    ]
+
+
 def refuse_small_limits() -> None:
     """Refuse to start any cell under a limit that is too small for it.
 
     Raises:
         Refused: names the limit, its value and what is accepted.
     """
-    for limit in LIMITS:
-        found = resource.getrlimit(limit.kind)[0]
-        if found != resource.RLIM_INFINITY and found < limit.fewest:
-            raise Refused(
-                f"{limit.command} is {found // limit.unit} here ({limit.what}), too little for the processes of a cell; "
-                f"accepted is {limit.fewest // limit.unit} or more, or unlimited"
-            )
+    for sentence in too_small():
+        raise Refused(sentence)
