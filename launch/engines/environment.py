@@ -1,10 +1,11 @@
 """Make the command and the environment of a cell's processes."""
 
-import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.host.environment import Variables, merged
 from benchmarks.record import CellFolder, clock
 from conf.cell import Cell
 from conf.variables import TOKEN
@@ -13,6 +14,7 @@ from launch.machine.facts import RECORDED, variables
 from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
+LOOPBACK = "lo"
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
 FOREIGN = (
     "RANK",
@@ -23,6 +25,7 @@ FOREIGN = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "NCCL_COMM_ID",
+    "TORCHELASTIC_*",
 )
 # What NCCL says once at start-up and when it connects; nothing that it says for every call.
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
@@ -61,35 +64,50 @@ def arguments(folder: CellFolder, cell: Cell, start: str = "auto") -> list[str]:
 
 def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
     """Return what the environments of all cells have in common: that of the user without what ranks would misread, and ours."""
-    kept = {
-        name: value
-        for name, value in surrounding.items()
-        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
-    }
+    return merged(Variables(_ours(machine), {}, FOREIGN), surrounding)
+
+
+def _ours(machine: Machine) -> dict[str, str]:
     own = {clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if machine.kind == "cpu":
         # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
         own |= {"OMP_NUM_THREADS": str(max(1, machine.cores // len(machine.everyone))), "CUDA_VISIBLE_DEVICES": ""}
-    return with_absolute_path(kept) | own
+    return own
 
 
 def environment(
     cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a cell's processes: that of the user, then what the cell asks for.
+    """Return the environment of a cell's processes on this machine: that of the user, then what the cell asks for."""
+    return merged(asked(cell, machine, folder, token), surrounding)
 
-    Variables that forbid NVLink multicast are inherited like any other.
+
+@dataclass(frozen=True)
+class OnHost:
+    """What else decides the environment of a cell's processes on one of its hosts."""
+
+    name: str = ""  # as the cell has it; '' is this machine
+    interface: str = LOOPBACK  # through which its processes meet those of other hosts
+    typed: bool = False  # the user named the interface
+    forbidden: Mapping[str, str] = field(default_factory=dict)  # variables by which some host forbids NVLink multicast
+
+
+def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: OnHost | None = None) -> Variables:
+    """Return what a cell asks for in the environment of its processes on one machine, which has these devices.
+
+    `folder` is where they write there. Variables that forbid NVLink multicast are inherited like any other; a host that
+    forbids it forbids it for all.
     """
-    kept = of_every_cell(machine, surrounding)
-    own = {TOKEN: token, "GLOO_SOCKET_IFNAME": "lo"}
+    where = where or OnHost()
+    own = _ours(machine) | {TOKEN: token, "GLOO_SOCKET_IFNAME": where.interface, **where.forbidden}
     if cell.device == "cpu":
-        return kept | own
+        return Variables(own, {}, FOREIGN)
     uuids = {device.id: device.uuid for device in machine.devices}
+    # Servers' GPUs last: a rank's index is its place in the subset.
+    gpus = dict.fromkeys(one.gpu for one in cell.places if one.host == where.name and one.gpu is not None)
     own |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        # Servers' GPUs last: a rank's index is its place in the subset.
-        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in dict.fromkeys((*cell.gpus, *cell.server_gpus))),
-        "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in gpus),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
         "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
@@ -98,8 +116,11 @@ def environment(
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
     }
-    defaults = {"NCCL_SOCKET_IFNAME": "lo"}  # one machine: nothing listens to the network
-    return defaults | kept | own | cell.nccl
+    # One machine: nothing listens to the network. NCCL takes a name after `=` as the whole name, not as its beginning.
+    sockets = {"NCCL_SOCKET_IFNAME": where.interface if where.interface == LOOPBACK else f"={where.interface}"}
+    own |= sockets if where.typed else {}
+    defaults = {**sockets, "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus))))}
+    return Variables(own | cell.nccl, defaults, FOREIGN)
 
 
 def inherited(of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]) -> list[str]:
@@ -111,11 +132,3 @@ def inherited(of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str,
         and name not in cell.nccl
         and (cell.device == "cuda" or name != "OMP_NUM_THREADS")
     ]
-
-
-def with_absolute_path(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose PYTHONPATH is absolute: our processes have another working folder than the user's."""
-    if "PYTHONPATH" not in variables:
-        return {**variables}
-    folders = (str(Path(folder).absolute()) for folder in variables["PYTHONPATH"].split(os.pathsep))
-    return {**variables, "PYTHONPATH": os.pathsep.join(folders)}

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from benchmarks.host.environment import with_absolute_path
 from conf.cell import Cell
 from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
-from launch.engines.environment import ROOT, with_absolute_path
+from launch.engines.environment import ROOT
 
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
 # rank, torch need not compute the exact size, which takes seconds.

@@ -18,9 +18,10 @@ from typing import Any
 from analysis.findings.machines.hosts import mapping, short_hardware
 from analysis.findings.machines.identity import Machines
 from analysis.findings.provenance import CONNECTIONS, INHERITED, PROVENANCE, inherited, provenance
+from benchmarks.host.environment import with_absolute_path
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
-from launch.engines.environment import ROOT, environment, with_absolute_path
+from launch.engines.environment import ROOT, environment
 from launch.engines.environment import inherited as names_inherited
 from launch.machine import facts
 from launch.machine.devices import Machine, torch_version
