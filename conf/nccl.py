@@ -121,6 +121,12 @@ class Nccl:
 
 # Values with which a variable that disables something disables nothing.
 OFF = ("", "0", "n", "no", "f", "false", "off")
+# Variables that can forbid NVLink multicast, and the values with which each allows it.
+_MULTICAST = {
+    "NCCL_NVLS_ENABLE": ("", "1", "2"),
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": OFF,
+    "NVSHMEM_DISABLE_NVLS": OFF,
+}
 
 FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "other"}
 
@@ -258,8 +264,18 @@ def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str
     return merged
 
 
-def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, str]) -> None:
-    """Refuse NVLink multicast where the surrounding environment forbids it (it can put shared GPUs out of service).
+def forbidding_multicast(surroundings: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that forbid NVLink multicast (it can put shared GPUs out of service)."""
+    return {
+        name: surroundings[name]
+        for name, allows in _MULTICAST.items()
+        # A spelling that is not known forbids, to be safe.
+        if name in surroundings and surroundings[name].strip().lower() not in allows
+    }
+
+
+def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, str], whose: str = "environment") -> None:
+    """Refuse NVLink multicast where the surrounding environment forbids it.
 
     Raises:
         Refused: names the variable of the environment that forbids it.
@@ -267,14 +283,8 @@ def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, st
     wanted = variables.get("NCCL_NVLS_ENABLE", "0")
     if wanted == "0":
         return
-    for name, allows in (
-        ("NCCL_NVLS_ENABLE", ("", "1", "2")),
-        ("TORCH_SYMM_MEM_DISABLE_MULTICAST", OFF),
-        ("NVSHMEM_DISABLE_NVLS", OFF),
-    ):
-        value = surroundings.get(name, "").strip()
-        if value.lower() not in allows:  # a spelling that is not known forbids, to be safe
-            raise Refused(
-                f"nccl.nvls_enable={wanted}: the environment forbids NVLink multicast ({name}={value}); "
-                "accepted here are null and 0"
-            )
+    for name, value in forbidding_multicast(surroundings).items():
+        raise Refused(
+            f"nccl.nvls_enable={wanted}: the {whose} forbids NVLink multicast ({name}={value.strip()}); "
+            "accepted here are null and 0"
+        )

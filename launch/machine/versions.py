@@ -19,16 +19,20 @@ def version_lines() -> list[str]:
     known = facts()
     git = known.get("git", {})
     commit = git.get("commit", ABSENT) + (" with changes" if git.get("modified") else "")
-    nccl = next((found for name in NCCL_PACKAGES if (found := _installed(name))), ABSENT)
     return [
         f"Ringside       {_ringside()}",
         f"commit         {commit}",
         f"record schema  {SCHEMA_VERSION}",
         f"Python         {platform.python_version()}",
         f"torch          {_installed('torch') or ABSENT}",
-        f"NCCL           {nccl}",
+        f"NCCL           {nccl_version() or ABSENT}",
         f"NVIDIA driver  {known.get('gpu', {}).get('driver') or ABSENT}",
     ]
+
+
+def nccl_version() -> str | None:
+    """Return the version of the package that brings NCCL; None without one."""
+    return next((found for name in NCCL_PACKAGES if (found := _installed(name))), None)
 
 
 def _ringside() -> str:
