@@ -1,0 +1,326 @@
+"""Hosts describe themselves, are compared, and choose where they meet: one field altered at a time."""
+
+import dataclasses
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+
+import pytest
+from cells import make_cell
+from described import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface
+
+from benchmarks.host import probe
+from benchmarks.host.environment import Variables, merged, with_absolute_path
+from benchmarks.host.interfaces import interface_to, interfaces
+from benchmarks.host.probe import Listening, reach
+from benchmarks.record import CellFolder, clock
+from conf.options import Refused
+from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
+from launch.machine import describe
+from launch.machine.fleet import Host
+from launch.machine.meeting import candidates, chosen
+from launch.machine.preflight import compare
+
+# The description.
+
+
+def test_a_host_describes_itself_in_one_line_without_torch_and_without_secrets():
+    around = {**os.environ, "NCCL_TOKEN_X": "hush", "NCCL_ALGO": "Ring"}
+    command = [sys.executable, "-X", "importtime", "-m", "launch.machine.describe", "cpu"]
+    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count("\n") == 1 and "hush" not in done.stdout and "| torch" not in done.stderr
+    here = Host.described("a", done.stdout)
+    assert here.machine.kind == "cpu" and here.machine.cores == len(os.sched_getaffinity(0))
+    assert here.variables["NCCL_ALGO"] == "Ring" and "NCCL_TOKEN_X" in here.left_out
+    assert here.versions["python"].startswith("3.") and here.versions["torch"] and here.facts["code"]
+    assert here.kernel == os.uname().release and here.shared_memory_bytes > 0
+    assert any(one.loopback and "127.0.0.1/8" in one.addresses for one in here.interfaces)
+
+
+def test_a_host_that_cannot_do_what_is_asked_says_why():
+    done = describe.description("cuda", {"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(Refused, match=r"^host b: device=cuda: .*accepted here are auto and cpu$"):
+        Host.described("b", done)
+
+
+def test_the_ports_of_infiniband_are_told(tmp_path):
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (port / "state").write_text("4: ACTIVE\n")
+    told = [{"device": "mlx5_0", "port": "1", "rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE"}]
+    assert describe.infiniband(tmp_path) == told and describe.infiniband(tmp_path / "none") == []
+
+
+def damaged(path, value):
+    """The description with a wrong value; None takes the field away."""
+    plain = described(**WITH_GPUS)
+    *inside, last = path.split(".")
+    part = plain
+    for name in inside:
+        part = part[int(name)] if name.isdigit() else part[name]
+    if value is None:
+        del part[last]
+    else:
+        part[last] = value
+    return plain
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"bash: python: command not found\n", b"[]", b"{}", b"{" * 100_000, b"\xff\xfe", 7, None,
+        *(damaged(*one) for one in [
+            ("form", 2), ("machine", None), ("machine", []), ("machine.devices", 7), ("machine.devices.0.id", "0"),
+            ("machine.devices.0.extra", 1), ("machine.everyone", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
+            ("facts", []), ("variables", {"A": 1}), ("versions", None), ("kernel", 6), ("interfaces", [{}]),
+            ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("interfaces", [interface("eth0", "there")]),
+            ("infiniband", {}), ("too_small", "none"), ("shared_memory_bytes", "1"), ("more", 1),
+        ]),
+    ],
+    ids=lambda said: str(said)[:20],
+)  # fmt: skip
+def test_what_is_no_description_is_one_sentence(said):
+    with pytest.raises(
+        Refused, match=r"^host b: what it says of itself is no description by this Ringside \("
+    ) as refused:
+        Host.described("b", said)
+    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)
+
+
+# The comparison.
+
+REFUSED = [
+    (
+        {"facts.code": "0123456789ab"},
+        r"measuring code is \w+ here and 0123456789ab on b. What to do: bring the same commit",
+    ),
+    ({"versions.python": "3.1.4"}, "differ in Python: a has 3.*; b has 3.1. What to do: use the same Python"),
+    ({"versions.torch": "2.8.0"}, "differ in torch: a has 2.*; b has 2.8.0. What to do: install the same torch"),
+    ({"versions.nccl": "2.18.1"}, "differ in NCCL: a has .*; b has 2.18.1"),
+    ({"machine": described()["machine"]}, r"^a has GPUs and b has none \(device=cpu\). What to do: write"),
+    ({"machine.devices": [{**one, "name": "NVIDIA B200"} for one in GPUS]}, r"b has 2 × NVIDIA B200 \(0,1\)"),
+    (
+        {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.everyone": [0, 3]},
+        r"b has 2 × NVIDIA H200 \(0,3\)",
+    ),
+    ({"facts.gpu": {"driver": "570.1"}}, "driver's branch: a has 580; b has 570. What to do: leave hosts out"),
+    ({"too_small": ["ulimit -n is 64 here"]}, "^host b: ulimit -n is 64 here"),
+]
+NOTED = [
+    ({"facts.git": {"commit": "f" * 40}}, "the commit of Ringside: a has .*; b has ffffffffffff"),
+    ({"facts.gpu": {"driver": "580.99"}}, "the NVIDIA driver: a has 580.65.06; b has 580.99"),
+    ({"kernel": "5.4"}, "the kernel: a has .*; b has 5.4"),
+    ({"facts.gpu": {"driver": "580.65.06", "gpus": [{"max_sm_mhz": 1755}]}}, "SM clock: a has 1980 MHz; b has 1755 MHz"),
+    ({"facts.cpu.model": "Other"}, "the CPU: a has .*; b has Other"),
+    ({"machine.cores": 3}, "the cores: a has 8; b has 3"),
+    ({"facts.cpu.memory_bytes": 1 << 30}, "the memory: a has .* GiB; b has 1 GiB"),
+    ({"interfaces": [interface("eth0", "10.0.0.2/24", mbit_per_s=25000)]}, "interfaces: a has 1 Gbit/s; b has 25 Gbit/s"),
+    ({"infiniband": [{"device": "m", "port": "1", "rate": "400 Gb/sec", "state": ""}]}, "b has 1 Gbit/s, InfiniBand 400"),
+]  # fmt: skip
+PLAIN = {**WITH_GPUS, "interfaces": [interface("eth0", "10.0.0.1/24")]}
+
+
+def both(changes):
+    return fleet(a=PLAIN, b=PLAIN | changes)
+
+
+def test_equal_hosts_have_no_differences():
+    assert compare(both({})) == []
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
+def test_what_must_be_equal_is_refused_by_name(changes, said):
+    with pytest.raises(Refused, match=said):
+        compare(both(changes))
+
+
+@pytest.mark.parametrize(("changes", "said"), NOTED)
+def test_what_may_differ_is_noted_by_name(changes, said):
+    (note,) = compare(both(changes))
+    assert re.search(said, note), note
+
+
+def test_a_host_of_many_is_named_and_the_others_are_counted():
+    many = fleet(**{f"n{number}": {"kernel": "5.4" if number == 7 else "6.1"} for number in range(12)})
+    assert compare(many) == ["hosts differ in the kernel: n0, n1, n2, n3 and 7 more have 6.1; n7 has 5.4"]
+
+
+def test_a_host_that_forbids_multicast_forbids_it_for_all():
+    some = fleet(a={}, b={"variables": {"NCCL_NVLS_ENABLE": "0"}})
+    with pytest.raises(Refused, match=r"the environment of host b forbids NVLink multicast \(NCCL_NVLS_ENABLE=0\)"):
+        some.refuse_multicast({"NCCL_NVLS_ENABLE": "1"})
+    some.refuse_multicast({"NCCL_NVLS_ENABLE": "0"})
+    assert some.forbidding_multicast({}) == {"NCCL_NVLS_ENABLE": "0"}
+    assert some.forbidding_multicast({"NVSHMEM_DISABLE_NVLS": "1"}) == {
+        "NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0"
+    }  # fmt: skip
+    assert fleet(a={}).forbidding_multicast({}) == {}
+
+
+# The environment of a cell's processes.
+
+
+def around(**changes):
+    """What might be set around a launcher."""
+    return {"PATH": "/bin", "RANK": "3", "TORCHELASTIC_RUN_ID": "x", "PYTHONPATH": "here", "HOME": "/h", **changes}
+
+
+def as_before(cell, machine, folder, token, surrounding):
+    """The environment as it was made before it was split, of one machine."""
+    kept = {
+        name: value
+        for name, value in surrounding.items()
+        if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
+    }
+    own = {"RINGSIDE_TOKEN": token, clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1"}
+    own |= {"PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    kept = with_absolute_path(kept)
+    if cell.device == "cpu":
+        threads = max(1, machine.cores // len(machine.everyone))
+        return kept | own | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+    uuids = {device.id: device.uuid for device in machine.devices}
+    own |= {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in dict.fromkeys((*cell.gpus, *cell.server_gpus))),
+        "OMP_NUM_THREADS": surrounding.get("OMP_NUM_THREADS", str(max(1, machine.cores // (2 * cell.world_size)))),
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS, "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
+        "NCCL_CONF_FILE": str(folder.nccl_conf), "NCCL_RAS_ENABLE": "0",
+    }  # fmt: skip
+    return {"NCCL_SOCKET_IFNAME": "lo"} | kept | own | cell.nccl
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("said", [{}, {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}])
+def test_the_environment_of_one_machine_is_what_it_was(tmp_path, device, said):
+    cell = dataclasses.replace(
+        make_cell((1, 0), {"name": "none", "servers": 1}), device=device, nccl={"NCCL_ALGO": "Ring"}, server_gpus=(1,)
+    )
+    machine, folder = host("a", **WITH_GPUS).machine, CellFolder(tmp_path)
+    surrounding = around(**said)
+    now = environment(cell, machine, folder, "t", surrounding)
+    assert now == as_before(cell, machine, folder, "t", surrounding)
+    travelled = Variables.from_dict(json.loads(json.dumps(asked(cell, machine, folder, "t").to_dict())))
+    assert merged(travelled, surrounding) == now
+
+
+def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own(tmp_path):
+    some = fleet(
+        a=WITH_GPUS,
+        b={**WITH_GPUS, "machine.cores": 4, "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS]},
+    )
+    cell = make_cell((1,), {"name": "none", "servers": 2})
+    cell = dataclasses.replace(cell, device="cuda", hosts=("a", "b"), server_gpus=(0, 1), server_hosts=("b", "b"))
+    forbidden = {"NCCL_NVLS_ENABLE": "0"}
+
+    def on(name, typed=False):
+        where = OnHost(name, f"eth-{name}", typed, forbidden)
+        return asked(cell, some[name].machine, CellFolder(tmp_path / name), "t", where)
+
+    first, second = merged(on("a"), {}), merged(on("b"), {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1"})
+    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth-a", "=eth-a")
+    assert (second["GLOO_SOCKET_IFNAME"], second["NCCL_SOCKET_IFNAME"]) == ("eth-b", "ib0")
+    assert merged(on("b", typed=True), {"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "=eth-b"
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("GPU-1", "GPU-b1,GPU-b0")
+    assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("4", "2")
+    assert first["NCCL_NVLS_ENABLE"] == second["NCCL_NVLS_ENABLE"] == "0"
+    assert first["NCCL_DEBUG_FILE"].startswith(str(tmp_path / "a"))
+
+
+# Where hosts meet.
+
+ETH, IB = interface("eth0", "10.0.0.1/24", "fd01::1/64"), interface("ib0", "10.1.0.1/24", mbit_per_s=200_000)
+PUBLIC = interface("wan0", "8.8.4.4/24", mbit_per_s=400_000)
+DOCKER = interface("docker0", "172.17.0.1/16", inner=True, mbit_per_s=999_999)
+LO = interface("lo", "127.0.0.1/8", "::1/128", loopback=True)
+
+
+def wanted(*first, others=(("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64"),), interface_name=None, trusted=False):
+    beside = [host(f"b{number}", interfaces=[interface("x", *one)]) for number, one in enumerate(others)]
+    return candidates(host("a", interfaces=list(first)), beside, interface_name, trusted)
+
+
+def test_addresses_of_a_shared_network_come_first_the_faster_before_and_ipv4():
+    assert wanted(LO, ETH, IB, DOCKER) == ["10.1.0.1", "10.0.0.1", "fd01::1"]
+    assert wanted(LO, ETH, IB, others=[("10.0.0.2/24",), ("10.0.0.3/24",)]) == ["10.0.0.1", "10.1.0.1", "fd01::1"]
+    assert wanted(LO, ETH, IB, interface_name="eth0") == ["10.0.0.1", "fd01::1"]
+    assert wanted(LO, DOCKER) == ["172.17.0.1"]
+
+
+def test_an_address_that_the_internet_reaches_is_refused_unless_the_network_is_trusted():
+    with pytest.raises(
+        Refused, match=r"host a has no address but 8.8.4.4, which is routed to the whole internet.*trusted"
+    ):
+        wanted(LO, PUBLIC)
+    assert wanted(LO, PUBLIC, ETH) == ["10.0.0.1", "fd01::1"]
+    assert wanted(LO, PUBLIC, trusted=True) == ["8.8.4.4"]
+    with pytest.raises(
+        Refused, match=r"engine\.interface=ib7: host a has none of this name that is up; it has lo, eth0"
+    ):
+        wanted(LO, ETH, interface_name="ib7")
+    with pytest.raises(Refused, match="host a has no interface"):
+        wanted(LO)
+
+
+def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named():
+    first = host("a", interfaces=[ETH, IB])
+    slow = {"10.1.0.1": {"why": "no answer within 3 s"}, "10.0.0.1": {"interface": "eno1"}}
+    both = {"10.1.0.1": {"interface": "ib1"}, "10.0.0.1": {"interface": "eno2"}}
+    found = chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"b": slow, "c": both})
+    assert found.address == "10.0.0.1" and found.interfaces == {"a": "eth0", "b": "eno1", "c": "eno2"}
+    assert chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"c": both}).interfaces == {"a": "ib0", "c": "ib1"}
+    with pytest.raises(
+        Refused, match=r"b does not reach a at 10.1.0.1: no answer within 3 s\. What.*engine.interface="
+    ):
+        chosen(first, ["10.1.0.1"], {}, {"b": slow, "c": both})
+    with pytest.raises(Refused, match=r"a cannot listen at 10.1.0.1: no; b does not reach"):
+        chosen(first, ["10.1.0.1"], {"10.1.0.1": "no"}, {"b": slow})
+
+
+def test_who_listens_answers_with_the_word_and_nobody_else_does():
+    listening = Listening(["127.0.0.1", "::1", "203.0.113.7"], "word")
+    assert set(listening.ports) == {"127.0.0.1", "::1"} and "assign" in listening.refused["203.0.113.7"]
+    command = [sys.executable, str(ROOT / "tests" / "meeting_hosts.py"), "reach", json.dumps(listening.ports)]
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    other = subprocess.Popen(command, cwd=ROOT, env=around, stdout=subprocess.PIPE)
+    while other.poll() is None:
+        select.select(listening.sockets, [], [], 0.05)
+        listening.answer()
+    assert json.loads(other.stdout.read()) == {"127.0.0.1": {"interface": "lo"}, "::1": {"interface": "lo"}}
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        silent = reach({"127.0.0.1": stranger.getsockname()[1]}, "word", 0.2)
+    ports = listening.ports
+    listening.close()
+    assert silent == {"127.0.0.1": {"why": "no answer within 0.2 s"}} and listening.sockets == []
+    assert reach(ports, "word", 0.2) == {one: {"why": "Connection refused"} for one in ports}
+
+
+def test_a_listener_that_nobody_closes_closes_itself(monkeypatch):
+    monkeypatch.setattr(probe, "OPEN_SECONDS", -1.0)
+    listening = Listening(["127.0.0.1"], "word")
+    listening.answer()
+    assert listening.sockets == []
+
+
+def test_interfaces_are_found_by_the_address_to_which_they_lead():
+    assert interface_to("127.0.0.1") == "lo"
+    assert {one.name for one in interfaces() if one.loopback} == {"lo"}
+
+
+def test_two_hosts_find_the_interface_that_joins_them():
+    """Host a has two networks, and b reaches one of them."""
+    if subprocess.run(["unshare", "-Urnm", "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare -Urnm is not allowed here")
+    command = ["unshare", "-Urnm", sys.executable, str(ROOT / "tests" / "meeting_hosts.py")]
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted, reached, address, names, listening = json.loads(done.stdout)
+    assert wanted == ["10.9.0.1", "10.8.0.1"], "the network that they share comes first"
+    assert reached["10.9.0.1"] == {"interface": "vb"} and "why" in reached["10.8.0.1"]
+    assert address == "10.9.0.1" and names == {"a": "va", "b": "vb"}
+    assert sorted(listening) == ["10.8.0.1", "10.9.0.1"], "no wildcard"
