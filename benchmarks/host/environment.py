@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# At the beginning of a value: the folder of the cell on the host, which only the host knows.
+CELL_FOLDER = "{cell}"
+
 
 @dataclass(frozen=True)
 class Variables:
@@ -28,12 +31,16 @@ class Variables:
         return Variables(plain["set"], plain["defaults"], plain["remove"])
 
 
-def merged(asked: Variables, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a cell's processes where the variables `surrounding` are set."""
+def merged(asked: Variables, surrounding: Mapping[str, str], folder: str = CELL_FOLDER) -> dict[str, str]:
+    """Return the environment of a cell's processes where the variables `surrounding` are set and the cell has this folder."""
     prefixes = tuple(name[:-1] for name in asked.remove if name.endswith("*"))
     names = set(asked.remove)
     kept = {name: value for name, value in surrounding.items() if name not in names and not name.startswith(prefixes)}
-    return {**asked.defaults, **with_absolute_path(kept), **asked.set}
+    own = {
+        name: folder + value.removeprefix(CELL_FOLDER) if value.startswith(CELL_FOLDER) else value
+        for name, value in asked.set.items()
+    }
+    return {**asked.defaults, **with_absolute_path(kept), **own}
 
 
 def with_absolute_path(variables: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.host import processes
+from benchmarks.host.environment import Variables, merged
 from benchmarks.host.own_environ import show_in_environ
 from benchmarks.host.scratch import Scratch
 from benchmarks.rank import agent, lifetime, rendezvous
@@ -127,7 +128,7 @@ def _be_the_cell(
         log = own_files.open_own(folder.agent_log)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        early = _set_environment(message["environment"], str(message["cell"]))
+        early = _set_environment(message["environment"], str(message["cell"]), folder.path)
         clock.begin_again()
         lifetime.die_with_parent()
         if early:
@@ -149,14 +150,13 @@ def _be_the_cell(
         os._exit(status)
 
 
-def _set_environment(asked: Mapping[str, Any], token: str) -> list[str]:
+def _set_environment(asked: Mapping[str, Any], token: str, folder: Path) -> list[str]:
     """Set the environment of a cell. Return the names of variables that libraries have read already, with another value."""
     before = dict(os.environ)
-    for name in asked["remove"]:
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in asked["defaults"].items() if name not in os.environ})
-    os.environ.update(asked["set"])
-    os.environ.update({TOKEN: token, STARTER: str(os.getppid())})
+    now = merged(Variables.from_dict(asked), before, str(folder)) | {TOKEN: token, STARTER: str(os.getppid())}
+    for name in before.keys() - now.keys():
+        del os.environ[name]
+    os.environ.update(now)
     show_in_environ(TOKEN, token)
     names = before.keys() | os.environ.keys()
     changed = [name for name in names if before.get(name) != os.environ.get(name)]

@@ -95,8 +95,8 @@ class OnHost:
 def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: OnHost | None = None) -> Variables:
     """Return what a cell asks for in the environment of its processes on one machine, which has these devices.
 
-    `folder` is where they write there. Variables that forbid NVLink multicast are inherited like any other; a host that
-    forbids it forbids it for all.
+    `folder` is where they write: on another host CellFolder(Path(CELL_FOLDER)), which its agent replaces. Variables that
+    forbid NVLink multicast are inherited like any other; a host that forbids it forbids it for all.
     """
     where = where or OnHost()
     own = _ours(machine) | {TOKEN: token, "GLOO_SOCKET_IFNAME": where.interface, **where.forbidden}
