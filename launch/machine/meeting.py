@@ -18,7 +18,7 @@ MOST_PAIRS = 4  # of hosts that a sentence names
 
 
 @dataclass(frozen=True)
-class Meeting:
+class MeetingAddress:
     """Where the processes of a cell meet."""
 
     address: str  # of the first host
@@ -70,7 +70,7 @@ def chosen(
     wanted: Sequence[str],
     refused: Mapping[str, str],
     answers: Mapping[str, Mapping[str, Mapping[str, str]]],
-) -> Meeting:
+) -> MeetingAddress:
     """Return the first of the wanted addresses that every other host reached.
 
     `refused` says why the first host cannot listen at an address; `answers` is what benchmarks.host.probe.reach returned on each
@@ -83,7 +83,7 @@ def chosen(
         found = {name: told[address].get("interface") for name, told in answers.items() if address in told}
         here = interface_of(address, first.interfaces)
         if here and len(found) == len(answers) and all(found.values()):
-            return Meeting(address, {first.name: here, **{name: str(one) for name, one in found.items()}})
+            return MeetingAddress(address, {first.name: here, **{name: str(one) for name, one in found.items()}})
     reasons = [f"{first.name} cannot listen at {address}: {why}" for address, why in refused.items()]
     reasons += [
         f"{name} does not reach {first.name} at {address}: {one_line(str(told[address].get('why', 'no answer')), LONGEST)}"
