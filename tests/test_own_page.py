@@ -12,7 +12,7 @@ from own_user import QUIET, SHORT, records_of, user
 from conf import groups
 from conf.cell import Network
 from conf.options import Refused
-from launch.plan.own_code import refuse_wrong_code
+from launch.refuse.own_code import refuse_wrong_code
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "trainers" / "OWN.md").read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ from benchmarks.request import refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
 from launch.machine.devices import Device, Machine
-from launch.plan import peer_access
+from launch.refuse import peer_access
 
 DATA = Path(__file__).parent / "data"
 NAMES = [

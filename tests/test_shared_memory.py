@@ -8,7 +8,7 @@ import pytest
 from cells import make_cell, strategy_of
 
 from conf.options import Refused
-from launch.plan.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
+from launch.refuse.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
 from trainers import shared_memory
 from trainers.needed_memory import shared_bytes
 

@@ -15,13 +15,13 @@ from conf.schema import Config
 from launch.machine.devices import Machine, look
 from launch.machine.limits import refuse_small_limits
 from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
-from launch.plan.outputs import refuse_links, refuse_outputs
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
 from launch.plan.second_runs import known_freedom, measured_twice
 from launch.plan.shared_options import refuse_several_values
 from launch.plan.subsets import machine_of_topology, subsets
 from launch.profile.nsys import Nsys
+from launch.refuse.outputs import refuse_links, refuse_outputs
 from launch.study.study import study_folder
 
 
