@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,8 @@ class ProcessPlace:
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
-MOST_SERVERS = 4096  # processes of a cell; a record that says more is damaged
+MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that says more is damaged
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
 ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
@@ -212,6 +214,7 @@ class Cell:
         servers = plain["strategy"].get("servers", 0)
         if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
             raise TypeError(f"strategy.servers={servers!r:.100}")
+        _check_hosts(plain, servers)
         compared = plain.get("declared", {}).get("benchmark", {}).get("compared")
         if compared and not _can_be_compared(compared):
             raise TypeError(f"declared.benchmark.compared={compared!r:.100}")
@@ -219,6 +222,22 @@ class Cell:
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
         said = {name: value for name, value in plain.items() if name != "places"}  # it follows from the hosts
         return Cell(**{**said, **nested, **lists})
+
+
+def _check_hosts(plain: Mapping[str, Any], servers: int) -> None:
+    """Refuse hosts from which the places of a cell's processes cannot be told. Raises TypeError."""
+    for name in ("hosts", "server_hosts"):
+        found = plain.get(name, ())
+        is_list = isinstance(found, list | tuple)
+        if not is_list or not all(isinstance(one, str) and HOST_NAME.fullmatch(one) for one in found):
+            raise TypeError(f"{name}={found!r:.100}")
+    hosts, on, gpus = plain.get("hosts", ()), plain.get("server_hosts", ()), plain.get("server_gpus", ())
+    if len(set(hosts)) < len(hosts) or len(hosts) * len(plain["gpus"]) > MOST_RANKS:
+        raise TypeError(f"hosts={hosts!r:.100}")
+    if len(on) != (servers if hosts else 0):
+        raise TypeError(f"server_hosts={on!r:.100}, strategy.servers={servers}")
+    if len(gpus) not in (0, servers):
+        raise TypeError(f"server_gpus={gpus!r:.100}, strategy.servers={servers}")
 
 
 def _can_be_compared(rule: Mapping[str, Any]) -> bool:

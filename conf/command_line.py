@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conf import gpus
+from conf.gpus import GPUS
 from conf.groups import ROOT, WITH_RULES
+from conf.nodes import NODES
 from conf.options import Refused
 from conf.rules import RULES
 
@@ -32,6 +33,8 @@ FLAGS = (
 CONFIG_DIR = ("-cd", "--config-dir")
 FOLDERS = ("-cp", "--config-path", *CONFIG_DIR)
 VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
+PREFIX = "engine.prefix=["
+LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 INFO = ("-i", "--info")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
@@ -42,7 +45,7 @@ SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Return the arguments as Hydra shall read them: its own options first, because argparse finds none behind overrides.
 
-    `gpus=…` becomes canonical text, NCCL's `^` and `;` come into quotes, and `nccl.other.NAME=…` may name a new key.
+    `gpus=…` and `nodes=…` become canonical text, NCCL's `^` and `;` come into quotes, and `nccl.other.NAME=…` may name a new key.
 
     Raises:
         Refused: names the argument and the right form.
@@ -53,7 +56,7 @@ def normalise(arguments: Sequence[str]) -> list[str]:
                 f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at most {LONGEST_ARGUMENT:,}"
             )
     options, overrides = separated(arguments)
-    return [*options, *map(_rewritten, gpus.normalise(overrides))]
+    return [*options, *map(_rewritten, NODES.normalise(GPUS.normalise(overrides)))]
 
 
 @contextlib.contextmanager
@@ -120,6 +123,11 @@ def _rewritten(argument: str) -> str:
     key, equals, _ = argument.partition("=")
     if not argument.startswith("~") and not (equals and key.strip("+")):
         raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")
+    if LAUNCHER.match(argument):
+        raise Refused(
+            f"{argument}: Hydra's launchers run each cell by itself, and cells that are compared must be one sweep; accepted is "
+            "engine=slurm, with engine.submit=true to submit the whole command, or engine=ssh"
+        )
     if "${" in argument:
         raise Refused(f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out")
     group, _, option = key.lstrip("+~").partition(".")
@@ -132,6 +140,9 @@ def _rewritten(argument: str) -> str:
         raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
     if argument.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
         return f"++nccl.other.{argument.split('.', 2)[2]}"
+    if argument.startswith(PREFIX) and argument.endswith("]") and not {"'", '"', "["} & {*argument[len(PREFIX) :]}:
+        words = argument[len(PREFIX) : -1].split(",")  # Hydra would take {host} for a mapping
+        return PREFIX + ",".join(f"'{word}'" for word in words) + "]" if words != [""] else argument
     if selection := SELECTIONS.fullmatch(argument):
         return f"{selection[1]}'{selection[2]}'"
     return argument

@@ -6,10 +6,13 @@ before Hydra sees it: `gpus=0,3` becomes `gpus=[0,3]`, and several subsets becom
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from conf.options import Refused
 
+T = TypeVar("T")
 NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
@@ -45,86 +48,103 @@ def by_link(tokens: Sequence[str]) -> bool:
     return len(tokens) == 1 and tokens[0] not in PLAIN_WORDS and WORD.fullmatch(tokens[0]) is not None
 
 
-def normalise(arguments: Sequence[str]) -> list[str]:
-    """Rewrite every `gpus=…` among command-line arguments into canonical Hydra text, and keep the others.
+@dataclass(frozen=True)
+class Grammar:
+    """How an option names ordered sets of members: `gpus=` of devices, `nodes=` of hosts."""
 
-    Raises:
-        Refused: the text is no subset, with the right form.
-    """
-    return [f"gpus={canonical(text[5:])}" if text.startswith("gpus=") else text for text in arguments]
+    option: str
+    member: str  # what one is called: GPU
+    members: str  # what a set of them is called: subset
+    accepted: str  # a GPU id, UUID, PCI bus id or word
+    forms: str  # the right forms, as the end of a sentence
+    is_member: Callable[[str], bool]
+    word: "re.Pattern[str]"  # that stands for sets; it stands alone
+    plain: Callable[[str], bool]  # whether Hydra reads a member or word as meant without quotes
+    alone_beside_sets: bool = False  # a bare member beside a set is a set of one: a,a+b
 
+    def normalise(self, arguments: Sequence[str]) -> list[str]:
+        """Rewrite every `option=…` among command-line arguments into canonical Hydra text, and keep the others.
 
-def canonical(text: str) -> str:
-    """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
-    return ",".join("[" + ",".join(map(_quoted, subset)) + "]" for subset in _read(text))
+        Raises:
+            Refused: the text is no set, with the right form.
+        """
+        start = f"{self.option}="
+        return [start + self.canonical(text[len(start) :]) if text.startswith(start) else text for text in arguments]
 
+    def canonical(self, text: str) -> str:
+        """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
+        sets = ((one if self.plain(one) else f"'{one}'" for one in members) for members in self._read(text))
+        return ",".join("[" + ",".join(members) + "]" for members in sets)
 
-def _quoted(device: str) -> str:
-    return device if NUMBER.fullmatch(device) or device in (*PLAIN_WORDS, "classes") else f"'{device}'"
+    def one_set(self, members: Sequence[str], typed: str) -> list[str]:
+        """Return one set, typed or from a YAML file, if it is one word or members that differ. Raises Refused."""
+        for member in members:
+            if self.word.fullmatch(member):
+                if len(members) > 1:
+                    kind = "number" if member.isdecimal() else "word"
+                    raise self._refused(typed, f"the {kind} {member} stands alone, not inside a {self.members}")
+            elif not self.is_member(member):
+                raise self._refused(typed, self._unknown(member))
+        repeated = next((member for member in members if members.count(member) > 1), None)
+        if repeated is not None:
+            twice = f"{self.member} {repeated} is named twice"
+            raise Refused(f"{self.option}={typed}: {twice}; each may appear once in a {self.members}")
+        return [*members]
 
+    def _read(self, text: str) -> list[list[str]]:
+        """Return the sets that a text names; words are not expanded yet. Raises Refused."""
+        if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
+            raise self._refused(text, f"{function[1]}(…) is not accepted")
+        choice = re.fullmatch(r"choice\((.*)\)", text)  # Hydra's explicit sweep: each element is a set
+        inner = choice[1] if choice else text.replace("\\,", "+")  # an escaped comma joins, as `+` does
+        if not PARTS.fullmatch(inner):
+            raise self._refused(text, self._fault(inner))
+        parts = [match[0] for match in PART.finditer(inner)]
+        bare = [part for part in parts if re.fullmatch(TOKEN, part)]
+        members = [part for part in bare if self.is_member(part)]
+        if len(members) == len(parts) > 1 and not choice:
+            return [self.one_set(bare, text)]
+        sets = [self.one_set(re.findall(TOKEN, part), text) for part in parts]
+        may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(parts))
+        if members and not may_be_alone and (len(members) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
+            raise self._refused(text, "can be read in more than one way")
+        return sets
 
-def _read(text: str) -> list[list[str]]:
-    """Return the subsets that a text names; words are not expanded yet. Raises Refused."""
-    if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
-        raise Refused(f"gpus={text}: {function[1]}(…) is not accepted; {FORMS}")
-    choice = re.fullmatch(r"choice\((.*)\)", text)  # Hydra's explicit sweep: each element is a subset
-    inner = choice[1] if choice else text.replace("\\,", "+")  # an escaped comma joins, as `+` does
-    if not PARTS.fullmatch(inner):
-        raise Refused(f"gpus={text}: {_fault(inner)}; {FORMS}")
-    parts = [match[0] for match in PART.finditer(inner)]
-    bare = [part for part in parts if re.fullmatch(TOKEN, part)]
-    if len(bare) == len(parts) > 1 and not choice and all(map(_is_device, bare)):
-        return [one_subset(bare, text)]
-    subsets = [one_subset(re.findall(TOKEN, part), text) for part in parts]
-    devices = [part for part in bare if _is_device(part)]
-    if not choice and devices and (len(devices) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
-        raise Refused(f"gpus={text}: can be read in more than one way; {FORMS}")
-    return subsets
+    def _refused(self, typed: str, why: str) -> Refused:
+        return Refused(f"{self.option}={typed}: {why}; {self.forms}")
 
+    def _fault(self, text: str) -> str:
+        """Return what is wrong with a text that is no list of sets."""
+        if not text.strip():
+            return f"names no {self.member}"
+        if spaces := re.search(r"\s", text):
+            return f"has a space or line break ({spaces[0]!r})"
+        tokens = re.split(r"[,+\[\]'\"]", text)
+        wrong = [one for one in tokens if one and not self.is_member(one) and not self.word.fullmatch(one)]
+        return self._unknown(wrong[0]) if wrong else "has an empty or unclosed part"
 
-def _fault(text: str) -> str:
-    """Return what is wrong with a text that is no list of subsets."""
-    if not text.strip():
-        return "names no GPU"
-    if spaces := re.search(r"\s", text):
-        return f"has a space or line break ({spaces[0]!r})"
-    wrong = [
-        token
-        for token in re.split(r"[,+\[\]'\"]", text)
-        if token and not _is_device(token) and not WORD.fullmatch(token)
-    ]
-    return _unknown(wrong[0]) if wrong else "has an empty or unclosed part"
-
-
-def _unknown(token: str) -> str:
-    return f"{token!r} is no GPU id, UUID, PCI bus id or word"
+    def _unknown(self, token: str) -> str:
+        return f"{token!r} is no {self.accepted}"
 
 
 def _is_device(text: str) -> bool:
     return any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID))
 
 
-def one_subset(devices: Sequence[str], typed: str) -> list[str]:
-    """Return one subset, typed or from a YAML file, if it is one word or devices that differ. Raises Refused."""
-    for device in devices:
-        if WORD.fullmatch(device):
-            if len(devices) > 1:
-                raise Refused(f"gpus={typed}: the word {device} stands alone, not inside a subset; {FORMS}")
-        elif not _is_device(device):
-            raise Refused(f"gpus={typed}: {_unknown(device)}; {FORMS}")
-    repeated = next((device for device in devices if devices.count(device) > 1), None)
-    if repeated is not None:
-        raise Refused(f"gpus={typed}: GPU {repeated} is named twice; each may appear once in a subset")
-    return [*devices]
+def _is_plain(text: str) -> bool:
+    return bool(NUMBER.fullmatch(text)) or text in (*PLAIN_WORDS, "classes")
 
 
-def expand(word: str, devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the subsets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4 and 8 of them."""
-    every = tuple(devices)
+GPUS = Grammar("gpus", "GPU", "subset", "GPU id, UUID, PCI bus id or word", FORMS, _is_device, WORD, _is_plain)
+
+
+def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
+    """Return the sets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4 and 8 of them."""
+    every = tuple(members)
     if word == "all":
         return [every]
     if word == "each":
-        return [(device,) for device in every]
+        return [(member,) for member in every]
     if word == "pairs":
         return list(itertools.combinations(every, 2))
     if word == "scale":

@@ -9,6 +9,7 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     conflicts      a list of {option: value, …} that exclude each other
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
+    hosts          false: a strategy or benchmark that works inside one host
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
@@ -35,6 +36,7 @@ from conf.targets import called, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
+SERVER_NODES = "server_nodes"
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
 # Folders that hold groups; of two files with the same name the first counts, as Hydra has it.
@@ -70,6 +72,11 @@ class Choice:
     def trains(self) -> bool:
         """Whether a benchmark has a model and a strategy."""
         return bool(self.rules.get("trains", True))
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether it works over several hosts."""
+        return bool(self.rules.get("hosts", True))
 
     def limits(self, option: str) -> dict[str, Any]:
         """Return what an option accepts, in the form that conf.options.check reads."""
@@ -215,10 +222,13 @@ def _check_option(one: Choice, name: str, value: Any) -> None:
 def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
     """Return checked options with every `auto` replaced, for a cell of `ranks` ranks on a kind of device (cuda or cpu).
 
+    SERVER_NODES is left out: a cell keeps its meaning as Cell.server_hosts, and only if it has hosts.
+
     Raises:
         Refused: the options do not fit each other, or an `auto` has no meaning.
     """
     one = choice(group, given["name"])
+    given = {name: value for name, value in given.items() if name != SERVER_NODES}
     values = dict(given)
     for name, rule in one.rules.get("auto", {}).items():
         if values.get(name) == "auto":

@@ -11,6 +11,7 @@ from conf.cell import Cell, Network, Optimizer
 from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
 from conf.options import Refused, canonical, check_fields, check_names
 from conf.schema import Config, OptimizerOptions, Sizes
+from conf.servers import server_gpus, server_hosts
 
 
 @dataclass
@@ -52,21 +53,28 @@ def _check_names_of_folders(config: Config) -> None:
 
 
 def resolve(
-    config: CheckedConfig, gpus: tuple[int, ...], device: str, repeat: int = 0, everyone: tuple[int, ...] | None = None
+    config: CheckedConfig,
+    gpus: tuple[int, ...],
+    device: str,
+    repeat: int = 0,
+    everyone: Mapping[str, tuple[int, ...]] | None = None,
+    hosts: tuple[str, ...] = (),
 ) -> Cell:
     """Return the cell of a configuration on one subset: every `auto` is resolved for a kind of device, cpu or cuda.
 
-    `everyone` are the ids of all GPUs of the machine; without it, those of the subset.
+    The subset is on each of `hosts`; without them on this machine. `everyone` are the ids of all GPUs of every host that the
+    sweep may use ('' is this machine); without it, those of the subset.
 
     Raises:
-        Refused: options that do not fit the subset, the device or each other.
+        Refused: options that do not fit the subset, the hosts, the device or each other.
     """
     benchmark = groups.choice("benchmark", config.benchmark["name"])
-    options = groups.resolved("benchmark", config.benchmark, device, len(gpus))
-    common = _Common(options, dict(config.nccl_variables), gpus, device, config.seed, repeat)
+    ranks = len(gpus) * max(1, len(hosts))
+    options = groups.resolved("benchmark", config.benchmark, device, ranks)
+    common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed, repeat)
     if not benchmark.trains:
         return _without_training(config, benchmark, common)
-    return _training(config, benchmark, common, everyone or gpus)
+    return _training(config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus))
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class _Common:
     benchmark: dict[str, Any]
     nccl: dict[str, str]
     gpus: tuple[int, ...]
+    hosts: tuple[str, ...]
     device: str
     seed: int
     repeat: int
@@ -85,15 +94,22 @@ class _Common:
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
 
-def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, everyone: tuple[int, ...]) -> Cell:
+def _training(
+    config: CheckedConfig,
+    benchmark: groups.Choice,
+    common: _Common,
+    ranks: int,
+    everyone: Mapping[str, tuple[int, ...]],
+) -> Cell:
     """Return a cell with a model and a strategy. Raises Refused."""
     strategy = groups.choice("strategy", config.strategy["name"])
-    device, gpus = common.device, common.gpus
+    device, gpus, hosts = common.device, common.gpus, common.hosts
     sizes = config.model.gpu if device == "cuda" else config.model.cpu
-    global_batch_size = _global_batch_size(config, sizes, len(everyone))
-    options = groups.resolved("strategy", config.strategy, device, len(gpus))
+    global_batch_size = _global_batch_size(config, sizes, sum(map(len, everyone.values())))
+    options = groups.resolved("strategy", config.strategy, device, ranks)
     precision = _precision(config, device)
     _check_together(strategy, options, precision, common)
+    on = server_hosts(config.strategy, hosts, [*everyone]) if hosts else ()
     cell = Cell(
         **common.fields(),
         model=network(config, sizes, device),
@@ -101,20 +117,21 @@ def _training(config: CheckedConfig, benchmark: groups.Choice, common: _Common, 
         optimizer=_optimizer(config.optimizer),
         profiler=config.profiler["name"],
         profiler_options=_traced(config.profiler),
-        batch_size=_batch_size(config, sizes, global_batch_size, gpus),
+        batch_size=_batch_size(config, sizes, global_batch_size, common, ranks),
         global_batch_size=global_batch_size,
         precision=precision,
         optimize="eager" if config.optimize == "auto" else config.optimize,
         channels_last=channels_last(config, device),
         data=data_of(config.data),
-        server_gpus=placed(options, gpus, device, everyone),
+        server_gpus=server_gpus(options, gpus, device, everyone, hosts, on),
+        server_hosts=on,
         declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **declared_own(config)},
     )
     return labelled(cell, config)
 
 
 def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | None:
-    """Return the images per step over all ranks, None for weak scaling. Raises Refused."""
+    """Return the images per step over all ranks, None for weak scaling; `everyone` is the number of all GPUs. Raises Refused."""
     images = config.global_batch_size
     if images is None:
         return None
@@ -126,16 +143,14 @@ def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | Non
     return int(images)
 
 
-def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, gpus: tuple[int, ...]) -> int:
+def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, common: _Common, ranks: int) -> int:
     """Return the images per rank and step. Raises Refused where the global batch cannot be divided."""
     if global_batch_size is None:
         return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size)
-    batch_size, rest = divmod(global_batch_size, len(gpus))
+    batch_size, rest = divmod(global_batch_size, ranks)
     if rest or not batch_size:
-        raise Refused(
-            f"global_batch_size={global_batch_size}: accepted is a multiple of the {len(gpus)} GPUs of "
-            f"gpus={','.join(map(str, gpus))}"
-        )
+        where = f"gpus={','.join(map(str, common.gpus))}" + (f" on {len(common.hosts)} hosts" if common.hosts else "")
+        raise Refused(f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} GPUs of {where}")
     return batch_size
 
 
@@ -177,42 +192,6 @@ def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precisi
     for name, limits in strategy.accepts.items() if common.device == "cpu" else ():
         if options.get(name) in limits.get("gpu_only", ()):
             raise Refused(f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers")
-
-
-def placed(
-    strategy: Mapping[str, Any], gpus: tuple[int, ...], device: str, everyone: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
-
-    `server_gpus=free` takes GPUs outside the subset, in order. If there are too few of them, servers share the subset's own.
-
-    Raises:
-        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order of updates can keep.
-    """
-    bound, workers = strategy.get("max_staleness"), len(gpus)
-    if bound is not None and bound < workers - 1:
-        raise Refused(
-            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} workers push in turn, "
-            f"each sees {workers - 1} updates of the others"
-        )
-    wanted = strategy.get("server_gpus")
-    if wanted is None or device != "cuda":
-        return ()
-    servers = int(strategy["servers"])
-    if servers > len(everyone):
-        raise Refused(
-            f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone)}, the GPUs of this machine"
-        )
-    if wanted == "free":
-        free = tuple(gpu for gpu in everyone if gpu not in gpus)
-        return free[:servers] if len(free) >= servers else tuple(gpus[n % workers] for n in range(servers))
-    named = [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
-    if len(named) != servers or any(not name.isdecimal() or int(name) not in everyone for name in named):
-        raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "
-            f"{', '.join(map(str, everyone))} joined by +, one for each of strategy.servers={servers}"
-        )
-    return tuple(int(name) for name in named)
 
 
 def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
@@ -259,7 +238,9 @@ def _typed_options(choice: groups.Choice, typed: Mapping[str, Any], resolved: Ma
     """Return 'name=value' for each option that differs from the default of its YAML."""
     defaults = choice.options
     return [
-        f"{name}={canonical(resolved[name])}" for name, value in typed.items() if value not in (defaults[name], "auto")
+        f"{name}={canonical(resolved[name])}"
+        for name, value in typed.items()
+        if name in resolved and value not in (defaults[name], "auto")
     ]
 
 
@@ -284,6 +265,9 @@ def labelled(cell: Cell, config: Config) -> Cell:
             if is_same_strategy
             else ()
         ),
+        f"servers on {'+'.join(cell.server_hosts)}"
+        if config.strategy.get(groups.SERVER_NODES, "auto") != "auto"
+        else "",
         f"data={cell.data['name']}" if cell.data else "",
         f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]

@@ -12,8 +12,8 @@ from conf.options import Refused
 from conf.targets import DOTTED
 
 RULES: dict[str, type] = {
-    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "code": dict,
-    "compared": dict,
+    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "hosts": bool,
+    "code": dict, "compared": dict,
 }  # fmt: skip
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {

@@ -32,7 +32,7 @@ def configuration(*typed):
 
 def cell_of(*typed, gpus=(0, 1), device="cpu"):
     """The cell of a request."""
-    return resolve(checked(configuration(*typed))[0], gpus, device, everyone=(0, 1, 2, 3))
+    return resolve(checked(configuration(*typed))[0], gpus, device, everyone={"": (0, 1, 2, 3)})
 
 
 def typed_autos(group, name):

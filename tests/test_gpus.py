@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import gpus, schema
-from conf.gpus import canonical, expand, normalise
+from conf.gpus import GPUS, expand
 from conf.options import Refused
 
 ROOT = Path(__file__).parent.parent
+canonical, normalise = GPUS.canonical, GPUS.normalise
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-41b3359c-e721-56e5-8009-12e5797ed514"
 

@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 from benchmarks.record import CellFolder
 from conf.command_line import normalise
 from conf.options import Refused
-from conf.resolve import checked, placed, resolve
+from conf.resolve import checked, resolve
+from conf.servers import server_gpus
 from launch.engines.environment import arguments, environment
 from launch.machine.devices import Device, Machine
 
@@ -20,7 +21,7 @@ SERVED = ("cpu_staged", "kvstore_local", "kvstore_device", "kvstore_dist_sync", 
 def asked(*overrides, gpus=(0, 1), device="cuda"):
     """The cell of a request on a machine with four GPUs."""
     config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(overrides))))
-    return resolve(config, gpus, device, everyone=EVERYONE)
+    return resolve(config, gpus, device, everyone={"": EVERYONE})
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def asked(*overrides, gpus=(0, 1), device="cuda"):
     ],
 )
 def test_auto_takes_gpus_outside_the_subset_first(gpus, servers, expected):
-    assert placed({"servers": servers, "server_gpus": "free"}, gpus, "cuda", EVERYONE) == expected
+    assert server_gpus({"servers": servers, "server_gpus": "free"}, gpus, "cuda", {"": EVERYONE}) == expected
 
 
 def test_servers_run_where_they_are_asked_to(hydra):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from analysis.findings.runs import Runs, merged
@@ -16,17 +16,35 @@ WITHOUT = "none"  # the strategy without exchange
 def control_cells(cell: Cell) -> list[Cell]:
     """Return the control cells that explain one cell; none for one GPU, for strategy=none or without a training step.
 
-    All keep model, batch size per rank, seed and repeat. `strategy=none` uses neither NCCL's settings nor servers. A
-    profiler is left out: a trace explains the cell itself. They have no labels yet (conf.resolve.labelled).
+    Each member alone, each of several hosts alone with its whole subset, and all without exchange. All keep model, batch size
+    per rank, seed and repeat. `strategy=none` and one GPU use neither NCCL's settings nor, the first, servers. A profiler is left
+    out: a trace explains the cell itself. They have no labels yet (conf.resolve.labelled).
     """
     if cell.world_size == 1 or cell.strategy["name"] == WITHOUT or cell.benchmark["name"] != "throughput":
         return []
     # Alone, a GPU gets as many images as in the subset.
-    alike = dataclasses.replace(cell, nccl={}, global_batch_size=None, labels=(), profiler="none", profiler_options={})
+    untraced = dataclasses.replace(cell, global_batch_size=None, labels=(), profiler="none", profiler_options={})
+    alike = dataclasses.replace(untraced, nccl={})
     declared = cell.declared and {**cell.declared, "strategy": groups.choice("strategy", WITHOUT).declared()}
-    without = dataclasses.replace(alike, strategy={"name": WITHOUT}, declared=declared, server_gpus=())
-    alone = [dataclasses.replace(one, gpus=(gpu,)) for one in (without, alike) for gpu in cell.gpus]
-    return [*alone, without]
+    no_servers: dict[str, Any] = {"server_gpus": (), "server_hosts": ()}
+    without = dataclasses.replace(alike, strategy={"name": WITHOUT}, declared=declared, **no_servers)
+    alone = [
+        dataclasses.replace(on_host, gpus=(gpu,))
+        for one in (without, alike)
+        for on_host in _each_host(one)
+        for gpu in cell.gpus
+    ]
+    hosts = list(_each_host(untraced)) if len(cell.hosts) > 1 and len(cell.gpus) > 1 else []
+    return [*alone, *hosts, without]
+
+
+def _each_host(cell: Cell) -> Iterator[Cell]:
+    """Yield a cell on each of its hosts alone; servers on hosts of other ranks move there. On this machine it is the cell."""
+    for host in cell.hosts:
+        servers = tuple(host if one in cell.hosts else one for one in cell.server_hosts)
+        yield dataclasses.replace(cell, hosts=(host,), server_hosts=servers)
+    if not cell.hosts:
+        yield cell
 
 
 class ControlRuns:

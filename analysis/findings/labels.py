@@ -45,6 +45,10 @@ def worded(name: str, value: str) -> str:
         return f"{words[name]} {value.strip('[]')}"
     if name in ("model.name", "strategy.name", "optimizer.name", "precision", "optimize", "benchmark.name", "device"):
         return value
+    if name == "hosts":
+        return f"hosts {value}" if value else "this machine"
+    if name == "server_hosts":
+        return f"servers on {value}"
     if name == "data":
         data: dict[str, Any] = json.loads(value) if value.startswith("{") else {"name": value, "options": {}}
         return " ".join([f"data={data['name']}", *(f"{option}={one}" for option, one in data["options"].items())])

@@ -12,11 +12,11 @@ from conf.cell import Cell, counted
 from conf.options import canonical
 
 BETWEEN = labels.BETWEEN
-KIND = ("model.name", "strategy.name", "benchmark.name", "gpus")  # what a cell's name always tells
+KIND = ("model.name", "strategy.name", "benchmark.name", "hosts", "gpus")  # what a cell's name always tells
 OPTIMIZER = "optimizer.name"  # its other settings follow from it
 NCCL = "nccl."
 UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another one changes
-NOT_ASKED = ("repeat", "labels", "declared")
+NOT_ASKED = ("repeat", "labels", "declared", "places")
 
 
 def unit_of(study: Study) -> str:
@@ -46,10 +46,12 @@ def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 def _asked(cell: Cell) -> dict[str, str]:
     """Flatten what a cell asks for: {"strategy.comm_hook": "bf16", "gpus": "0,3"}."""
-    flat: dict[str, str] = {"data": "synthetic"} if cell.trains else {}
+    flat: dict[str, str] = {"hosts": "", **({"data": "synthetic"} if cell.trains else {})}
     for name, value in cell.to_dict().items():
         if name == "gpus":
             flat[name] = labels.gpu_ids(value)
+        elif name in ("hosts", "server_hosts"):
+            flat[name] = "+".join(value)
         elif name == "data":
             flat |= {"data": value["name"]} | {
                 f"data.{option}": canonical(one) for option, one in value["options"].items()

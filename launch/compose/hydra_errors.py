@@ -9,8 +9,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from conf import gpus, nodes
 from conf.command_line import GROUPS
-from conf.gpus import FORMS
 from conf.groups import choices
 from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
@@ -18,6 +18,7 @@ from conf.rules import RULES
 from conf.schema import Config
 
 # What a field accepts by its type.
+SETS = {"gpus": f"GPU ids; {gpus.FORMS}", "nodes": f"hosts; {nodes.FORMS}"}
 KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}
 
 
@@ -181,8 +182,8 @@ def _accepts(key: str) -> str:
             return ""
         node = field.type
     assert field is not None
-    if key == "gpus":
-        return f"a list of GPU ids; {FORMS}"
+    if key in SETS:
+        return f"a list of {SETS[key]}"
     if dataclasses.is_dataclass(node):
         return f"a choice or options of it: {', '.join(field.name for field in dataclasses.fields(node))}"
     return accepted(described(field)) or KINDS.get(get_origin(node) or node, "")

@@ -72,6 +72,6 @@ def ordered(cells: Sequence[Cell], repeats: int, seed: int, twice: Sequence[Cell
     return [*order, PlannedCell(dataclasses.replace(order[0].cell, repeat=-repeats), drift=True)]
 
 
-def _baselines_first(cell: Cell) -> tuple[bool, int]:
-    """Return a sort key: one-GPU cells first, then cells with fewer NCCL settings."""
-    return cell.world_size > 1, len(cell.nccl)
+def _baselines_first(cell: Cell) -> tuple[bool, bool, int]:
+    """Return a sort key: one-GPU cells first, then those on one host, then cells with fewer NCCL settings."""
+    return cell.world_size > 1, len(cell.hosts) > 1, len(cell.nccl)

@@ -1,6 +1,6 @@
 """From requests to an ordered list of cells, in four stages: check, expand, refuse, order. Nothing is started."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.findings.control_cells import control_cells
@@ -10,10 +10,13 @@ from analysis.report.text import count
 from benchmarks.record import CellFolder
 from conf.cell import Cell
 from conf.gpus import by_link
+from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.machine.devices import Machine, look
+from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
+from launch.plan.nodes import PlannedHost, host_names, placements, planned_hosts, wanted_hosts
 from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
@@ -21,6 +24,7 @@ from launch.plan.second_runs import known_freedom, measured_twice
 from launch.plan.shared_options import refuse_several_values
 from launch.plan.subsets import machine_of_topology, subsets
 from launch.profile.nsys import Nsys
+from launch.refuse.engines import refuse_engines
 from launch.refuse.outputs import refuse_links, refuse_outputs
 from launch.study.study import study_folder
 
@@ -44,8 +48,10 @@ class Plan:
     nsys: Nsys | None = None
 
 
-def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
-    """Return the cells of a sweep, in order.
+def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fleet | None = None) -> Plan:
+    """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, once they have told what they have.
+
+    Without it hosts are taken to be like this machine, or like that of a topology file.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -53,15 +59,24 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str]) -> Plan:
     first = requests[0].config
     is_for_another_machine = first.topology is not None and first.dry_run
     configs, notices = _check(requests)
+    refuse_engines(configs)
     refuse_outputs(first)
     if not is_for_another_machine:
         refuse_small_limits()
     configs, profiler = with_profilers(configs, surroundings)
 
-    machine = machine_of_topology(first) if is_for_another_machine else look(first.device, surroundings)
-    cells = _expand(configs, machine)
+    if fleet is not None:
+        hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
+    else:
+        machine = machine_of_topology(first) if is_for_another_machine else look(first.device, surroundings)
+        hosts = {name: PlannedHost(name, machine) for name in wanted_hosts(configs, surroundings)}
+        if hosts:
+            notices.append(
+                _assumed(hosts, f"that of topology={first.topology}" if is_for_another_machine else "this machine")
+            )
+    cells = _expand(configs, machine, hosts, surroundings)
 
-    refuse_draft(Draft(cells, machine, surroundings, profiler, is_for_another_machine))
+    refuse_draft(Draft(cells, machine, fleet, surroundings, profiler, is_for_another_machine))
 
     used = without_settings_alone(cells)
     unique = with_what_differs(one_of_each_set(once_each(used)))
@@ -93,15 +108,29 @@ def _check(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]
     return configs, notices
 
 
-def _expand(configs: Sequence[CheckedConfig], machine: Machine) -> list[Cell]:
+def _expand(
+    configs: Sequence[CheckedConfig],
+    machine: Machine,
+    hosts: Mapping[str, PlannedHost],
+    surroundings: Mapping[str, str],
+) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
+    names = host_names(configs, surroundings) if hosts else ()
+    everyone = {name: host.machine.everyone for name, host in hosts.items()} or {"": machine.everyone}
     cells: list[Cell] = []
     for config in configs:
-        for subset in subsets(config, machine):
-            cell = resolve(config, subset, machine.kind, everyone=machine.everyone)
+        alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
+        for on, subset in placements(config, names, hosts) if config.nodes else alone:
+            kind = hosts[on[0]].machine.kind if on else machine.kind
+            cell = resolve(config, subset, kind, hosts=on, everyone=everyone)
             controls = control_cells(cell) if config.waterfall else []
             cells += [*(labelled(one, config) for one in controls), cell]
     return cells
+
+
+def _assumed(hosts: Iterable[str], like: str) -> str:
+    """Return the notice that nothing is known of hosts."""
+    return f"no host is asked what it has: {shown([*hosts])} {'is' if len([*hosts]) == 1 else 'are'} taken to be like {like}"
 
 
 def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:
@@ -123,7 +152,7 @@ def _about_machine(
             f"no GPU is used: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
             f"gpus=all is {','.join(map(str, machine.everyone))} here ({cores})"
         )
-        if (most := max((cell.world_size for cell in cells), default=0)) > machine.cores:
+        if (most := max((len(cell.gpus) for cell in cells), default=0)) > machine.cores:
             yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"
         if any(by_link(config.gpus) for config in configs):
             yield "CPU workers have no links: the first are the best, the worst and the only class"

@@ -22,11 +22,13 @@ def with_profilers(
 ) -> tuple[list[CheckedConfig], Profiler]:
     """Return the configurations without `profiler=auto`, and the nsys that they use.
 
-    `auto` means nsys where it is found and new enough, else torch. A plan for another machine looks for no nsys here.
+    `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan for another machine looks for
+    no nsys here.
 
     Raises:
         Refused: two configurations name different programs.
     """
+    configs = [_chosen(one, Profiler()) if one.nodes and one.profiler["name"] == "auto" else one for one in configs]
     traced = [config for config in configs if _may_need_nsys(config)]
     if not traced:
         return [*configs], Profiler()

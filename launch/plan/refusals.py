@@ -1,28 +1,31 @@
 """What is refused once the cells are known, before any process starts: one line is one way to be refused."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from benchmarks.request import refuse
 from conf import nccl
 from conf.cell import Cell
 from conf.options import Refused
 from launch.machine.devices import Machine
+from launch.machine.fleet import Fleet
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.profilers import Profiler
+from launch.refuse.engines import refuse_one_host_only
 from launch.refuse.own_code import refuse_wrong_code
 from launch.refuse.peer_access import refuse_without_peers
 from launch.refuse.shared_memory import refuse_too_little
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Draft:
     """A sweep whose requests were checked and expanded."""
 
     cells: list[Cell]
-    machine: Machine
+    machine: Machine  # the first host's, or this one
+    fleet: Fleet | None  # the hosts, where they were asked what they have
     surroundings: Mapping[str, str]
     profiler: Profiler
     is_for_another_machine: bool  # planned from a topology file, with dry_run=true
@@ -32,6 +35,13 @@ def multicast(draft: Draft) -> None:
     """Refuse NVLink multicast that the surrounding environment forbids."""
     for cell in draft.cells:
         nccl.refuse_multicast(cell.nccl, draft.surroundings)
+        if draft.fleet is not None:
+            draft.fleet.refuse_multicast(cell.nccl)
+
+
+def one_host_only(draft: Draft) -> None:
+    """Refuse a strategy or benchmark over several hosts that works inside one."""
+    refuse_one_host_only(draft.cells)
 
 
 def secrets(draft: Draft) -> None:
@@ -78,24 +88,33 @@ def missing_profiler(draft: Draft) -> None:
 def benchmark_request(draft: Draft) -> None:
     """Refuse what a benchmark cannot measure: buffers that do not fit the memory, options that exclude each other."""
     for cell in draft.cells:
-        refuse(cell, draft.machine.memory_bytes)
+        hosts = draft.fleet.some(cell.hosts) if draft.fleet else ()
+        machines = [host.machine for host in hosts] or [draft.machine]
+        refuse(cell, min((one.memory_bytes for one in machines if one.memory_bytes is not None), default=None))
 
 
 def peer_access(draft: Draft) -> None:
     """Refuse a cell that requires peer access between GPUs that have none."""
     for cell in draft.cells:
-        refuse_without_peers(cell, draft.machine)
+        if not cell.hosts:  # of another host this machine's driver knows nothing
+            refuse_without_peers(cell, draft.machine)
 
 
 def shared_memory(draft: Draft) -> None:
     """Refuse a strategy that needs more of /dev/shm than is free."""
     if not draft.is_for_another_machine:
-        refuse_too_little(once_each(draft.cells))
+        refuse_too_little([cell for cell in once_each(draft.cells) if not cell.hosts])
+    for host in draft.fleet or ():  # no host needs more than if all ranks and servers of the cell were on it
+        there = [
+            dataclasses.replace(cell, hosts=(), server_hosts=()) for cell in draft.cells if host.name in cell.every_host
+        ]
+        refuse_too_little(once_each(there), host.shared_memory_bytes, f"host {host.name}: ")
 
 
 # In this order: the first that holds is the sentence that the user sees.
 REFUSALS: tuple[Callable[[Draft], None], ...] = (
     multicast,
+    one_host_only,
     secrets,
     missing_library,
     own_code,

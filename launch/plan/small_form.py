@@ -8,14 +8,14 @@ from launch.machine.devices import look
 
 
 def small_form(config: Config, typed: Sequence[str], surroundings: Mapping[str, str]) -> list[str]:
-    """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere, and with `full=true`.
+    """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere, with `full=true`, and with nodes=.
 
     An option that was typed, or whose group was chosen anew, stays as it was typed.
 
     Raises:
         Refused: `device=cuda`, and this machine has no usable GPU.
     """
-    is_for_another_machine = config.topology is not None and config.dry_run
+    is_for_another_machine = bool(config.nodes) or (config.topology is not None and config.dry_run)
     if config.full or not config.on_cpu or is_for_another_machine or look(config.device, surroundings).kind != "cpu":
         return []
     chosen = [text.lstrip("+~").partition("=")[0] for text in typed if not text.startswith("-")]

@@ -4,9 +4,9 @@ import dataclasses
 
 from analysis.errors import UnreadableInput
 from analysis.topology.model import Topology
-from analysis.topology.source import load_topology
+from analysis.topology.source import load_topology, parse_topology
 from analysis.topology.subsets import best, classes, worst, worst_order
-from conf.gpus import PLAIN_WORDS, WORD, expand, one_subset
+from conf.gpus import GPUS, PLAIN_WORDS, WORD, expand
 from conf.options import Refused
 from conf.schema import Config
 from launch.machine.devices import Device, Machine
@@ -14,29 +14,29 @@ from launch.machine.devices import Device, Machine
 
 def machine_of_topology(config: Config) -> Machine:
     """Return the machine of a topology file, to plan for it without being on it. Raises Refused."""
-    gpus = _topology(config).gpus
+    gpus = _topology(config, None).gpus
     return Machine("cuda", tuple(Device(gpu) for gpu in gpus), gpus, 1)
 
 
-def subsets(config: Config, machine: Machine) -> list[tuple[int, ...]]:
-    """Return the ordered subsets that a request's `gpus` means on a machine.
+def subsets(config: Config, machine: Machine, told: str | None = None) -> list[tuple[int, ...]]:
+    """Return the ordered subsets that a request's `gpus` means on a machine; another host has `told` its topology as text.
 
     Raises:
         Refused: names a GPU that the machine does not have, or needs a topology that cannot be read.
     """
     typed = ",".join(config.gpus)
-    tokens = one_subset(config.gpus, typed)
+    tokens = GPUS.one_set(config.gpus, typed)
     if len(tokens) == 1 and WORD.fullmatch(tokens[0]):
         if tokens[0] in PLAIN_WORDS:
             return expand(tokens[0], machine.everyone)
-        return _by_link(config, machine)
+        return _by_link(config, machine, told)
     subset = tuple(machine.device(token, typed).id for token in tokens)
     if not subset or len(set(subset)) < len(subset):
         raise Refused(f"gpus={typed}: names no GPU, or one twice; each may appear once in a subset")
     return [subset]
 
 
-def _by_link(config: Config, machine: Machine) -> list[tuple[int, ...]]:
+def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[int, ...]]:
     """Return what classes, classes:K, best:K, worst:K and worst_order:K mean; `classes` starts with one GPU alone, the baseline.
 
     CPU workers are all alike: the first K are the best, the worst and the only class.
@@ -48,7 +48,7 @@ def _by_link(config: Config, machine: Machine) -> list[tuple[int, ...]]:
         raise Refused(f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the GPUs of this machine")
     if machine.kind == "cpu":
         return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
-    topology = _topology_of(config, machine)
+    topology = _topology_of(config, machine, told)
     chosen = {"best": best, "worst": worst, "worst_order": worst_order}.get(word)
     if chosen is not None and size is not None:
         return [chosen(topology, size)]
@@ -61,9 +61,9 @@ def _by_link(config: Config, machine: Machine) -> list[tuple[int, ...]]:
     return members if size else [everyone[:1], *members]
 
 
-def _topology_of(config: Config, machine: Machine) -> Topology:
+def _topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
     """Return the links between the machine's GPUs: CUDA_VISIBLE_DEVICES may hide some of the topology's. Raises Refused."""
-    topology = _topology(config)
+    topology = _topology(config, told)
     ours = {device.id for device in machine.devices}
     topology = dataclasses.replace(topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours))
     if set(topology.gpus) != ours:
@@ -74,10 +74,10 @@ def _topology_of(config: Config, machine: Machine) -> Topology:
     return topology
 
 
-def _topology(config: Config) -> Topology:
-    """Return the topology of the file that was named, or of this machine. Raises Refused."""
+def _topology(config: Config, told: str | None) -> Topology:
+    """Return the topology of the file that was named, else that of a text, else of this machine. Raises Refused."""
     try:
-        return load_topology(config.topology)
+        return parse_topology(told) if told is not None and config.topology is None else load_topology(config.topology)
     except (UnreadableInput, OSError) as error:
         typed = f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
         raise Refused(f"{typed}: needs the machine's topology; {error}") from None

@@ -24,6 +24,8 @@ TRACE_SECONDS = {"cpu": 15.0, "cuda": 20.0}  # of a pass of its own, after the t
 UNKNOWN_SECONDS = {"cpu": 5.0, "cuda": 10.0}  # that a benchmark without a rule measures
 LATEST = 20  # records that are looked at
 ALIKE = ("model", "benchmark", "optimize", "device")
+EQUAL = ("gpus", "hosts", "strategy", "server_hosts")
+DEPENDS_ON = (*ALIKE, *EQUAL, "batch_size", "profiler")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _measuring(cell: Cell) -> float:
 def _known(cell: Cell, known: Iterable[Record]) -> list[Record]:
     """Return finished records of the same model and benchmark: those of equal cells, else the latest."""
     finished = [one for one in known if one.state == "finished" and _alike(one.cell, cell)]
-    equal = [one for one in finished if (one.cell.gpus, one.cell.strategy) == (cell.gpus, cell.strategy)]
+    equal = [one for one in finished if all(getattr(one.cell, name) == getattr(cell, name) for name in EQUAL)]
     return (equal or finished)[-LATEST:]
 
 
@@ -93,7 +95,7 @@ def _alike(one: Cell, other: Cell) -> bool:
 
 def _text(cell: Cell) -> str:
     """Return what the estimate depends on."""
-    return repr((cell.model, cell.strategy, cell.benchmark, cell.gpus, cell.batch_size, cell.optimize, cell.profiler))
+    return repr([getattr(cell, name) for name in DEPENDS_ON])
 
 
 def duration(seconds: float) -> str:

@@ -19,8 +19,8 @@ from launch.engines.environment import ROOT
 PLENTY_BYTES = 3_000_000_000
 
 
-def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> None:
-    """Refuse cells that need more shared memory than is free now.
+def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, where: str = "") -> None:
+    """Refuse cells that need more shared memory than is free now, here or on a host that `where` names.
 
     Raises:
         Refused: says how much is needed and where.
@@ -48,7 +48,7 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None) -> N
     for cell, needed in zip(doubtful, json.loads(answer.stdout), strict=True):
         if needed > free:
             raise Refused(
-                f"strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in "
+                f"{where}strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in "
                 f"{FOLDER}, where {free / 2**20:.0f} MiB are free; accepted is a strategy with less, or a larger {FOLDER} "
                 "(in a container: --shm-size)"
             )

@@ -1,0 +1,131 @@
+"""Which hosts a sweep may use, which it wants, and what `gpus=` means on each of them (conf.nodes has the grammar)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.groups import SERVER_NODES
+from conf.nodes import host_sets, is_name, listed_hosts
+from conf.options import Refused
+from conf.schema import Config
+from conf.servers import named_hosts
+from launch.machine.devices import Machine
+from launch.machine.fleet import Fleet
+from launch.plan.subsets import subsets
+
+CLASSES = "classes"
+
+
+@dataclass(frozen=True)
+class PlannedHost:
+    """A host as a plan sees it: its devices, and the text of its topology where it told it."""
+
+    name: str
+    machine: Machine
+    topology: str | None = None  # None: this machine's, or that of a file
+
+
+def planned_hosts(fleet: Fleet) -> dict[str, PlannedHost]:
+    """Return hosts that have told what they have, by name."""
+    return {one.name: PlannedHost(one.name, one.machine, str(one.facts.get("topology", ""))) for one in fleet}
+
+
+def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts that numbers and words of nodes= count, in order.
+
+    They are those of the file that hosts= names, those of the Slurm allocation, or all that nodes= names.
+
+    Raises:
+        Refused: the file is wrong, there is no allocation, or nothing names a host.
+    """
+    first = configs[0]
+    if first.hosts is not None:
+        return tuple(host.name for host in listed_hosts(first.hosts))
+    named = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
+    if not named:
+        raise Refused(
+            f"nodes={','.join(first.nodes)}: no host is known; name them, as in nodes=a,b, or a file of them with hosts=FILE"
+        )
+    return tuple(named)
+
+
+def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts on which the cells of a sweep run, those of ranks first; empty for this machine alone.
+
+    Raises:
+        Refused: a host that is not known, more hosts than there are, or what host_names refuses.
+    """
+    if not any(config.nodes for config in configs):
+        return ()
+    names, first = host_names(configs, surroundings), configs[0]
+    wanted = {host for config in configs for one in host_sets(_without_classes(config), names) for host in one}
+    of_servers = dict.fromkeys(name for config in configs for name in _server_nodes(config))
+    unknown = [name for name in of_servers if name not in names]
+    if unknown and first.hosts is not None:
+        raise Refused(
+            f"strategy.{SERVER_NODES}={'+'.join(of_servers)}: host {unknown[0]} is not in hosts={first.hosts}; accepted are "
+            "auto and hosts that are"
+        )
+    return tuple(dict.fromkeys([*(name for name in names if name in wanted), *of_servers]))
+
+
+def _without_classes(config: Config) -> list[str]:
+    """Return the set of a request, `all` for classes: every host must be looked at."""
+    return ["all"] if config.nodes == [CLASSES] else config.nodes
+
+
+def _server_nodes(config: Config) -> list[str]:
+    """Return the hosts that a request names for its servers. Raises Refused."""
+    asked = config.strategy.get(SERVER_NODES) if isinstance(config.strategy, Mapping) else None
+    return named_hosts(asked) if asked is not None else []
+
+
+def placements(
+    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost]
+) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Yield (hosts, the subset on each) of every cell that a request means; `names` are those of host_names.
+
+    Raises:
+        Refused: a subset that not every host of its set has, or more ranks than the slots of a host.
+    """
+    if config.nodes == [CLASSES]:
+        raise Refused(
+            "nodes=classes: needs the switches between the hosts, which Ringside cannot read yet; accepted are nodes=scale, "
+            "pairs, each, all, numbers and names"
+        )
+    slots = {one.name: one for one in listed_hosts(config.hosts) if one.slots} if config.hosts is not None else {}
+    for chosen in host_sets(config.nodes, names):
+        for subset in _alike(config, [hosts[name] for name in chosen]):
+            for listed in (slots[name] for name in chosen if name in slots):
+                if len(subset) > (listed.slots or 0):
+                    raise Refused(
+                        f"gpus={','.join(map(str, subset))}: is {len(subset)} ranks on each host, and {listed.name} has "
+                        f"slots={listed.slots} in line {listed.line} of hosts={config.hosts}"
+                    )
+            yield chosen, subset
+
+
+def _alike(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
+    """Return the subsets that `gpus` means on a set of hosts: the same on each. Raises Refused."""
+    first, *others = hosts
+    found = _subsets(config, first)
+    for host in others:
+        if (there := _subsets(config, host)) != found:
+            raise Refused(
+                f"gpus={','.join(config.gpus)}: means {_shown(found)} on host {first.name} and {_shown(there)} on host "
+                f"{host.name}; accepted is a subset that is the same on every host, such as gpus=0"
+            )
+    return found
+
+
+def _subsets(config: Config, host: PlannedHost) -> list[tuple[int, ...]]:
+    """Return the subsets that `gpus` means on one host. Raises Refused, which names the host."""
+    try:
+        return subsets(config, host.machine, host.topology)
+    except Refused as error:
+        raise Refused(f"host {host.name}: {error}") from None
+
+
+def _shown(found: Sequence[tuple[int, ...]]) -> str:
+    """Return the first of several subsets, and how many more there are."""
+    rest = len(found) - 1
+    return ",".join(map(str, found[0])) + (f" and {rest} more" if rest else "")
