@@ -37,6 +37,8 @@ PREFIX = "engine.prefix=["
 LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 INFO = ("-i", "--info")
+# Words of a command, of which Hydra would take {host} for a dictionary.
+PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
@@ -145,4 +147,6 @@ def _rewritten(argument: str) -> str:
         return PREFIX + ",".join(f"'{word}'" for word in words) + "]" if words != [""] else argument
     if selection := SELECTIONS.fullmatch(argument):
         return f"{selection[1]}'{selection[2]}'"
+    if prefix := PREFIX.fullmatch(argument):
+        return prefix[1] + "[" + ",".join(f"'{word}'" for word in prefix[2].split(",")) + "]"
     return argument

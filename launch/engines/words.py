@@ -1,0 +1,53 @@
+"""Make the command that starts the agent of a host: what the engine puts before it, and the agent's own words."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+
+from conf.options import Refused
+from conf.schema import Engine
+from launch.engines import slurm
+from launch.engines.environment import ROOT
+
+AGENT = ("-m", "benchmarks.rank.serve")
+HOST = "{host}"
+# No question is ever asked; a host whose key is not known is refused; a dead connection ends after 15 s. An existing shared
+# connection (ControlMaster) is used, but none of ours outlives its host's agent, and no port of the user's is forwarded.
+SSH = ("ssh", "-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveInterval=5",
+       "-o", "ServerAliveCountMax=3", "-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes")  # fmt: skip
+# Beside other steps of the job. Its pipe is not --unbuffered, which would make it a terminal that breaks long lines.
+SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=none")
+
+
+def command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[str]:
+    """Return the command that starts the agent of a host, whose stdin and stdout are then those of the agent.
+
+    Raises:
+        Refused: engine=slurm outside an allocation.
+    """
+    python, folder = engine.python or sys.executable, engine.folder or str(ROOT)
+    if engine.name == "ssh":
+        configured = ["-F", engine.ssh_config] if engine.ssh_config else []
+        there = f"cd {shlex.quote(folder)} && exec {shlex.join([python, *AGENT])}"  # a shell of that host reads it
+        return [*SSH, *configured, "--", host, there]
+    if engine.name == "slurm":
+        # Without it a step may have one core (Slurm 22.05), or as many as one task of the job (24.11).
+        cores = [f"--cpus-per-task={of_host}"] if (of_host := slurm.cores(host, surrounding)) else []
+        return [*SRUN, *cores, f"--nodelist={host}", f"--chdir={folder}", python, *AGENT]
+    # Not every such program keeps the working folder.
+    return [*(word.replace(HOST, host) for word in engine.prefix), "env", f"--chdir={folder}", python, *AGENT]
+
+
+def refuse_engine(engine: Engine) -> None:
+    """Refuse options of an engine that contradict each other. Raises Refused."""
+    of_one = (("prefix", "command"), ("ssh_config", "ssh"), ("submit", "slurm"))
+    for option, name in of_one:
+        if (value := getattr(engine, option)) and engine.name != name:
+            typed = str(value).lower() if isinstance(value, bool) else value
+            raise Refused(f"engine.{option}={typed}: accepted with engine={name} only; this is engine={engine.name}")
+    if engine.name == "command" and not any(HOST in word for word in engine.prefix):
+        typed = f"[{','.join(engine.prefix)}]"
+        raise Refused(
+            f"engine.prefix={typed}: names no host; accepted are the words before the agent's command, with {HOST} where the "
+            f"host's name stands, as in engine.prefix=[kubectl,exec,-i,{HOST},--]"
+        )

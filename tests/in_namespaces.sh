@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Run a command beside hosts that are network namespaces of this machine, each on its own wire. Needs no root.
+#
+#     tests/in_namespaces.sh [-n HOSTS] RATE -- COMMAND…        tests/in_namespaces.sh 1gbit -- python launch.py …
+#
+# The hosts a, b, c, … (2; at most 8) have the addresses 10.77.0.1, 10.77.0.2, … on eth0. Each wire carries RATE (as tc writes it:
+# 1gbit, 200mbit) in each direction to one switch. COMMAND runs outside the hosts, at the switch (10.77.0.254), and reaches into
+# one by `ip netns exec a PROGRAM`. `ip link set port-a down` cuts the wire of a.
+# The exit status is COMMAND's; 2 is a wrong call, 125 a machine that forbids it. When COMMAND ends, everything that it started
+# ends too, and nothing is left. Hosts share processes, files and /dev/shm with each other.
+set -euo pipefail
+
+number=2
+usage() { echo "usage: tests/in_namespaces.sh [-n HOSTS] RATE -- COMMAND…" >&2; exit 2; }
+while getopts n: option; do
+  case $option in n) number=$OPTARG ;; *) usage ;; esac
+done
+shift $((OPTIND - 1))
+[[ $# -ge 3 && $2 == -- && $number =~ ^[1-8]$ ]] || usage
+
+if [[ -z ${IN_NAMESPACES:-} ]]; then
+  # Namespaces of users, networks, mounts and processes. What is left when the first process in them ends is killed by the kernel.
+  IN_NAMESPACES=1 exec unshare --map-root-user --net --mount --pid --fork --kill-child --mount-proc \
+    -- "$0" -n "$number" "$@"
+fi
+unset IN_NAMESPACES
+rate=$1
+shift 2
+
+wire() {  # HOST ADDRESS
+  ip netns add "$1"
+  ip link add "port-$1" type veth peer name eth0 netns "$1"
+  ip link set "port-$1" master switch up
+  ip -n "$1" address add "$2/24" dev eth0
+  ip -n "$1" link set eth0 up
+  ip -n "$1" link set lo up
+  # Shaped at both ends, so that neither what a host sends nor what it is sent is faster.
+  tc qdisc add dev "port-$1" root tbf rate "$rate" burst 256kb latency 50ms
+  tc -n "$1" qdisc add dev eth0 root tbf rate "$rate" burst 256kb latency 50ms
+}
+
+build() {
+  mount -t tmpfs none /run  # `ip netns` keeps its names there
+  ip link set lo up
+  ip link add switch type bridge
+  ip address add 10.77.0.254/24 dev switch
+  ip link set switch up
+  names=(a b c d e f g h)
+  for ((k = 0; k < number; k++)); do wire "${names[k]}" "10.77.0.$((k + 1))"; done
+}
+
+set +e
+(set -e; build)
+[[ $? -eq 0 ]] || exit 125  # not `build ||`, which would switch set -e off inside
+# This shell stays, as the first process of its namespace: it takes over processes whose parent ended.
+"$@"
+exit $?
