@@ -120,12 +120,15 @@ class Engine:
     cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
     stop_grace_s: float = option(5.0, "seconds between asking a rank to stop and killing it", least=0)
     submit: bool = option(
-        False, "of engine=slurm: submit the whole command as a job, show its log and wait for it (pip install '.[slurm]')"
+        False,
+        "of engine=slurm: submit the whole command as a job, show its log and wait for it (pip install '.[slurm]')",
     )
     time_minutes: int = option(60, "minutes that the submitted job may take", least=1, most=1 << 20)
     partition: str | None = option(None, "partition of the submitted job; null: Slurm's default")
     account: str | None = option(None, "account of the submitted job; null: Slurm's default")
-    job_nodes: int | None = option(None, "hosts of the submitted job; null: as many as nodes= names", least=1, most=4096)
+    job_nodes: int | None = option(
+        None, "hosts of the submitted job; null: as many as nodes= names", least=1, most=4096
+    )
     gpus_per_node: int | None = option(None, "GPUs of each host of the submitted job; null: none", least=1, most=64)
     sbatch: dict[str, Any] = option({}, "further options of sbatch by their long names: {qos: high, constraint: h200}")
 

@@ -9,6 +9,8 @@ NO_TOKEN = "0" * 32  # of an agent, which belongs to no cell; as long as a token
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.
 LAUNCHER = "RINGSIDE_LAUNCHER"
+# Seconds by which the clock of a host may be off that of the launcher.
+CLOCK_BOUND = "RINGSIDE_CLOCK_BOUND"
 # Its umask in octal digits, which such a profiler does not hand on.
 UMASK = "RINGSIDE_UMASK"
 SHARED_MEMORY_FOLDER = Path("/dev/shm")

@@ -1,6 +1,5 @@
 """Measure one cell, from its plan to its record: prepare the folder, run the ranks, observe what was used, judge, write."""
 
-import contextlib
 import dataclasses
 import errno
 import uuid
@@ -14,13 +13,11 @@ from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
-from benchmarks.host import gpu_samples
 from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
-from conf.variables import TOKEN
 from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
 from launch.machine.facts import left_out
@@ -79,7 +76,7 @@ class CellRunner:
                 },
             },
         )
-        outcome = self._run(cell, folder, variable, uuids, progress)
+        outcome = self._run(cell, folder, variable, progress, sampled=self.config.sample_gpus)
         ended_at = now()
         if outcome.immortal:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
@@ -104,16 +101,16 @@ class CellRunner:
         cell: Cell,
         folder: CellFolder,
         variable: Mapping[str, str],
-        uuids: list[str] | None,
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
+        sampled: bool = False,
     ) -> Outcome:
-        """Run the ranks of a cell, or of a pass of it, in a prepared folder; without `uuids` the machine is not sampled."""
+        """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
         limits, shortage = self.config.engine, Shortage.watched()
         try:
-            sampled = uuids is not None and self.config.sample_gpus
-            with gpu_samples.Sampler(folder, uuids or [], variable[TOKEN]) if sampled else contextlib.nullcontext():
-                outcome = supervise.run(cell, folder, variable, self.engine, limits, self.stopping, progress, profiler)
+            outcome = supervise.run(
+                cell, folder, variable, self.engine, limits, self.stopping, progress, profiler, sampled
+            )
         except OSError as error:  # the agent could not be started, or the disk is full
             return Outcome("failed", Failure("start", None, f"the cell could not be run: {because(error)}"), [])
         if outcome.state != "failed" or outcome.failure is None:
@@ -131,7 +128,7 @@ class CellRunner:
         def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
             logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
-            return self._run(asked, inside, {**needed, **logged}, None, progress, command)
+            return self._run(asked, inside, {**needed, **logged}, progress, command)
 
         from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
@@ -160,7 +157,7 @@ class CellRunner:
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
             "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
         }
-        outcome = self._run(cell, inside, {**variable, **logged}, None, lambda watch: None)
+        outcome = self._run(cell, inside, {**variable, **logged}, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 

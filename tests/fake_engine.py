@@ -40,7 +40,7 @@ class FakeEngine:
         self.steps, self.survivors, self.pause_s = list(steps), list(survivors), pause_s
         self.clock, self.jobs = FakeClock(), []
 
-    def start(self, cell, folder, environment, profiler=()):
+    def start(self, cell, folder, environment, profiler=(), sampled=False):
         self.jobs.append(FakeJob(self, folder, cell))
         return self.jobs[-1]
 

@@ -7,6 +7,7 @@ run      fork the ranks of a cell           meeting  the port where the ranks of
                                             started  the process of the cell; or failed: why there is none
                                             file     new bytes of a file (of a host that writes to a scratch folder)
                                             states   what processes do that do something else now
+beat     a sign of life
 stacks   ask ranks where they stand
 stop     end every process of the cell      stopped  those that survive SIGKILL
                                             ended    exit status of the cell's process, after its last file
@@ -34,6 +35,7 @@ class Do(str, Enum):
     """What a launcher asks."""
 
     TIME = "time"
+    BEAT = "beat"
     RUN = "run"
     STACKS = "stacks"
     STOP = "stop"

@@ -34,7 +34,7 @@ class Scratch:
     def make(token: str, files: Mapping[str, str]) -> "Scratch":
         """Make the folder with the files that ranks read, by their names in it. Raises OSError."""
         remove_left()
-        folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}"
+        folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"  # hosts may share a folder
         folder.mkdir(mode=0o700)  # new: nobody else's
         lock = own_files.open_own(folder / LOCK)
         fcntl.flock(lock, fcntl.LOCK_EX)

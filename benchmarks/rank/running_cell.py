@@ -28,6 +28,8 @@ READ_LATE = (
     "RINGSIDE_",
     "OMP_NUM_THREADS",
     "TORCH_GLOO_",
+    "TORCH_SYMM_MEM_",
+    "NVSHMEM_",
 )
 
 
@@ -158,6 +160,4 @@ def _set_environment(asked: Mapping[str, Any], token: str, folder: Path) -> list
         del os.environ[name]
     os.environ.update(now)
     show_in_environ(TOKEN, token)
-    names = before.keys() | os.environ.keys()
-    changed = [name for name in names if before.get(name) != os.environ.get(name)]
-    return sorted(name for name in changed if not name.startswith(READ_LATE))
+    return sorted(name for name in now if before.get(name) != now[name] and not name.startswith(READ_LATE))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import asked, lifetime
 from benchmarks.record import CellFolder, Kind, own_files
+from conf.variables import CLOCK_BOUND
 
 # torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
 if TYPE_CHECKING:
@@ -81,12 +82,13 @@ def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") 
         stay_near(device)
     # A forked process has the threads of its agent, which began with other variables.
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
-    here = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
     if cell.hosts:
-        here["node"] = cell.places[rank].host
-    reporter.line(Kind.START, rank=rank, **here, **_identity(device))
+        here |= {"node": cell.places[rank].host, "clock_bound_ms": 1e3 * float(os.environ[CLOCK_BOUND])}
+    identity = _identity(device)
+    reporter.line(Kind.START, rank=rank, **here, **identity)
     if rank < cell.world_size:
-        _rank(cell, rank, device, reporter)
+        _rank(cell, rank, device, reporter, [here.get("node"), os.getpid(), identity.get("uuid")])
     else:
         from trainers.kvstore import server_process
 
@@ -101,18 +103,26 @@ def _server_place(cell: "Cell", rank: int) -> int | None:
     return list(dict.fromkeys((*cell.gpus, *cell.server_gpus))).index(cell.server_gpus[rank - cell.world_size])
 
 
-def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter") -> None:
-    """Join the process group, run the benchmark, and write the result as a line if this is rank 0."""
+def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter", me: list[object]) -> None:
+    """Join the process group, run the benchmark, and write the result as a line if this is rank 0.
+
+    `me` is what this rank tells those of other hosts about itself.
+    """
     import dataclasses
 
     import torch.distributed as dist
 
     from benchmarks.rank.group import Ranks
     from conf.targets import locate
+    from trainers.peers import told
 
     backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
     # Without the servers, which are in the agent's count too.
     dist.init_process_group(backend, timeout=TIMEOUT, rank=rank, world_size=cell.world_size)
+    if cell.hosts:  # who met there is compared with the plan and with what each rank said to its own agent
+        peers = told.by_all([rank, *me])
+        if rank == 0:
+            reporter.line(Kind.PEERS, rows=peers)
     run = locate(cell.target("benchmark"))
     result = run(cell, Ranks(rank, cell.world_size, device), reporter)
     if rank == 0:

@@ -22,6 +22,7 @@ class Kind(str, Enum):
 
     # ranks/<rank>.jsonl, in the order in which they first appear
     START = "start"  # where the rank runs, with which versions
+    PEERS = "peers"  # who met, by their own words: number, host, pid, UUID of each rank; rank 0 of several hosts
     PHASE = "phase"  # a phase begins
     BEAT = "beat"  # a sign of life inside a phase
     BLOCK = "block"  # one timed window, every sample

@@ -36,9 +36,16 @@ class CellEngine(Protocol):
     """Starts the processes of cells."""
 
     def start(
-        self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = ()
+        self,
+        cell: Cell,
+        folder: CellFolder,
+        environment: Mapping[str, str],
+        profiler: Sequence[str] = (),
+        sampled: bool = False,
     ) -> Job:
         """Start the processes of a cell in its prepared folder. `profiler` is the command of a profiler that starts them.
+
+        `sampled` has the machine sampled around them.
 
         Raises:
             OSError: they cannot be started.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.host import processes
+from benchmarks.host.gpu_samples import Sampler
 from benchmarks.host.messages import Do, Say
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
@@ -27,7 +28,7 @@ class LocalEngine:
     def __init__(self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float) -> None:
         """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
-        self._how, self._profiler_grace_s = how, profiler_grace_s
+        self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
         self._agent: Channel | None = None
 
     def open(self) -> None:
@@ -37,18 +38,30 @@ class LocalEngine:
             self._agent = Channel(command, processes.started_by_me(self._environment))
 
     def start(
-        self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = ()
+        self,
+        cell: Cell,
+        folder: CellFolder,
+        environment: Mapping[str, str],
+        profiler: Sequence[str] = (),
+        sampled: bool = False,
     ) -> "ServedJob | ProfiledJob":
         """Start the processes of a cell. A profiler follows processes that start anew, not forks."""
         if profiler:
             return ProfiledJob(
                 [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
             )
-        try:
-            return self._served(cell, folder, environment)
-        except AgentGone:  # since the last cell; once more with a new one
-            self.close()
-            return self._served(cell, folder, environment)
+        with contextlib.ExitStack() as sampling:
+            if sampled:
+                uuids = {device.id: device.uuid for device in self._machine.devices}
+                known = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)]
+                sampling.enter_context(Sampler(folder, known, environment[TOKEN]))
+            try:
+                job = self._served(cell, folder, environment)
+            except AgentGone:  # since the last cell; once more with a new one
+                self.close()
+                job = self._served(cell, folder, environment)
+            job.at_end = sampling.pop_all()
+        return job
 
     def close(self) -> None:
         """End the agent."""
@@ -103,6 +116,7 @@ class ServedJob(_Here):
     def __init__(self, agent: Channel, token: str) -> None:
         super().__init__(token)
         self._agent = agent
+        self.at_end = contextlib.ExitStack()  # the sampler
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
@@ -141,6 +155,7 @@ class ServedJob(_Here):
             time.sleep(0.005)
         if self._status is None:  # the next cell gets another agent
             self._agent.close()
+        self.at_end.close()
         return survivors
 
 

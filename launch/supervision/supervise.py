@@ -39,6 +39,7 @@ def run(
     stopping: Callable[[], bool],
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
+    sampled: bool = False,
     clock: WallClock = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
@@ -52,6 +53,7 @@ def run(
         stopping: called often; true ends the cell as interrupted.
         progress: called often with what the ranks have reported.
         profiler: the command of a profiler that starts the agent.
+        sampled: whether the machine is sampled around the processes.
         clock: what time it is.
 
     Raises:
@@ -59,7 +61,7 @@ def run(
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
-    job = engine.start(cell, folder, environment, profiler)
+    job = engine.start(cell, folder, environment, profiler, sampled)
     ended: Failure | Hang | None = None
     vanished: dict[int, End] = {}
     try:

@@ -1,0 +1,191 @@
+"""The agent of a host at work: serves a whole sweep, cell after cell.
+
+It imports torch once. For each cell it forks a process that runs torch's elastic agent, which forks the ranks
+(benchmarks.rank.agent). What the launcher and the agent say to each other is in benchmarks.host.messages.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.host import processes
+from benchmarks.host.messages import MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
+from benchmarks.host.probe import Listening, reach
+from benchmarks.rank import rendezvous
+from benchmarks.rank.running_cell import RunningCell
+from benchmarks.record.os_errors import because
+from conf.cell import Cell
+from conf.targets import locate
+
+PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
+BEAT_SECONDS = 1.0  # between two signs of life
+LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut
+DESCRIBE_SECONDS = 120.0  # for the host to be described
+OURS = ("benchmarks.", "trainers.")
+LIBRARIES = ("torchvision", "timm")
+
+
+class Agent:
+    """Serves one launcher. It has one thread, or what it forks could not be trusted."""
+
+    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
+        """Read what is asked from `inbox` and write answers to `outbox`."""
+        self._inbox, self._outbox = inbox, outbox
+        self._cell: RunningCell | None = None
+        self._modules = 0
+        self._next_beat = 0.0
+        self._heard, self._launcher_beats = time.monotonic(), False
+        self._listening: Listening | None = None
+
+    def serve(self) -> int:
+        """Serve until the input ends or the launcher is silent. Returns the exit status."""
+        self._say(Say.READY, pid=os.getpid(), torch=torch.__version__)
+        do = {
+            Do.TIME: self._time,
+            Do.BEAT: self._beat,
+            Do.LOOK: self._describe,
+            Do.LISTEN: self._listen,
+            Do.REACH: self._reach,
+            Do.RUN: self._run,
+            Do.STACKS: self._stacks,
+            Do.STOP: self._stop,
+        }
+        try:
+            while True:
+                readable = self._wait()
+                if self._inbox.descriptor in readable:
+                    messages = self._inbox.receive()
+                    if messages is None:
+                        return 0
+                    for message in messages:
+                        self._heard = time.monotonic()
+                        do[Do(message["do"])](message)
+                if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:
+                    return 1
+                self._look()
+        finally:
+            if self._cell:
+                self._cell.end(0.0)
+                self._cell.remove()
+
+    def _wait(self) -> list[Any]:
+        """Wait until there is something to do. Returns the descriptors that can be read."""
+        ends = [self._cell.descriptor] if self._cell and self._cell.descriptor is not None else []
+        looks = self._cell is not None and (self._cell.hands_on or not ends)
+        timeout_s = PAUSE_SECONDS if looks else BEAT_SECONDS if self._launcher_beats else None
+        writing = [self._outbox.descriptor] if self._outbox.waiting_bytes else []
+        listeners = self._listening.sockets if self._listening else []
+        reading: list[Any] = [self._inbox.descriptor, *ends, *listeners]
+        readable, _, _ = select.select(reading, writing, [], timeout_s)
+        if self._listening:
+            self._listening.answer()
+        return readable
+
+    def _say(self, what: Say, **content: Any) -> None:
+        self._outbox.send({"say": what.value, **content})
+
+    def _look(self) -> None:
+        """Say what is new of the cell, and give a sign of life."""
+        cell = self._cell
+        if cell:
+            status = cell.status()  # before its last files are read
+            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
+                for chunk in cell.news():
+                    self._say(Say.FILE, cell=cell.token, **chunk)
+            if states := cell.changed_states():
+                self._say(Say.STATES, cell=cell.token, states=states)
+            if status is not None:
+                self._say(Say.ENDED, cell=cell.token, status=status)
+                cell.remove()
+                self._cell = None
+        if self._launcher_beats and time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+            self._say(Say.BEAT)
+        self._outbox.flush()
+
+    def _run(self, message: Mapping[str, Any]) -> None:
+        """Fork the process of a cell, or say why that cannot be done."""
+        self._preload(Cell.from_dict(message["asked"]))
+        try:
+            self._fork(message)
+        except OSError as error:
+            self._say(Say.FAILED, cell=message["cell"], why=because(error))
+
+    def _fork(self, message: Mapping[str, Any]) -> None:
+        """Fork the process of a cell. The first of several hosts says where they meet before the others are asked."""
+        meeting = rendezvous.MeetingPlace(**message["meeting"])
+        if meeting.is_first:
+            listening = rendezvous.listen(meeting.address)
+            self._say(Say.MEETING, cell=message["cell"], port=listening.getsockname()[1])
+        else:
+            listening = None
+        self._cell = RunningCell(message, (self._inbox.descriptor, self._outbox.descriptor), meeting, listening)
+        if listening:
+            listening.close()
+        self._say(Say.STARTED, cell=message["cell"], pid=self._cell.pid)
+
+    def _stacks(self, message: Mapping[str, Any]) -> None:
+        if self._cell and self._cell.token == message["cell"]:
+            processes.ask_for_stacks(self._cell.token, self._cell.pids(message["numbers"]))
+
+    def _stop(self, message: Mapping[str, Any]) -> None:
+        survivors = []
+        if self._cell and self._cell.token == message["cell"]:
+            survivors = self._cell.end(float(message["grace_s"]))
+            self._look()
+        self._say(Say.STOPPED, cell=message["cell"], survivors=survivors)
+
+    def _beat(self, message: Mapping[str, Any]) -> None:
+        """Take a sign of life of the launcher."""
+
+    def _describe(self, message: Mapping[str, Any]) -> None:
+        """Say what this host is, as a program of its own finds it: it imports what no rank may have."""
+        command = [sys.executable, "-m", "launch.machine.describe", str(message["device"])]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_SECONDS)
+            said = done.stdout if done.returncode == 0 else done.stderr
+        except (OSError, subprocess.SubprocessError) as error:
+            said = str(error).encode()
+        self._say(Say.LOOKED, said=said.decode(errors="replace"))
+
+    def _listen(self, message: Mapping[str, Any]) -> None:
+        """Listen at addresses of this host, for others to try whether they reach it; without any, no longer."""
+        if self._listening:
+            self._listening.close()
+        self._listening = Listening(message["addresses"], str(message["word"]))
+        self._say(Say.LISTENING, ports=self._listening.ports, refused=self._listening.refused)
+
+    def _reach(self, message: Mapping[str, Any]) -> None:
+        self._say(Say.REACHED, found=reach(message["ports"], str(message["word"])))
+
+    def _time(self, message: Mapping[str, Any]) -> None:
+        """Answer with this host's clock at once: the launcher sets the clock of the ranks by it (NTP, RFC 5905)."""
+        self._launcher_beats = True
+        self._say(Say.TIME, sent=message["sent"], monotonic=time.monotonic())
+
+    def _preload(self, cell: Cell) -> None:
+        """Import what a cell needs of ours and of known libraries: the next cell finds it. A user's own code is left out.
+
+        An import that fails here fails in a rank too, and the rank reports it.
+        """
+        targets = [cell.target(group) for group in ("benchmark", "strategy") if group in cell.declared]
+        with contextlib.suppress(Exception):
+            for target in targets:
+                if target.startswith(OURS):
+                    locate(target)
+            if cell.trains:
+                torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
+            if cell.model.library in LIBRARIES:
+                __import__(cell.model.library)
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            gc.collect()
+            gc.freeze()  # a collection in a rank would copy every page of what is imported

@@ -1,0 +1,224 @@
+"""The engine of several hosts: an agent on each, for the whole sweep. Its processes write there; their files come here."""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.host.environment import CELL_FOLDER
+from benchmarks.host.messages import Do, Say
+from benchmarks.record import CellFolder
+from conf import schema
+from conf.cell import Cell
+from conf.options import Refused
+from conf.variables import TOKEN
+from launch.engines.channel import AgentGone, Channel
+from launch.engines.environment import LOOPBACK, OnHost, asked
+from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost
+from launch.engines.words import command
+from launch.machine.fleet import Fleet
+from launch.machine.meeting import MeetingAddress, candidates, chosen
+
+BEAT_S = 3.0  # between two signs of life of this launcher
+FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
+LAST_S = 10.0  # beyond the grace, for agents to end what does not end by itself
+
+
+class HostsEngine:
+    """Has ranks forked by agents on other hosts."""
+
+    def __init__(self, limits: schema.Engine, surrounding: Mapping[str, str]) -> None:
+        self._limits, self._surrounding = limits, surrounding
+        self._hosts: dict[str, RemoteHost] = {}
+        self._fleet = Fleet(())
+        self._meetings: dict[tuple[str, ...], MeetingAddress] = {}
+        self._closed = threading.Event()
+
+    def open(self, names: Sequence[str], device: str) -> Fleet:
+        """Start an agent on each host, all at the same time, and return the hosts as they describe themselves.
+
+        Raises:
+            Refused: a host cannot be reached, or cannot do what is asked; names it. All agents are ended then.
+        """
+        try:
+            for name in names:
+                started_by = command(self._limits, name, self._surrounding)
+                with self._refused(name):
+                    self._hosts[name] = RemoteHost(name, Channel(started_by, self._surrounding))
+            found = []
+            for name, host in self._hosts.items():
+                with self._refused(name):
+                    found.append(host.describe(device, self._limits.start_timeout_s))
+        except BaseException:
+            self.close()
+            raise
+        self._fleet = Fleet(tuple(found))
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+        return self._fleet
+
+    def meet(self, cells: Sequence[Cell]) -> None:
+        """Find where the hosts of each cell meet, before the first cell. Raises Refused."""
+        for names in dict.fromkeys(cell.every_host for cell in cells):
+            if len(names) > 1:
+                self._meetings[names] = self._meeting(names)
+
+    def lost(self, cell: Cell) -> str | None:
+        """Return which host of a cell is lost, as a sentence; None if none is."""
+        hosts = [self._hosts[name] for name in cell.every_host]
+        for host in hosts:
+            host.refuse_silence(self._limits.lost_after_s)
+        return next((host.lost for host in hosts if host.lost), None)
+
+    def start(
+        self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
+        sampled: bool = False,
+    ) -> "HostsJob":  # fmt: skip
+        """Start the processes of a cell on its hosts.
+
+        Of `environment` the token counts, and what NCCL logs: each host has an environment of its own.
+        """
+        token, names = environment[TOKEN], cell.every_host
+        parts = [CellOnHost(self._hosts[name], number, folder) for number, name in enumerate(names)]
+        job = HostsJob(cell, token, parts, lambda: self.lost(cell))
+        logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
+        address = self._meetings[names].address if len(names) > 1 else None
+        port = 0
+        for part in parts:
+            host = self._fleet[part.host.name]
+            interface = self._meetings[names].interfaces[host.name] if address else LOOPBACK
+            where = OnHost(host.name, interface, bool(self._limits.interface), self._fleet.forbidding_multicast({}))
+            variables = asked(cell, host.machine, FOLDER, token, where).to_dict()
+            variables["set"] |= logged | part.host.clock
+            meeting = {"port": port, "host": part.number, "hosts": len(parts)} | (
+                {"address": address} if address else {}
+            )
+            numbers = [number for number, place in enumerate(cell.places) if place.host == host.name]
+            uuids = {device.id: device.uuid for device in host.machine.devices}
+            gpus = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)] if part.number < len(cell.hosts) else []
+            part.host.channel.listen(part.take)
+            part.host.channel.send(
+                Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
+                environment=variables, numbers=numbers, start=self._limits.start, meeting=meeting,
+                sampled=gpus if sampled else None,
+            )  # fmt: skip
+            if part.number == 0 and len(parts) > 1:
+                port = self._port(part)
+        return job
+
+    def close(self) -> None:
+        """End all agents, at the same time."""
+        self._closed.set()
+        ending = [threading.Thread(target=host.channel.close) for host in self._hosts.values()]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join()
+        self._hosts = {}
+
+    def _port(self, first: CellOnHost) -> int:
+        """Return where the first host listens for the others. Raises OSError."""
+        deadline = time.monotonic() + self._limits.start_timeout_s
+        while first.port is None:
+            first.news.wait(0.1)
+            first.news.clear()
+            first.host.refuse_silence(self._limits.lost_after_s)
+            if first.why or first.host.lost or time.monotonic() > deadline:
+                raise OSError(
+                    first.why or first.host.lost or f"host {first.host.name} did not say where its ranks meet"
+                )
+        return first.port
+
+    def _meeting(self, names: tuple[str, ...]) -> MeetingAddress:
+        """Return where some hosts meet: an address of the first that all others reach. Raises Refused."""
+        fleet, word = self._fleet.some(names), uuid.uuid4().hex
+        first, *others = fleet.hosts
+        wanted = candidates(first, others, self._limits.interface, self._limits.trusted_network)
+        with self._refused(first.name):
+            channel = self._hosts[first.name].channel
+            channel.send(Do.LISTEN, addresses=wanted, word=word)
+            listening = channel.answer(Say.LISTENING, ANSWER_S)
+        answers = {}
+        for other in others:
+            with self._refused(other.name):
+                self._hosts[other.name].channel.send(Do.REACH, ports=listening["ports"], word=word)
+        for other in others:
+            with self._refused(other.name):
+                answers[other.name] = self._hosts[other.name].channel.answer(Say.REACHED, ANSWER_S)["found"]
+        with self._refused(first.name):
+            channel.send(Do.LISTEN, addresses=[], word=word)
+            channel.answer(Say.LISTENING, ANSWER_S)
+        return chosen(first, wanted, listening["refused"], answers)
+
+    @contextlib.contextmanager
+    def _refused(self, name: str) -> Iterator[None]:
+        """Have an agent that is gone be a sentence that names its host."""
+        try:
+            yield
+        except AgentGone as error:
+            raise Refused(f"nodes={name}: no agent serves there: {error}") from None
+        except OSError as error:
+            raise Refused(f"nodes={name}: its agent could not be started: {error}") from None
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            for host in list(self._hosts.values()):
+                with contextlib.suppress(AgentGone):
+                    host.channel.send(Do.BEAT)
+
+
+class HostsJob:
+    """A job on several hosts, or on another one than this."""
+
+    def __init__(self, cell: Cell, token: str, parts: Sequence[CellOnHost], lost: Callable[[], str | None]) -> None:
+        self._cell, self._token, self._parts, self._find_lost = cell, token, list(parts), lost
+        self._of = {part.host.name: part for part in parts}
+
+    def poll(self) -> int | None:
+        """Return 0 when the processes on every host have ended well, another status as soon as one did not; else None.
+
+        Raises:
+            OSError: they could not be started on a host, or what came from there could not be written here.
+        """
+        for part in self._parts:
+            if part.error:
+                raise part.error
+            if part.why:
+                raise OSError(f"host {part.host.name}: {part.why}")
+        statuses = [part.status for part in self._parts]
+        failed = [status for status in statuses if status]
+        return failed[0] if failed else None if None in statuses else 0
+
+    def lost(self) -> str | None:
+        """Return which host is lost and how that was seen, as a sentence; None if none is."""
+        return self._find_lost()
+
+    def process_state(self, number: int, pid: int) -> str:
+        """Return what the agent of its host last said that a process does."""
+        return self._of[self._cell.places[number].host].states.get(str(number), "running")
+
+    def agent_state(self) -> str:
+        """Return what the process does that started the ranks of a host: of one that cannot go on, if there is one."""
+        states = [part.states.get("agent", "running") for part in self._parts]
+        return next((state for state in states if state not in ("running", "sleeping")), states[0])
+
+    def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
+        """Have processes, by number, write to their logs where each of their threads stands."""
+        for part in self._parts:
+            with contextlib.suppress(AgentGone):
+                part.host.channel.send(Do.STACKS, cell=self._token, numbers=list(pids))
+
+    def stop(self, grace_s: float) -> list[int]:
+        """End every process on every host that can be reached. Return the ids of those that survive SIGKILL."""
+        for part in self._parts:
+            with contextlib.suppress(AgentGone):
+                part.host.channel.send(Do.STOP, cell=self._token, grace_s=grace_s)
+        deadline = time.monotonic() + grace_s + LAST_S
+        while self._waits() and time.monotonic() < deadline:
+            self._find_lost()
+            time.sleep(0.01)
+        return [pid for part in self._parts for pid in part.survivors or ()]
+
+    def _waits(self) -> bool:
+        return any(part.survivors is None and not part.host.lost for part in self._parts)

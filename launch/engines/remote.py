@@ -1,0 +1,134 @@
+"""The agent of another host: what it is, what time it is there, and what it says of a running cell."""
+
+import base64
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.host.messages import Do, Say
+from benchmarks.record import CellFolder, clock, own_files, write_json
+from benchmarks.record.encoding import decoded
+from conf.variables import CLOCK_BOUND
+from launch.engines.channel import Channel
+from launch.machine.fleet import Host
+
+CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
+ANSWER_S = 60.0  # for an answer that takes no work
+DESCRIBED_S = 180.0
+# Files that an agent may hand on, by their names in the folder of the cell.
+HANDED_ON = re.compile(r"(?!\.)(?:(?:ranks|logs|nccl)/(?!\.))?[A-Za-z0-9_.-]{1,200}")
+# Files that every host has, and where those of the second host and the later ones go.
+OF_EACH_HOST = {"logs/agent.log": "logs/agent-{}.log", "gpus.jsonl": "gpus-{}.jsonl", "cpu.jsonl": "cpu-{}.jsonl"}
+
+
+class RemoteHost:
+    """A host that an agent serves."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.name, self.channel = name, channel
+        self.lost = ""  # why, once it is lost
+        self.clock: dict[str, str] = {}  # variables by which its ranks have the launcher's clock
+
+    def describe(self, device: str, ready_s: float) -> Host:
+        """Wait until the agent is ready, and return what the host says of itself. `device` is that of the sweep.
+
+        Raises:
+            AgentGone: it does not answer.
+            Refused: it cannot do what is asked.
+        """
+        self.channel.answer(Say.READY, ready_s)
+        self.channel.send(Do.LOOK, device=device)
+        found = Host.described(self.name, self.channel.answer(Say.LOOKED, DESCRIBED_S)["said"])
+        self._set_clock()
+        return found
+
+    def refuse_silence(self, lost_after_s: float) -> None:
+        """Note that the host is lost if its agent has ended, or gave no sign of life for too long."""
+        silent_s = time.monotonic() - self.channel.heard
+        if not self.lost and self.channel.ended() is not None:
+            self.lost = f"host {self.name} is lost: its agent is gone, {self.channel.why_gone()}"
+        elif not self.lost and silent_s > lost_after_s:
+            self.lost = f"host {self.name} is lost: its agent gave no sign of life for {silent_s:.0f} s"
+
+    def _set_clock(self) -> None:
+        """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8)."""
+        answers = []
+        for _ in range(CLOCK_QUESTIONS):
+            sent = time.monotonic()
+            self.channel.send(Do.TIME, sent=sent)
+            answer = self.channel.answer(Say.TIME, ANSWER_S)
+            answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
+        took_s, sent, there = min(answers)
+        beginning = clock.BEGINNING + sent + took_s / 2 - there  # when its monotonic clock was 0
+        self.clock = {clock.VARIABLE: repr(beginning), CLOCK_BOUND: repr(took_s / 2)}
+
+
+@dataclass
+class CellOnHost:
+    """What the agent of one host has said of a running cell. The thread that reads takes it; the others look."""
+
+    host: RemoteHost
+    number: int  # of the host in the cell
+    folder: CellFolder
+    pid: int | None = None  # of the process that started the ranks
+    port: int | None = None  # where the ranks of all hosts meet; the first host
+    status: int | None = None
+    survivors: list[int] | None = None  # once it was stopped
+    states: dict[str, str] = field(default_factory=dict)
+    why: str = ""  # why the ranks could not be started
+    error: OSError | None = None  # of this machine: the disk is full
+    news: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, say: Say, message: Mapping[str, Any]) -> None:
+        """Take what the agent says of this cell."""
+        if say == Say.FILE:
+            try:
+                self._write(str(message["name"]), message["at"], base64.b64decode(message["data"]))
+            except OSError as error:
+                self.error = self.error or error
+        elif say == Say.MEETING:
+            self.port = int(message["port"])
+        elif say == Say.STARTED:
+            self.pid = int(message["pid"])
+        elif say == Say.STATES:
+            self.states |= message["states"]
+        elif say == Say.ENDED:
+            self.status = int(message["status"])
+        elif say == Say.STOPPED:
+            self.survivors = [int(pid) for pid in message["survivors"]]
+        elif say == Say.FAILED:
+            self.why = str(message["why"])
+        self.news.set()
+
+    def _write(self, name: str, at: int | None, data: bytes) -> None:
+        """Write new bytes of a file. Raises ValueError: the agent may not write that, or something is missing before it."""
+        if not HANDED_ON.fullmatch(name):
+            raise ValueError(f"file {name!r:.100}")
+        path = self.folder.path / self._place(name)
+        if path == self.folder.failures:
+            self._add_failures(data)
+        elif at is None:
+            own_files.write_whole(path, data)
+        else:
+            descriptor = own_files.open_own(path)
+            with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123
+                if file.seek(0, 2) != at:
+                    raise ValueError(f"file {name}: {file.tell()} bytes are here, the next are from {at}")
+                while data:
+                    data = data[file.write(data) :]
+
+    def _place(self, name: str) -> str:
+        if self.number == 0:
+            return name
+        if name.startswith("nccl/"):  # the names of two hosts may be equal
+            return f"nccl/{self.number}-{name.removeprefix('nccl/')}"
+        return OF_EACH_HOST.get(name, name).format(self.number)
+
+    def _add_failures(self, data: bytes) -> None:
+        """Add the ranks of this host that ended to those of the others."""
+        before = decoded(self.folder.failures.read_text()) if self.folder.failures.exists() else {}
+        write_json(self.folder.failures, {**before, **json.loads(data)})
