@@ -73,24 +73,42 @@ def _kvstore():
 
 
 # test_across_hosts: ranks of this machine that are told to be on several hosts
-TWO_BY_TWO, TWO, THREE = [[0, 1], [2, 3]], [[0], [1]], [[0], [1], [2]]
-ACROSS = {
-    "hierarchical": {"name": "hierarchical", **SMALL_BUCKETS},
+HOSTS = {"2x2": [[0, 1], [2, 3]], "2x1": [[0], [1]], "3x1": [[0], [1], [2]]}
+HIERARCHICAL = {"name": "hierarchical", **SMALL_BUCKETS}
+ACROSS = {  # where the ranks are; those without groups of their own do the same wherever
+    "hierarchical": (HIERARCHICAL, ("2x2", "2x1", "3x1")),
+    "staged": (SYNCHRONOUS["staged"], ("2x2", "2x1", "3x1")),
+    "staged_sharded": (SYNCHRONOUS["staged_sharded"], ("2x2", "2x1", "3x1")),
+    "staged_gpu": (SYNCHRONOUS["staged_gpu"], ("2x2",)),
+    "staged_sharded_gpu": (SYNCHRONOUS["staged_sharded_gpu"], ("2x1",)),
+    "staged_gloo": (SYNCHRONOUS["staged_gloo"], ("2x2",)),
+    "device": (SYNCHRONOUS["device"], ("2x2",)),
+    "device_owner": (SYNCHRONOUS["device_owner"], ("3x1",)),
+    "allreduce": (REFERENCE, ("2x2",)),
 }
-ALSO_ON_THREE = ()
 
 
 def _across():
-    """Cases of test_across_hosts: training steps of a strategy on 2 × 2, 2 × 1 and 3 × 1 ranks, and on one host."""
-    reference = {"strategy": REFERENCE, "steps": STEPS}
-    cases = {"across_allreduce_3": {"workers": 3, **reference}}
-    for name, strategy in ACROSS.items():
-        case = {"strategy": strategy, "steps": STEPS, "more": True}
-        cases[f"across_{name}_2x2"] = {"workers": 4, "hosts": TWO_BY_TWO, **case}
-        cases[f"across_{name}_2x1"] = {"workers": 2, "hosts": TWO, **case}
-        cases[f"across_{name}_3x1"] = {"workers": 3, "hosts": THREE, **case}
-    cases["hierarchical_2"] = {"workers": 2, "strategy": ACROSS["hierarchical"], "steps": STEPS, "more": True}
-    cases["hierarchical_1"] = {"workers": 1, "strategy": ACROSS["hierarchical"], "steps": STEPS, "more": True}
+    """Cases of test_across_hosts: training steps of a strategy on several hosts, and of one that is made for them on one."""
+    common = {"steps": STEPS, "more": True}
+    cases = {"across_reference_3": {"workers": 3, "strategy": REFERENCE, "steps": STEPS}}
+    for name, (strategy, places) in ACROSS.items():
+        for place in places:
+            workers = sum(map(len, HOSTS[place]))
+            cases[f"across_{name}_{place}"] = {
+                "workers": workers,
+                "hosts": HOSTS[place],
+                "strategy": strategy,
+                **common,
+            }
+    for hook in ("fp16", "bf16"):
+        for name in ("hierarchical", "staged"):
+            half = {**ACROSS[name][0], "comm_hook": hook}
+            cases[f"across_{name}_{hook}"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": half, "steps": STEPS}
+    cases["across_staged_adamw"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": SYNCHRONOUS["staged"], "steps": STEPS,
+                                    "optimizer": "adamw"}  # fmt: skip
+    for workers in (1, 2):
+        cases[f"hierarchical_{workers}"] = {"workers": workers, "strategy": HIERARCHICAL, **common}
     return cases
 
 

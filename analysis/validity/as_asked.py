@@ -117,13 +117,14 @@ def _sent(record: Record, gradient_bytes: float) -> float | None:
     sent = gradient_bytes / 2 if hook in HALF else gradient_bytes
     here, hosts = len(record.cell.gpus), max(1, len(record.cell.hosts))
     between_hosts = _ring(sent / here, hosts)  # of a rank's share
-    if strategy["name"] == "hierarchical" or strategy.get("staging") == "sharded":
+    name, staged = strategy["name"], strategy["name"] in STAGED
+    if name == "hierarchical" or (staged and strategy.get("staging") == "sharded"):
         return _ring(sent, here) + between_hosts
-    if strategy["name"] in RING or strategy.get("transport") == "gloo":
+    if name in RING or (staged and strategy.get("transport") == "gloo"):
         return _ring(sent, n)
-    if strategy["name"] in STAGED:
+    if staged:
         return sent + between_hosts
-    return sent if strategy["name"] in WHOLE else None
+    return sent if name in WHOLE else None
 
 
 def _ring(sent: float, ranks: int) -> float:

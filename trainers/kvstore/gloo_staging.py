@@ -8,7 +8,7 @@ from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.kvstore.sharding import ring_bytes
 from trainers.kvstore.shared_regions import views
-from trainers.peers import ring_probe
+from trainers.peers import net_probe, ring_probe
 from trainers.strategy import ReferenceProbe
 
 
@@ -64,6 +64,7 @@ class GlooStaging(Bucketed):
         return ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the reference: gloo between neighbours."""
-        sent = sum(flat.nbytes for flat in self.flat_sent)
-        return ring_probe.probes(torch.device("cpu"), ring_bytes(sent, dist.get_world_size()))
+        """Return the references: gloo between neighbours, and between hosts."""
+        sent, host = sum(flat.nbytes for flat in self.flat_sent), torch.device("cpu")
+        found = ring_probe.probes(host, ring_bytes(sent, dist.get_world_size()))
+        return found + net_probe.probes(self.hosts, host, ring_bytes(sent, len(self.hosts.ranks)))

@@ -8,11 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainers import optimizers
-from trainers.kvstore import cpu_sums, references, server_process
+from trainers.kvstore import cpu_sums, references, server_process, sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.shared_regions import KvstoreConfig, needed_bytes
 from trainers.kvstore.worker import Worker
-from trainers.peers.groups import Peers
+from trainers.peers import net_probe
+from trainers.peers.groups import HostGroups, Peers
 from trainers.strategy import ReferenceProbe
 
 
@@ -37,6 +38,7 @@ class PushPull(Bucketed):
         self._threads, self._servers, self._bigarray_bound = threads, servers, bigarray_bound
         self._max_staleness, self._server_gpu = max_staleness, server_gpus is not None
         self.worker: Worker | None = None
+        self._host: HostGroups | None = None  # of workers that serve themselves, on several hosts
 
     def _config(self, parameters: Sequence[Tensor], order: Sequence[int], workers: int, on_gpu: bool) -> KvstoreConfig:
         # One reply serves all GPUs of a synchronous exchange. Otherwise each worker needs its own: CPU workers use it in
@@ -45,15 +47,16 @@ class PushPull(Bucketed):
         return KvstoreConfig(
             arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
             self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
-            optimizers.name_of(self.optimizer), copies,
+            optimizers.name_of(self.optimizer), copies, 1 if self._servers else len(self.hosts.ranks),
         )  # fmt: skip
 
     def set_up(self, order: list[int]) -> None:
         """Make shared memory, servers and first weights. Collective."""
         device = self.parameters[0].device
-        peers = Peers(dist.get_rank(), dist.get_world_size())
+        self._host = None if self._servers else HostGroups.across(self.hosts)
+        peers = self._host.peers() if self._host else Peers(dist.get_rank(), dist.get_world_size())
         config = self._config(self.parameters, order, peers.size, device.type == "cuda")
-        self.worker = Worker(config, peers, device, self._threads)
+        self.worker = Worker(config, peers, device, self._threads, self._host)
         self.layout, self.flat_sent, self.flat_means = self.worker.layout, self.worker.sent, self.worker.means
         self.worker.set_reply(self.only_gradients)
         self.worker.begin(self._flat_weights(), self.settings())
@@ -104,16 +107,25 @@ class PushPull(Bucketed):
         scatter(self.layout.buckets, self.worker.weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return what goes out: every byte of the gradient once (and as many come back)."""
-        return self.sent_bytes(gradient_bytes)
+        """Return what goes out: every byte of the gradient once (and as many come back), and its share of the host's mean."""
+        sent = self.sent_bytes(gradient_bytes)
+        return sent if self._servers else sent + self._between_hosts(sent) / len(self.hosts.ranks[0])
+
+    def _between_hosts(self, sent_bytes: float) -> float:
+        """Return the bytes that each host sends to others, where every worker serves its share."""
+        return sharding.ring_bytes(sent_bytes, len(self.hosts.ranks))
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references of workers and servers (trainers.kvstore.references)."""
         assert self.worker is not None
-        return references.probes(self.worker)
+        found = references.probes(self.worker)
+        if self._host:
+            found += net_probe.probes(self.hosts, torch.device("cpu"), self._between_hosts(self.layout.push_bytes))
+        return found
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
         """Return the bytes of every worker's gradients, of weights, of replies and of the control block."""
+        workers = workers if self._servers else len(self.hosts.ranks[0])
         config = self._config(parameters, range(len(parameters)), workers, on_gpu)
         return needed_bytes(config, config.layout())
 
@@ -136,6 +148,8 @@ class PushPull(Bucketed):
             self.worker.close()
         elif self._servers and dist.get_rank() == 0:
             server_process.dismiss()
+        if self._host:
+            self._host.close()
 
 
 class SynchronousServers(PushPull):

@@ -33,23 +33,28 @@ def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
     return [flat.chunk(world_size)[rank] for flat in flats]
 
 
-def start_mean(share: Tensor, flat: Tensor) -> dist.Work:
-    """Reduce-scatter `flat` (world_size × share,): `share` has the mean over all ranks once `end_mean` was called too."""
-    work = dist.reduce_scatter_tensor(share, flat, mean_operation(flat), async_op=True)
+def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
+    """Reduce-scatter `flat` (ranks × share,): `share` has the mean over a group once `end_mean` was called too.
+
+    Without a group, here and below: over all ranks.
+    """
+    work = dist.reduce_scatter_tensor(share, flat, mean_operation(flat), group, async_op=True)
     assert work is not None
     return work
 
 
-def end_mean(work: dist.Work, share: Tensor) -> None:
+def end_mean(work: dist.Work, share: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Make the current stream wait for the mean."""
     work.wait()
     if not share.is_cuda:
-        share.div_(dist.get_world_size())
+        share.div_(dist.get_world_size(group))
 
 
-def all_shares(flats: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-    """All-gather every rank's shares (share,) into the flat tensors (world_size × share,)."""
-    works = [dist.all_gather_into_tensor(flat, share, async_op=True) for flat, share in zip(flats, own, strict=True)]
+def all_shares(flats: Sequence[Tensor], own: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """All-gather the shares (share,) of a group's ranks into the flat tensors (ranks × share,)."""
+    works = [
+        dist.all_gather_into_tensor(flat, share, group, async_op=True) for flat, share in zip(flats, own, strict=True)
+    ]
     for work in works:
         assert work is not None
         work.wait()

@@ -39,6 +39,7 @@ class KvstoreConfig:
     worker_gpu: bool = False  # whether the workers' gradients lie on GPUs
     optimizer: str = "sgd"  # whose steps the servers take: sgd or adamw
     reply_copies: int = 1  # of each reply: one that all GPUs read, or one for each worker
+    hosts: int = 1  # that have workers and servers like these, and reduce their means with each other
 
     @property
     def server_count(self) -> int:
@@ -48,7 +49,7 @@ class KvstoreConfig:
     @property
     def replies_own_gradient(self) -> bool:
         """Return whether a mean gradient would be the worker's own, which a GPU can fetch from where it pushed it."""
-        return self.worker_gpu and (not self.synchronous or self.workers == 1)
+        return self.worker_gpu and self.hosts == 1 and (not self.synchronous or self.workers == 1)
 
     def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from trainers import shared_memory
 from trainers.kvstore import cpu_sums, server_process
+from trainers.kvstore.across_hosts import ServerAcrossHosts
 from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
 from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, views
-from trainers.peers.groups import Peers
+from trainers.peers.groups import HostGroups, Peers
 from trainers.prctl import sleep_precisely
 
 # Stages of the start (Control.attached).
@@ -33,17 +34,24 @@ class Worker:
     two kinds of reply.
     """
 
-    def __init__(self, config: KvstoreConfig, peers: Peers, device: torch.device, threads: int | str) -> None:
-        """Map the shared memory and meet the servers. Collective over the peers.
+    def __init__(
+        self,
+        config: KvstoreConfig,
+        peers: Peers,
+        device: torch.device,
+        threads: int | str,
+        host: HostGroups | None = None,
+    ) -> None:
+        """Map the shared memory and meet the servers. Collective over the peers, and over `host` where there are several.
 
         Raises:
             OSError: not enough shared memory.
         """
-        self.config, self.peers, self.device = config, peers, device
+        self.config, self.peers, self.device, self._host = config, peers, device, host
         self.layout = config.layout()
         self.on_gpu = device.type == "cuda"
         # Where servers are processes, their threads sum; ours then only measure the memory (trainers.kvstore.references).
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        ranks = host.here if host else dist.get_world_size() if dist.is_initialized() else 1
         self.threads = cpu_sums.thread_count(threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0)
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -155,8 +163,12 @@ class Worker:
         Next to a GPU it is a thread that waits for pushes, with others that sum. A CPU worker serves while it waits for
         replies: a thread would take the core that computes.
         """
-        arithmetic = CpuArithmetic(self.config, self.shared, self.own_buckets())
-        self._server = Server(self.config, self._control, self.peers.rank, self.own_buckets(), arithmetic)
+        number, own = self.peers.rank, self.own_buckets()
+        if self._host and self._host.rail:
+            self._server = ServerAcrossHosts(self.config, self.shared, number, own, self._host.rail)
+        else:
+            arithmetic = CpuArithmetic(self.config, self.shared, own)
+            self._server = Server(self.config, self._control, number, own, arithmetic)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()

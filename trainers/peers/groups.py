@@ -35,8 +35,8 @@ class Peers:
 class HostGroups:
     """Two groups of a rank: `inside` has the ranks of its host, `rail` those with its place on every host.
 
-    A group of one rank is None: it has nothing to do together. Every rank makes its own two only, so that this takes as long
-    on many hosts as on few. `rail` is never torch's group of all ranks: a server's thread may use it while the rank uses that.
+    `rail` is None where there is one host. It is never torch's group of all ranks: a server's thread may use it while the rank
+    uses that. Every rank makes its own groups only, so that this takes as long on many hosts as on few.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -46,17 +46,15 @@ class HostGroups:
         self.place = mine.index(rank)  # on the host
         self.here, self.hosts = len(mine), len(hosts.ranks)
         self._made: list[dist.ProcessGroup] = []
-        self.inside = dist.group.WORLD if self.hosts == 1 < self.here else self._group_of(mine)
-        self.rail = self._group_of([ranks[self.place] for ranks in hosts.ranks])
+        self.inside = self._group_of(mine) if self.hosts > 1 else dist.group.WORLD
+        self.rail = self._group_of([ranks[self.place] for ranks in hosts.ranks]) if self.hosts > 1 else None
 
     @staticmethod
     def across(hosts: Hosts) -> "HostGroups | None":
         """Return the groups of ranks on several hosts; None where all are on one. Collective."""
         return HostGroups(hosts) if len(hosts.ranks) > 1 else None
 
-    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        if len(ranks) == 1:
-            return None
+    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)  # else this rank would be none of them
         self._made.append(group)

@@ -48,7 +48,7 @@ class Hierarchical(Bucketed):
     def _reduce_inside(self, bucket: int) -> dist.Work | None:
         assert self._groups is not None
         flat, group = self.flat_sent[bucket], self._groups.inside
-        if group is None:
+        if self._groups.here == 1:
             return None
         if flat.is_cuda:
             return dist.reduce_scatter_tensor(self._shares[bucket], flat, dist.ReduceOp.AVG, group, async_op=True)
@@ -88,7 +88,7 @@ class Hierarchical(Bucketed):
                 next(crossing).wait()
             if not share.is_cuda:
                 share.div_(dist.get_world_size())  # gloo has no mean
-            if self._groups.inside is not None:
+            if self._groups.here > 1:
                 gathering.append(dist.all_gather_into_tensor(flat, share, group=self._groups.inside, async_op=True))
         for work in gathering:
             assert work is not None
@@ -107,10 +107,9 @@ class Hierarchical(Bucketed):
         groups, device = self._groups, self.parameters[0].device
         assert groups is not None
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        between = net_probe.probes(self.hosts, device, sharding.ring_bytes(sent, groups.hosts), groups.rail)
-        if groups.inside is None:
-            return between
-        return [*ring_probe.probes(device, sharding.ring_bytes(sent, groups.here), groups.inside), *between]
+        inside = ring_probe.probes(device, sharding.ring_bytes(sent, groups.here), groups.inside)
+        between = sharding.ring_bytes(sent, groups.hosts)
+        return [*inside, *net_probe.probes(self.hosts, device, between, groups.rail)]
 
     def close(self) -> None:
         """Take the groups apart."""

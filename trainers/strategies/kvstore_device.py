@@ -14,7 +14,7 @@ from torch import Tensor
 from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
-from trainers.peers import ring_probe
+from trainers.peers import net_probe, ring_probe
 from trainers.strategy import ReferenceProbe, Strategy
 
 
@@ -72,9 +72,10 @@ class _OnDevices(Bucketed):
         return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the reference: the links between neighbours."""
-        sent = sum(flat.nbytes for flat in self.flat_sent)
-        return ring_probe.probes(self.parameters[0].device, sharding.ring_bytes(sent, dist.get_world_size()))
+        """Return the references: the links between neighbours, and the wire between hosts."""
+        sent, device = sum(flat.nbytes for flat in self.flat_sent), self.parameters[0].device
+        found = ring_probe.probes(device, sharding.ring_bytes(sent, dist.get_world_size()))
+        return found + net_probe.probes(self.hosts, device, sharding.ring_bytes(sent, len(self.hosts.ranks)))
 
 
 class Sharded(_OnDevices):

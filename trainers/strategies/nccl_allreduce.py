@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers import comm_hooks
-from trainers.peers import ring_probe
+from trainers.peers import net_probe, ring_probe
 from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
@@ -130,9 +130,12 @@ class NcclAllreduce(Strategy):
         return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the reference: the links between neighbours."""
+        """Return the references: the links between neighbours, and the wire between hosts; none for PowerSGD."""
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
-        return ring_probe.probes(self._device, moved) if moved == moved else []
+        if moved != moved:
+            return []
+        of_host = self.bytes_moved(self._gradient_bytes, len(self.hosts.ranks))  # as one rank of a ring of hosts
+        return [*ring_probe.probes(self._device, moved), *net_probe.probes(self.hosts, self._device, of_host)]
 
 
 class _DdpAlone(ExchangeAlone):
