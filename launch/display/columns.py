@@ -11,7 +11,7 @@ from benchmarks.record import Record
 from conf.cell import Cell
 from launch.plan.order import PlannedCell
 
-GPUS, SETTINGS, STATE, VALIDITY = "GPUs", "NCCL", "state", "validity"
+NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
@@ -38,6 +38,7 @@ _ASKED: dict[str, Callable[[Cell], str]] = {
     "model": lambda cell: cell.model.name if cell.trains else ABSENT,
     "benchmark": lambda cell: str(cell.benchmark["name"]),
     "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else ABSENT,
+    NODES: lambda cell: "+".join(cell.hosts) or ABSENT,
     GPUS: lambda cell: ",".join(map(str, cell.gpus)),
     SETTINGS: _settings,
     "batch": lambda cell: str(cell.batch_size) if cell.trains else ABSENT,

@@ -1,8 +1,9 @@
-"""What the TAB key completes, in place of Hydra's own: GPU ids and words, the values of every option, lists with commas.
+"""What the TAB key completes, in place of Hydra's own: GPU ids, hosts and words, the values of every option, lists with commas.
 
 Hydra composes a configuration to list its keys, and knows the present value of an option, not those that it accepts.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from hydra.core.plugins import Plugins
 from conf import groups
 from conf.command_line import FLAGS, GROUPS, VALUED, config_dirs
 from conf.gpus import WORDS
+from conf.nodes import WORDS as WORDS_OF_NODES
+from conf.nodes import listed_hosts
+from conf.options import Refused
 from launch.help.options import Option, options
 from launch.machine.devices import look
 
@@ -88,16 +92,26 @@ def _keys(text: str, prefix: str, before: Sequence[str]) -> Iterator[str]:
 def _values(text: str, before: Sequence[str]) -> Iterator[str]:
     """Yield `key=value` for what an option accepts; behind a comma what is not in the list yet."""
     key, _, value = text.partition("=")
-    end = max(value.rfind(mark) for mark in (",+" if key == "gpus" else ",")) + 1
+    end = max(value.rfind(mark) for mark in (",+" if key in ("gpus", "nodes") else ",")) + 1
     head, last = value[:end], value[end:]
     if key in GROUPS:
         known: Sequence[str] = groups.choices(key)
     elif key == "gpus":  # words stand alone
         known = [*map(str, look("auto", os.environ).everyone), *([] if head else WORDS)]
+    elif key == "nodes":
+        known = [*_hosts(before), *([] if head else WORDS_OF_NODES)]
     else:
         known = next((one.values for one in _options(before) if one.key == key), ())
     listed = head.replace("+", ",").split(",")
     yield from (f"{key}={head}{one}" for one in known if one.startswith(last) and one not in listed)
+
+
+def _hosts(before: Sequence[str]) -> Sequence[str]:
+    """Return the names of the hosts in the file that the line names; none where it cannot be read."""
+    path = next((word.removeprefix("hosts=") for word in reversed(before) if word.startswith("hosts=")), None)
+    with contextlib.suppress(Refused):
+        return [host.name for host in listed_hosts(path)] if path else []
+    return []
 
 
 def _options(before: Sequence[str]) -> Sequence[Option]:

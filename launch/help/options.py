@@ -9,8 +9,7 @@ from typing import Any, cast, get_origin
 
 from omegaconf import MISSING, OmegaConf
 
-from conf import groups
-from conf.gpus import WORDS
+from conf import gpus, groups, nodes
 from conf.options import accepted, described
 from conf.schema import Config
 from launch.compose.hydra_errors import KINDS
@@ -80,7 +79,10 @@ def _of_field(key: str, field: "dataclasses.Field[Any]") -> Option:
     limits = described(field)
     meaning = limits.get("help", "")
     if key == "gpus":
-        return Option(key, meaning, "one subset, gpus=0,3; several, gpus=0+1,0+3; or a word", "all", tuple(WORDS))
+        return Option(key, meaning, "one subset, gpus=0,3; several, gpus=0+1,0+3; or a word", "all", tuple(gpus.WORDS))
+    if key == "nodes":
+        forms = "one set of hosts, nodes=a,b; several, nodes=a+b,a+c; a number; or a word"
+        return Option(key, meaning, forms, "this machine", tuple(nodes.WORDS))
     default = None if field.default is dataclasses.MISSING else field.default
     return _option(key, meaning, limits, default, get_origin(field.type) or field.type)
 

@@ -6,9 +6,8 @@ from rich import box
 from rich.table import Table
 
 from analysis.console import console
-from conf import groups
+from conf import gpus, groups, nodes
 from conf.command_line import GROUPS, separated
-from conf.gpus import WORDS
 from conf.options import Refused, closest
 from launch.help.options import Option, about_choice, default_choices, options, options_of
 
@@ -35,8 +34,9 @@ def show(topic: str) -> None:
     if key in GROUPS:
         names = [chosen] if chosen else groups.choices(key)
         out.print(_table([f"{key}=", "meaning"], ((name, about_choice(key, name)) for name in names)))
-    if key == "gpus":
-        out.print(_table(["gpus=", "meaning"], WORDS.items()))
+    for option, words in (("gpus", gpus.WORDS), ("nodes", nodes.WORDS)):
+        if key == option:
+            out.print(_table([f"{option}=", "meaning"], words.items()))
     listed = _listed(key, chosen)
     if listed:
         rows = ((one.key, one.meaning, one.accepts, one.default) for one in listed)

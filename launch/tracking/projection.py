@@ -117,6 +117,10 @@ def _params(record: Record) -> dict[str, Any]:
         "gpus": cell.gpus,
         "world_size": cell.world_size,
     }
+    if cell.hosts:
+        params |= {"nodes": len(cell.hosts), "hosts": cell.hosts}
+    if cell.server_hosts:
+        params["server_hosts"] = cell.server_hosts
     plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
     params |= {name: getattr(cell, name) for name in plainly}
     params["repeat"] = max(0, cell.repeat)  # a drift or second run measures a cell again: the tag `role` says so
@@ -217,7 +221,9 @@ def machine_tags(record: Record) -> dict[str, str]:
 
 
 def _hosts(record: Record) -> list[str]:
-    """Return the names of the hosts whose ranks were measured."""
+    """Return the names of the hosts whose ranks were measured, as they were asked for."""
+    if record.cell.hosts:
+        return list(record.cell.every_host)
     of_ranks = [str(rank["host"]) for rank in record.ranks if rank.get("host")]
     return _unique(of_ranks or [str(record.environment.get("host", ""))])
 

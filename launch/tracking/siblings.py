@@ -21,6 +21,7 @@ from launch.tracking.projection import DAMAGED, NAME_LENGTH, PARAM_LENGTH, machi
 
 LEFT_ALONE = (UNTOUCHED, "null")  # values of an option that a cell leaves alone and another one changes
 FIRST = "first run"  # of a cell that is measured again
+WITHOUT = {"profiler": "none", "nodes": "1", "hosts": "this machine"}  # of a parameter that a run does not have
 NOT_THERE = "n/a"  # of an option that its strategy or benchmark does not have
 SEVERAL = " | "  # between the values that the cells of a sweep have
 OF_BEST = (IMAGES_PER_SECOND, EFFICIENCY, EXPOSED, "comm/exchange_ms")  # what a parent says of its best cell
@@ -84,8 +85,8 @@ def left_alone(records: Sequence[Record]) -> dict[str, dict[str, str]]:
 
 def _without(name: str) -> str:
     """Return what a run says of a parameter that it does not have."""
-    if name == "profiler":
-        return "none"
+    if name in WITHOUT:
+        return WITHOUT[name]
     return UNTOUCHED if name.startswith("nccl.") or name == "global_batch_size" else NOT_THERE
 
 
