@@ -33,7 +33,6 @@ FLAGS = (
 CONFIG_DIR = ("-cd", "--config-dir")
 FOLDERS = ("-cp", "--config-path", *CONFIG_DIR)
 VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
-PREFIX = "engine.prefix=["
 LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 INFO = ("-i", "--info")
@@ -142,9 +141,6 @@ def _rewritten(argument: str) -> str:
         raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
     if argument.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
         return f"++nccl.other.{argument.split('.', 2)[2]}"
-    if argument.startswith(PREFIX) and argument.endswith("]") and not {"'", '"', "["} & {*argument[len(PREFIX) :]}:
-        words = argument[len(PREFIX) : -1].split(",")  # Hydra would take {host} for a mapping
-        return PREFIX + ",".join(f"'{word}'" for word in words) + "]" if words != [""] else argument
     if selection := SELECTIONS.fullmatch(argument):
         return f"{selection[1]}'{selection[2]}'"
     if prefix := PREFIX.fullmatch(argument):

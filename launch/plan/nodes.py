@@ -8,6 +8,7 @@ from conf.nodes import host_sets, is_name, listed_hosts
 from conf.options import Refused
 from conf.schema import Config
 from conf.servers import named_hosts
+from launch.engines import slurm
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet
 from launch.plan.subsets import subsets
@@ -37,15 +38,23 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     Raises:
         Refused: the file is wrong, there is no allocation, or nothing names a host.
     """
-    first = configs[0]
-    if first.hosts is not None:
-        return tuple(host.name for host in listed_hosts(first.hosts))
+    if (listed := _listed(configs[0], surroundings)) is not None:
+        return listed
     named = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
     if not named:
         raise Refused(
-            f"nodes={','.join(first.nodes)}: no host is known; name them, as in nodes=a,b, or a file of them with hosts=FILE"
+            f"nodes={','.join(configs[0].nodes)}: no host is known; name them, as in nodes=a,b, or a file of them with hosts=FILE"
         )
     return tuple(named)
+
+
+def _listed(config: Config, surroundings: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the hosts of the file or of the allocation; None where nodes= itself names them. Raises Refused."""
+    if config.hosts is not None:
+        return tuple(host.name for host in listed_hosts(config.hosts))
+    if config.engine.name != "slurm" or (config.dry_run and slurm.NODES not in surroundings):
+        return None
+    return slurm.host_names(surroundings)
 
 
 def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
@@ -60,10 +69,11 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     wanted = {host for config in configs for one in host_sets(_without_classes(config), names) for host in one}
     of_servers = dict.fromkeys(name for config in configs for name in _server_nodes(config))
     unknown = [name for name in of_servers if name not in names]
-    if unknown and first.hosts is not None:
+    if unknown and _listed(first, surroundings) is not None:
+        where = f"hosts={first.hosts}" if first.hosts else "this job of Slurm"
         raise Refused(
-            f"strategy.{SERVER_NODES}={'+'.join(of_servers)}: host {unknown[0]} is not in hosts={first.hosts}; accepted are "
-            "auto and hosts that are"
+            f"strategy.{SERVER_NODES}={'+'.join(of_servers)}: host {unknown[0]} is not in {where}; accepted are auto and hosts "
+            "that are"
         )
     return tuple(dict.fromkeys([*(name for name in names if name in wanted), *of_servers]))
 

@@ -12,6 +12,10 @@ REMOTE = ("ssh", "slurm", "command")
 # The engines that read an option; every engine reads the others.
 READ_BY = {
     "prefix": ("command",),
+    "ssh_config": ("ssh",),
+    **dict.fromkeys(
+        ("submit", "time_minutes", "partition", "account", "job_nodes", "gpus_per_node", "sbatch"), ("slurm",)
+    ),
     "interface": REMOTE,
     "trusted_network": REMOTE,
     "python": REMOTE,
