@@ -156,6 +156,28 @@ def recover_cell(seed, folder, number):
     return {name: getattr(record, name) for name in ("metrics", "within_run", "series", "tables", "model", "ranks")}
 
 
+def describe_host(seed, folder, number):
+    """Read what a host says of itself, compare it with a whole one, and look for an address."""
+    from described import host
+
+    from benchmarks.record.encoding import encoded
+    from conf.options import Refused
+    from launch.machine.fleet import Fleet, Host
+    from launch.machine.meeting import candidates
+    from launch.machine.preflight import compare
+
+    try:
+        other = Host.described("b", seed.data)
+        for sentence in compare(Fleet((host("a"), other))):
+            sentence.encode()
+        candidates(other, [host("a")], None, False)
+    except Refused as error:
+        if "\n" in str(error):
+            raise Wrong("two lines") from None
+        raise Refusal(str(error)) from None
+    return json.loads(encoded(dataclasses.asdict(other)))
+
+
 def read_floor(seed, folder, number):
     """Read noise_floor.json as the end of a sweep, and as a report of a study beside it does."""
     from analysis.findings.next_run.floor_file import as_json, floors_of, of_other_studies

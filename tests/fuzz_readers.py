@@ -105,6 +105,7 @@ READERS = (
     Reader("kineto", seeds.kineto_traces, calls.through_command("trace", ".json"), WITH_JSON, needs=("numpy", "rich")),
     Reader("yaml", seeds.yaml_seeds, calls.read_yaml, (*TEXT, *(mutations.yaml_part,) * 8, mutations.deep), removing=(),
            needs=("filelock", "hydra", "psutil", "rich", "yaml")),
+    Reader("host", seeds.host_seeds, calls.describe_host, WITH_JSON, needs=("psutil",)),
     Reader("noise-floor", seeds.floor_seeds, calls.read_floor, WITH_JSON, needs=()),
     Reader("verify", seeds.raw_seeds, calls.verify_cell, WITH_JSON, removing=(), needs=("hydra", "numpy", "rich")),
     Reader("bundle", seeds.bundle_seeds, calls.verify_bundle,

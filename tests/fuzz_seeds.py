@@ -171,7 +171,7 @@ def cell_files(name):
     samples = next((DATA / "h200_x2" / "eager_a").glob("*gpus0-1*/gpus.jsonl.gz")).parent
     for kind in ("gpus.jsonl", "cpu.jsonl"):
         lines = gzip.decompress((samples / f"{kind}.gz").read_bytes()).splitlines(keepends=True)
-        found[kind] = b"".join(lines[:8])
+        found[kind] = found[kind.replace(".", "-1.")] = b"".join(lines[:8])  # of a second host too
     dead = dataclasses.asdict(dataclasses.replace(ProcessIdentity.own(), boot_id="an earlier boot"))
     begin = {
         "kind": "begin",
@@ -192,6 +192,13 @@ def cell_files(name):
 def cell_seeds():
     """Every file of such studies; `name` is that of the cell and the path in its study."""
     return [Seed(data, f"{name}:{path}") for name in CELLS_READ for path, data in cell_files(name)[0].items()]
+
+
+def host_seeds():
+    """Two hosts that describe themselves, one of them with GPUs."""
+    from described import WITH_GPUS, described
+
+    return [Seed(json.dumps(described(**changes)).encode()) for changes in ({}, WITH_GPUS)]
 
 
 def floor_seeds():

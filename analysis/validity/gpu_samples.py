@@ -1,5 +1,6 @@
 """What the samples of the machine (`gpus.jsonl`, `cpu.jsonl`) say of a cell, phase by phase: clocks, power, throttling, others.
 
+Where several hosts were sampled, GPUs are in the order of the ranks, host after host; what only a host has is in `hosts` too.
 The launching process puts it into the record, and `python -m analysis verify` computes it again.
 """
 
@@ -26,6 +27,8 @@ LEAST_CPU_SECONDS = 1.0  # shorter phases tell too little of the CPU: the kernel
 
 OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
 OF_GPU = {"busy_percent", "memory_bytes", "own_bytes", "power_w", "reasons", "sm_mhz", "temperature_c"}
+# Of a phase, in the order of the ranks.
+OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
 MOST = 2**63  # of bytes or anything else that a sample counts
 
 Sample = dict[str, Any]
@@ -56,9 +59,10 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
 
     A line that the sampler did not write so is passed over.
     """
-    phases = _phases(folder)
-    metrics, facts = _gpus([line for line in read_lines(folder.gpu_samples) if is_of_gpus(line)], phases)
-    if cpu := _cpu([line for line in read_lines(folder.cpu_samples) if has_numbers(line, OF_CPU)], phases):
+    phases, hosts = _phases(folder), folder.sampled_hosts()
+    metrics, facts = _gpus([list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(one)))) for one in hosts], phases)
+    loads = [list(filter(is_of_cpu, read_lines(folder.cpu_samples_of(one)))) for one in hosts]
+    if cpu := _cpus([_cpu(lines, phases) for lines in loads]):
         facts["cpu_samples"] = cpu
     return metrics, facts
 
@@ -75,6 +79,11 @@ def is_of_gpus(line: Sample) -> bool:
     )
 
 
+def is_of_cpu(line: Sample) -> bool:
+    """Tell whether a line is a sample of the CPU."""
+    return has_numbers(line, OF_CPU)
+
+
 def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
     """Tell whether a sample has a number of each of these names; bits and counts are whole."""
     kinds = {"reasons": int, "cores": int}
@@ -83,7 +92,9 @@ def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
     )
 
 
-def _gpus(lines: Sequence[Sample], phases: Sequence[Phase]) -> tuple[dict[str, float], dict[str, Any]]:
+def _gpus(hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the metrics and facts of the GPUs from the lines of each host."""
+    lines = [line for own in hosts for line in own]
     if not lines:
         return {}, {}
     opened, closed = _timed_window(phases)
@@ -96,10 +107,14 @@ def _gpus(lines: Sequence[Sample], phases: Sequence[Phase]) -> tuple[dict[str, f
         "foreign_pids": sorted({pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}),
         "samples": len(inside),
         "phases": {
-            name: _of_phase([line for one in same for line in one.samples(lines)], lines, phases)
+            name: _joined(
+                [_of_phase([line for one in same for line in one.samples(own)], own, phases) for own in hosts]
+            )
             for name, same in _measured(phases).items()
         },
     }
+    if len(hosts) > 1:
+        facts["hosts"] = [_gpus([own], phases)[1].get("gpu_samples", {}) for own in hosts]
     if not inside:
         return {}, {"gpu_samples": facts}
     reasons = [gpu["reasons"] for gpu in inside if "reasons" in gpu]
@@ -139,6 +154,24 @@ def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequenc
         "power_w": [_mean(own, "power_w") for own in of_gpus],
         "grown_bytes": _grown(of_gpus, lines, phases, _used),
         "foreign_bytes": _grown(of_gpus, lines, phases, _of_others),
+    }
+
+
+def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what one phase shows on all hosts, from what it shows on each. A host without samples has GPUs that say nothing."""
+    if len(hosts) == 1:
+        return hosts[0]
+    gpus = max(len(own["sm_mhz"]) for own in hosts)
+
+    def most(name: str) -> Any:
+        return max((own[name] for own in hosts if own[name] is not None), default=None)
+
+    return {
+        "samples": sum(own["samples"] for own in hosts),
+        "throttle_reasons": sorted({reason for own in hosts for reason in own["throttle_reasons"]}),
+        **{name: [value for own in hosts for value in own[name] or [None] * gpus] for name in OF_EACH_GPU},
+        "grown_bytes": most("grown_bytes"),
+        "foreign_bytes": most("foreign_bytes"),
     }
 
 
@@ -202,6 +235,16 @@ def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
         if duration >= LEAST_CPU_SECONDS
     }
     return {"cores": cores, "others_share": shares}
+
+
+def _cpus(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all CPUs show: in each phase the share of that host on which others used most."""
+    known = [own for own in hosts if own]
+    if not known or len(hosts) == 1:
+        return hosts[0]
+    phases = {name for own in known for name in own["others_share"]}
+    worst = {name: max(own["others_share"].get(name, 0.0) for own in known) for name in sorted(phases)}
+    return {"cores": known[0]["cores"], "others_share": worst, "hosts": list(hosts)}
 
 
 def _between(others: Sequence[tuple[float, float]], phase: Phase) -> float | None:

@@ -3,7 +3,7 @@
 Each function returns None for a record that passes. Records of before phases were told apart have the timed window alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
@@ -76,19 +76,19 @@ def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limit
     for name in STEPS:
         phase = mapping(phases.get(name))
         means = phase.get("sm_mhz") or []
-        clocks = {place: mhz for place, mhz in enumerate(means[: len(record.cell.gpus)]) if mhz}
+        clocks = {place: mhz for place, mhz in enumerate(means[: record.cell.world_size]) if mhz}
         if len(clocks) < 2:
             continue
         slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
         capped = all((phase["power_capped_share"][place] or 0) > MOSTLY for place in (slow, fast))
         if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit * (2 if capped else 1):
-            one, other = (f"GPU {record.cell.gpus[place]} {clocks[place]:,.0f} MHz" for place in (slow, fast))
+            one, other = (f"GPU {record.cell.members[place]} {clocks[place]:,.0f} MHz" for place in (slow, fast))
             yield f"{one}, {other} in the {name} phase"
 
 
 def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
     """Yield a sentence for each GPU whose mean clock in a phase is below its highest although nothing lowers it."""
-    for place, gpu in enumerate(record.cell.gpus):
+    for place, gpu in enumerate(record.cell.members):
         own = {name: phase for name, phase in phases.items() if place < len(phase["free_sm_mhz"])}
         most = max((phase["most_free_sm_mhz"][place] or 0 for phase in own.values()), default=0)
         means = {name: mhz for name, phase in own.items() if (mhz := phase["free_sm_mhz"][place])}
@@ -102,54 +102,74 @@ def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], lim
 
 def throttled(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a GPU lowered its clocks for heat or a power brake while something was measured."""
-    samples = record.checks.get("gpu_samples")
-    if samples is None or not samples["samples"]:
+    hosts = _of_hosts(record, "gpu_samples", record.cell.hosts)
+    if not hosts:
         return unless_cpu(record, "the GPUs were not sampled in the timed window")
+    return _first([_throttled(samples, on) for on, samples in hosts])
+
+
+def _throttled(samples: Mapping[str, Any], on: str) -> CheckResult | None:
+    if not samples.get("samples"):
+        return unchecked(f"the GPUs{on} were not sampled in the timed window")
     if not samples["reasons_known"]:
-        return unchecked("the driver does not report why it lowers clocks")
-    by_phase = {name: phase["throttle_reasons"] for name, phase in _phases(record).items() if phase["throttle_reasons"]}
+        return unchecked(f"the driver{on} does not report why it lowers clocks")
+    phases = mapping(samples.get("phases")).items()
+    by_phase = {name: phase["throttle_reasons"] for name, phase in phases if phase["throttle_reasons"]}
     if by_phase:
-        return CheckResult(
-            list_some([f"{' '.join(reasons)} in the {name} phase" for name, reasons in by_phase.items()])
-        )
+        found = [f"{' '.join(reasons)} in the {name} phase" for name, reasons in by_phase.items()]
+        return CheckResult(list_some(found) + on)
     reasons = samples["throttle_reasons"]
-    return CheckResult(f"{', '.join(reasons)} in the timed window") if reasons else None
+    return CheckResult(f"{', '.join(reasons)} in the timed window{on}") if reasons else None
 
 
 def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether other processes used the GPUs, before the cell or in a phase in which something was measured."""
-    samples = record.checks.get("gpu_samples")
-    if samples is None:
+    hosts = _of_hosts(record, "gpu_samples", record.cell.hosts)
+    if not hosts:
         return unless_cpu(record, "the GPUs were not sampled")
+    beside = record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
+    return _first([_foreign_load(samples, on, limits, beside) for on, samples in hosts])
+
+
+def _foreign_load(
+    samples: Mapping[str, Any], on: str, limits: ValidityLimits, beside_bytes: float
+) -> CheckResult | None:
+    if not samples:
+        return unchecked(f"the GPUs{on} were not sampled")
     if samples["foreign_pids"]:
-        return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}")
+        return CheckResult(f"processes {', '.join(map(str, samples['foreign_pids'][:5]))}{on}")
     memory, busy = samples["before_memory_bytes"], samples["before_busy_percent"]
     if memory is None and busy is None and not samples.get("processes_known", True):
-        return unchecked("the driver does not report which processes use the GPUs")
+        return unchecked(f"the driver{on} does not report which processes use the GPUs")
     allowed = limits.foreign_memory_gib * GIB
     if memory is not None and memory > allowed:
-        return CheckResult(f"{memory / GIB:.1f} GiB were in use before the ranks started")
+        return CheckResult(f"{memory / GIB:.1f} GiB were in use before the ranks started{on}")
     if busy is not None and busy > limits.foreign_busy_percent:
-        return CheckResult(f"{busy} % busy before the ranks started")
-    for name, phase in _phases(record).items():
+        return CheckResult(f"{busy} % busy before the ranks started{on}")
+    for name, phase in mapping(samples.get("phases")).items():
         others, grown = phase["foreign_bytes"], phase["grown_bytes"] or 0
         if others is not None and others > allowed:
             return CheckResult(
-                f"the memory of other programs grew by {others / GIB:.1f} GiB after the warm-up, in the {name} phase"
+                f"the memory of other programs grew by {others / GIB:.1f} GiB after the warm-up, in the {name} phase{on}"
             )
-        beside = 0 if name == TIMED else record.model.get("gradient_bytes", 0.0) * GRADIENTS_BESIDE
-        if others is None and grown > allowed + beside:
+        if others is None and grown > allowed + (0 if name == TIMED else beside_bytes):
             return CheckResult(
-                f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in the {name} phase"
+                f"the memory in use grew by {grown / GIB:.1f} GiB after the warm-up, in the {name} phase{on}"
             )
     return None
 
 
 def foreign_cpu(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether others used the cell's cores while something was measured."""
-    samples = record.checks.get("cpu_samples")
-    if samples is None:
+    hosts = _of_hosts(record, "cpu_samples", record.cell.every_host)
+    if not hosts:
         return unchecked("the load of the CPU was not sampled")
+    return _first([_foreign_cpu(samples, on, limits) for on, samples in hosts])
+
+
+def _foreign_cpu(samples: Mapping[str, Any], on: str, limits: ValidityLimits) -> CheckResult | None:
+    if not samples:
+        return unchecked(f"the load of the CPU{on} was not sampled")
     shares = samples["others_share"]
     if not shares:
         return unchecked("nothing was measured for as long as a second")
@@ -158,8 +178,25 @@ def foreign_cpu(record: Record, limits: ValidityLimits) -> CheckResult | None:
         return None
     cores = samples["cores"]
     return CheckResult(
-        f"{shares[name]:.0%} of {cores} cores in the {name} phase, allowed {limits.foreign_cpu_limit:.0%}"
+        f"{shares[name]:.0%} of {cores} cores{on} in the {name} phase, allowed {limits.foreign_cpu_limit:.0%}"
     )
+
+
+def _of_hosts(record: Record, kind: str, hosts: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return (" on host a", what its samples show) for each of these hosts; ("", …) for one machine; [] without any samples."""
+    samples = record.checks.get(kind)
+    if samples is None:
+        return []
+    if not hosts:
+        return [("", samples)]
+    several = [*samples.get("hosts", [samples]), *({} for _ in hosts)]
+    return [(f" on host {host}", own) for host, own in zip(hosts, several, strict=False)]
+
+
+def _first(results: Sequence[CheckResult | None]) -> CheckResult | None:
+    """Return the first result that found something, or else the first that could not be checked."""
+    found = [one for one in results if one is not None]
+    return min(found, key=lambda one: not one.checked, default=None)
 
 
 def _phases(record: Record) -> Mapping[str, Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, complete, function_of, reported
 from benchmarks.record import CellFolder, Kind, Record, decoded, read_lines
-from benchmarks.record.raw_files import found, stored
+from benchmarks.record.raw_files import found
 
 # Records of this version and later have lines that hold everything that is derived.
 FIRST_SCHEMA = 3
@@ -93,11 +93,16 @@ def _values(lines: RankLines, record: Record) -> Mapping[str, Any]:
 def _with_samples(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
     """Add what the samples of the GPUs and of the CPU say."""
     before, (metrics, checks) = made.record, summary(folder)
+    lost = folder.lost_samples(own.raw_sha256)
+    if lost.gpus:  # of one host: what the others show is not what the record states
+        metrics, checks = {}, {name: value for name, value in checks.items() if name != "gpu_samples"}
+    if lost.cpu:
+        checks = {name: value for name, value in checks.items() if name != "cpu_samples"}
     own = dataclasses.replace(own, metrics=own.metrics | metrics, checks=own.checks | checks)
-    if stored(folder.gpu_samples) is None:
+    if lost.gpus:
         names = {name for name in before.metrics if name.startswith("gpu/") and name not in own.metrics}
         own = _as_recorded(own, made, metrics=names, checks={"gpu_samples"} & before.checks.keys())
-    if stored(folder.cpu_samples) is None:
+    if lost.cpu:
         own = _as_recorded(own, made, checks={"cpu_samples"} & before.checks.keys())
     return own
 

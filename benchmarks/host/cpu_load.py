@@ -6,14 +6,15 @@ import psutil
 
 
 class CpuLoad:
-    """Counts CPU seconds. The launching process and all that it started are own; everything else is others'.
+    """Counts CPU seconds. The launching process, or a host's agent, and all that it started are own; the rest is others'.
 
     Interrupts are nobody's: those of the ranks' own messages are counted with others'. What a hypervisor took is others'.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int | None = None) -> None:
+        """`first` is the id of the process whose tree is own; None: of this one."""
         self._cores = sorted(os.sched_getaffinity(0))
-        self._launcher = psutil.Process()
+        self._first = psutil.Process(first)
 
     def read(self) -> dict[str, float]:
         """Return seconds since some time: `busy_s` of all on these `cores`, `own_s` of our processes, ended ones too.
@@ -22,7 +23,7 @@ class CpuLoad:
         """
         try:
             times = psutil.cpu_times(percpu=True)
-            own = sum(map(_seconds, [self._launcher, *self._launcher.children(recursive=True)]))
+            own = sum(map(_seconds, [self._first, *self._first.children(recursive=True)]))
         except (psutil.Error, OSError, RuntimeError):
             return {}
         mine = [times[core] for core in self._cores if core < len(times)]

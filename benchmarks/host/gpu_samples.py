@@ -1,4 +1,4 @@
-"""Sample the machine around a running cell from the launching process: its GPUs by NVML, and the load of its CPU.
+"""Sample a machine around a running cell, from the launching process or beside a host's agent: GPUs by NVML, and the CPU.
 
 The ranks take no part. Samples go to `<cell>/gpus.jsonl` and `<cell>/cpu.jsonl`; what they say goes to the record
 (analysis.validity.gpu_samples).
@@ -25,11 +25,16 @@ SETTLE_SECONDS = 3.0
 class Sampler:
     """Samples the GPUs of a cell and the CPU in a thread while it is entered."""
 
-    def __init__(self, folder: CellFolder, uuids: Sequence[str], token: str) -> None:
-        """`token` marks the processes of the cell; CPU workers have no `uuids`."""
+    def __init__(
+        self, folder: CellFolder, uuids: Sequence[str], token: str, host: int = 0, first: int | None = None
+    ) -> None:
+        """`token` marks the processes of the cell; CPU workers have no `uuids`; `host` is its number in the cell.
+
+        `first` is the id of the process whose tree is the cell's own; None: of this one.
+        """
         self._gpus = SampledGpus.found(uuids, token) if uuids else None
-        self._gpu_lines = Lines(folder.gpu_samples) if self._gpus else None
-        self._load, self._cpu_lines = CpuLoad(), Lines(folder.cpu_samples)
+        self._gpu_lines = Lines(folder.gpu_samples_of(host)) if self._gpus else None
+        self._load, self._cpu_lines = CpuLoad(first), Lines(folder.cpu_samples_of(host))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 

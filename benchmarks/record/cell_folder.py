@@ -6,8 +6,8 @@ record.json     the record of the newest attempt
 ranks/N.jsonl   every sample of rank N; ranks/N.count is its number of iterations
 logs/           what the agent and each rank printed
 nccl/           NCCL's logs, and the empty nccl.conf that replaces the user's
-gpus.jsonl      clocks, power and load of the GPUs
-cpu.jsonl       load of the CPU, the cell's own and all
+gpus.jsonl      clocks, power and load of the GPUs; gpus-1.jsonl those of the second host of a cell, and so on
+cpu.jsonl       load of the CPU, the cell's own and all; cpu-1.jsonl likewise
 topology.txt    the machine's topology
 failures.json   exit status and time of the ranks that ended first, not as they should
 output.txt      what the benchmark prints
@@ -18,14 +18,24 @@ attempt-1/      an earlier attempt, whole
 Raw files may be packed (`ranks/0.jsonl.gz`): they are named here by their plain paths, and read by raw_files.py.
 """
 
+import fnmatch
 import itertools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.record import own_files
 from benchmarks.record.raw_files import PACKED, found, pack, sha256, stored
+
+
+class LostSamples(NamedTuple):
+    """Whether a file of samples of the GPUs, or of the CPU's load, is missing."""
+
+    gpus: bool
+    cpu: bool
 
 
 @dataclass(frozen=True)
@@ -66,13 +76,37 @@ class CellFolder:
 
     @property
     def gpu_samples(self) -> Path:
-        """Return the path of the samples of the GPUs."""
-        return self.path / "gpus.jsonl"
+        """Return the path of the samples of the GPUs, of several hosts those of the first."""
+        return self.gpu_samples_of(0)
 
     @property
     def cpu_samples(self) -> Path:
-        """Return the path of the samples of the CPU's load."""
-        return self.path / "cpu.jsonl"
+        """Return the path of the samples of the CPU's load, of several hosts those of the first."""
+        return self.cpu_samples_of(0)
+
+    def gpu_samples_of(self, host: int) -> Path:
+        """Return the path of the samples of the GPUs of a host; hosts are numbered as Cell.every_host has them."""
+        return self.path / (f"gpus-{host}.jsonl" if host else "gpus.jsonl")
+
+    def cpu_samples_of(self, host: int) -> Path:
+        """Return the path of the samples of the CPU's load on a host."""
+        return self.path / (f"cpu-{host}.jsonl" if host else "cpu.jsonl")
+
+    def sampled_hosts(self) -> range:
+        """Return the numbers of the hosts that may have samples, up to the highest that has some; 0 for one machine."""
+        names = (path.name for pattern in OF_HOSTS for path in found(self.path, pattern))
+        numbers = [int(number[1]) for name in names if (number := OF_HOST.fullmatch(name))]
+        return range(max(numbers, default=0) + 1)
+
+    def lost_samples(self, recorded: Iterable[str]) -> "LostSamples":
+        """Return whether samples of one machine, or of a host whose file was recorded, are missing here."""
+        of_hosts = [name for name in recorded if OF_HOST.fullmatch(name)]
+
+        def lost(kind: str) -> bool:
+            names = [f"{kind}.jsonl", *(name for name in of_hosts if name.startswith(kind))]
+            return any(stored(self.path / name) is None for name in names)
+
+        return LostSamples(lost("gpus"), lost("cpu"))
 
     def rank_lines(self, rank: int) -> Path:
         """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
@@ -187,7 +221,8 @@ class CellFolder:
             OSError: it cannot be moved.
         """
         aside = self.path / ASIDE
-        left = [self.path / part for part in PARTS if os.path.lexists(self.path / part)]
+        there = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        left = [path for path in there if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS)]
         if not left and not os.path.lexists(aside):
             return
         for path in left:
@@ -196,20 +231,21 @@ class CellFolder:
         own_files.make_folder(aside)
         for path in left:
             path.rename(aside / path.name)
-        names = (self.path / f"attempt-{number}" for number in itertools.count(1))
-        aside.rename(next(name for name in names if not os.path.lexists(name)))
+        numbered = (self.path / f"attempt-{number}" for number in itertools.count(1))
+        aside.rename(next(path for path in numbered if not os.path.lexists(path)))
 
 
+# Of every host of a cell.
+OF_HOSTS = ("gpus.jsonl", "gpus-[0-9]*.jsonl", "cpu.jsonl", "cpu-[0-9]*.jsonl")
+OF_HOST = re.compile(r"(?:gpus|cpu)-([1-9][0-9]{0,3})\.jsonl")
 # What an attempt leaves in the folder.
 PARTS = (
     "cell.json",
     "attempt.json",
     "failures.json",
     "topology.txt",
-    "gpus.jsonl",
-    f"gpus.jsonl{PACKED}",
-    "cpu.jsonl",
-    f"cpu.jsonl{PACKED}",
+    *OF_HOSTS,
+    *(f"{pattern}{PACKED}" for pattern in OF_HOSTS),
     "output.txt",
     "ranks",
     "logs",
@@ -220,7 +256,7 @@ PARTS = (
     "record.json",
 )
 # What the values of a record are derived from, by plain paths. Traces come from the profilers packed already.
-SAMPLES = ("ranks/*.jsonl", "gpus.jsonl", "cpu.jsonl", "nccl/*.log", "tuning/nccl/*.log")
+SAMPLES = ("ranks/*.jsonl", *OF_HOSTS, "nccl/*.log", "tuning/nccl/*.log")
 RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
 # What the report and `verify` read besides.
 PUBLISHED = ("record.json", "failures.json", "topology.txt", "profile/timeline.svg")
@@ -233,8 +269,7 @@ ARTIFACTS = (
     "logs/**/*",
     "ranks/*.jsonl",
     "nccl/*.log",
-    "gpus.jsonl",
-    "cpu.jsonl",
+    *OF_HOSTS,
     # Never the report of nsys itself: it holds the environment of what it traced.
     "profile/trace.sqlite.gz",
     "profile/rank*.json.gz",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import single_line
 from benchmarks.record import CellFolder, Record
+from conf.cell import Cell
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
@@ -123,7 +124,7 @@ class Tracker:
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
-            self._write(found, projection, self._parents[record.sweep_id], folder, record.cell.gpus)
+            self._write(found, projection, self._parents[record.sweep_id], folder, record.cell)
             return True
 
     def finish_sweep(
@@ -239,9 +240,7 @@ class Tracker:
         tags = {**tags, "mlflow.source.name": "launch.py"}
         return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
 
-    def _write(
-        self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, gpus: Sequence[int]
-    ) -> None:
+    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, cell: Cell) -> None:
         """Make or complete a child run; the tag that says so is written last."""
         if run is None:
             ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
@@ -263,7 +262,7 @@ class Tracker:
             below = path.relative_to(folder.path).parent.as_posix()
             self._client.log_artifact(run_id, str(path), None if below == "." else below)
         tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
-        rows = [*projection.metrics, *system_series(folder, gpus)]
+        rows = [*projection.metrics, *system_series(folder, cell)]
         self._log(run, rows, projection.params, tags)
         self._client.set_terminated(run_id, projection.status, projection.ended)
         self._client.set_tag(run_id, PROJECTED, COMPLETE)

@@ -1,0 +1,75 @@
+"""Sample a host around a cell in a process of its own, which the host's agent starts and ends.
+
+    python -m benchmarks.host.sample FOLDER HOST TOKEN [UUID …]
+
+It says `ready` after the first sample, before which no rank may start, and leaves at the end of its standard input.
+"""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.host.gpu_samples import Sampler
+from benchmarks.record import CellFolder
+
+ROOT = Path(__file__).parent.parent.parent
+READY_SECONDS = 15.0  # until the first sample: GPUs may take some to settle
+END_SECONDS = 8.0  # for the last one
+POLL_SECONDS = 1.0
+
+
+class SamplingProcess:
+    """Samples this host in another process while the context is entered. Without samples a cell is measured all the same."""
+
+    def __init__(
+        self, folder: CellFolder, host: int, token: str, uuids: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """`host` is the number of this host in the cell, `token` marks its processes; `environment` has the sweep's clock."""
+        self._command = [sys.executable, "-m", "benchmarks.host.sample", str(folder.path), str(host), token, *uuids]
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait for the first sample. The rest of the host's processes are its parent's tree."""
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+            assert self._process.stdout is not None
+            select.select([self._process.stdout], [], [], READY_SECONDS)
+
+    def end(self) -> None:
+        """Have it take the last sample and leave."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
+        self._process = None
+
+
+def main(folder: str, host: str, token: str, *uuids: str) -> int:
+    """Sample until the input ends or the process that started this one is gone. Returns the exit status."""
+    agent = os.getppid()
+    try:
+        with Sampler(CellFolder(Path(folder)), uuids, token, int(host), agent):
+            print("ready", flush=True)
+            while not select.select([sys.stdin], [], [], POLL_SECONDS)[0] and os.getppid() == agent:
+                pass
+    except OSError:
+        return 1  # the disk is full, or the folder is gone: the checks say that there are no samples
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
