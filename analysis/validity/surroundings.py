@@ -116,10 +116,11 @@ def _throttled(samples: Mapping[str, Any], on: str) -> CheckResult | None:
     phases = mapping(samples.get("phases")).items()
     by_phase = {name: phase["throttle_reasons"] for name, phase in phases if phase["throttle_reasons"]}
     if by_phase:
-        found = [f"{' '.join(reasons)} in the {name} phase" for name, reasons in by_phase.items()]
-        return CheckResult(list_some(found) + on)
+        return CheckResult(
+            list_some([f"{' '.join(reasons)}{on} in the {name} phase" for name, reasons in by_phase.items()])
+        )
     reasons = samples["throttle_reasons"]
-    return CheckResult(f"{', '.join(reasons)} in the timed window{on}") if reasons else None
+    return CheckResult(f"{', '.join(reasons)}{on} in the timed window") if reasons else None
 
 
 def foreign_load(record: Record, limits: ValidityLimits) -> CheckResult | None:

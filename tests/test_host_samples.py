@@ -1,0 +1,168 @@
+"""Samples of the hosts of a cell: taken beside each agent, read host after host, and judged with the host's name."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis.validity.checks import judge
+from analysis.validity.gpu_samples import summary
+from analysis.verification.rebuild import rebuilt
+from benchmarks import record as records
+from benchmarks.host.sample import SamplingProcess
+from benchmarks.record import CellFolder, clock, read_lines
+from conf.schema import ValidityLimits
+from launch.tracking.system_series import system_series
+
+ROOT = Path(__file__).parent.parent
+RAW = ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+PHASES = [line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+GIB = 2**30
+IDLE = {"sm_mhz": 1980, "reasons": 1, "memory_bytes": 0, "busy_percent": 0, "foreign_pids": []}
+
+
+def sampled(tmp_path, *hosts):
+    """The record of a real cell of two GPUs as if its ranks had been on two hosts, each with samples of its GPU and its CPU.
+
+    A host is (what a sample of its GPU says while steps run, the share of its cores that others use).
+    """
+    folder = CellFolder(Path(shutil.copytree(RAW, tmp_path / "cell")))
+    began, ended = PHASES[0]["time"] - 2, PHASES[-1]["time"] + 2
+    steps = next(line["time"] for line in PHASES if line.get("phase") == "first step")
+    for number, (said, others) in enumerate(hosts):
+        gpus, load = [{"kind": "before", "time": began, "gpus": [IDLE]}], []
+        for moment in (began + part / 2 for part in range(int(2 * (ended - began)) + 1)):
+            busy = {**IDLE, "reasons": 0, "memory_bytes": 40 * GIB, **said} if moment >= steps else IDLE
+            gpus.append({"kind": "sample", "time": moment + number / 10, "gpus": [busy]})
+            used_s = 4 * others * (moment - began)
+            load.append({"kind": "sample", "time": moment, "cores": 4, "busy_s": used_s + 1, "own_s": 1.0})
+        for path, lines in ((folder.gpu_samples_of(number), gpus), (folder.cpu_samples_of(number), load)):
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics, checks = summary(folder)
+    record = records.read(folder.record)
+    cell = dataclasses.replace(record.cell, hosts=("a", "b"), gpus=(0,))
+    return dataclasses.replace(
+        record, cell=cell, metrics=record.metrics | metrics, checks=record.checks | checks
+    ), folder
+
+
+def codes(record):
+    """What the checks of samples say, and what they could not check."""
+    judged = judge(record, ValidityLimits())
+    names = ("throttled", "foreign_load", "foreign_cpu", "clocks_differ")
+    return [{name: text for name, text in part.items() if name in names} for part in (judged.codes, judged.unchecked)]
+
+
+def test_the_gpus_of_all_hosts_are_in_the_order_of_the_ranks(tmp_path):
+    record, folder = sampled(
+        tmp_path, ({"sm_mhz": 1980, "power_w": 600}, 0.01), ({"sm_mhz": 1960, "power_w": 500}, 0.05)
+    )
+    assert codes(record) == [{}, {}]
+    timed = record.checks["gpu_samples"]["phases"]["timed"]
+    assert timed["sm_mhz"] == [1980, 1960] and timed["power_w"] == [600, 500]
+    assert record.metrics["gpu/power_w"] == pytest.approx(550, abs=1)
+    assert record.checks["cpu_samples"]["others_share"]["timed"] == pytest.approx(0.05)
+    names = {row[0] for row in system_series(folder, record.cell)}
+    assert {"system/a/gpu_0_clock_mhz", "system/b/gpu_0_clock_mhz", "system/b/cpu_utilization_percentage"} <= names
+
+
+@pytest.mark.parametrize(
+    ("said", "others", "code", "words"),
+    [
+        ({"reasons": 0x40}, 0.0, "throttled", "0x40 on host b in the timed phase"),
+        ({"foreign_pids": [77]}, 0.0, "foreign_load", "processes 77 on host b"),
+        ({"sm_mhz": 1200, "reasons": 4}, 0.0, "clocks_differ", "GPU b:0 1,200 MHz, GPU a:0 1,980 MHz"),
+        ({}, 0.5, "foreign_cpu", "50% of 4 cores on host b"),
+    ],
+)
+def test_what_happens_on_one_host_is_told_with_its_name(tmp_path, said, others, code, words):
+    found, unknown = codes(sampled(tmp_path, ({}, 0.0), (said, others))[0])
+    assert set(found) == {code} and words in found[code] and unknown == {}
+
+
+def test_a_host_without_samples_is_unchecked_and_the_other_keeps_its_place(tmp_path):
+    record, folder = sampled(tmp_path, ({}, 0.0), ({"sm_mhz": 1960}, 0.0))
+    folder.gpu_samples_of(0).unlink()
+    folder.cpu_samples_of(1).unlink()
+    checks = summary(folder)[1]
+    assert checks["gpu_samples"]["phases"]["timed"]["sm_mhz"] == [None, 1960]
+    found, unknown = codes(dataclasses.replace(record, checks=record.checks | checks))
+    assert found == {} and "on host a were not sampled" in unknown["throttled"]
+    assert "of the CPU on host b was not sampled" in unknown["foreign_cpu"]
+
+
+def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_path):
+    record, folder = sampled(tmp_path, ({}, 0.0), ({"power_w": 500}, 0.0))
+    names = {"gpus.jsonl", "gpus-1.jsonl", "cpu.jsonl", "cpu-1.jsonl"}
+    record = dataclasses.replace(record, raw_sha256=folder.raw_sha256())
+    assert names <= record.raw_sha256.keys()
+    folder.pack()
+    assert folder.raw_sha256() == record.raw_sha256 and {path.name for path in folder.published()} >= names
+    alone = dataclasses.replace(record, cell=dataclasses.replace(record.cell, hosts=(), gpus=(0, 1)), schema_version=3)
+
+    def again():
+        return rebuilt(alone, folder, [], lambda one: folder)
+
+    assert again().record.metrics["gpu/power_w"] == record.metrics["gpu/power_w"] and again().unknown == set()
+    (folder.path / "gpus-1.jsonl.gz").unlink()
+    assert {"metrics gpu/power_w", "checks gpu_samples"} <= again().unknown, "one host alone does not give these"
+    folder.set_aside()
+    assert {path.name for path in folder.path.iterdir()} == {"attempt-1"}
+
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+AGENT = """
+import os, subprocess, sys
+from pathlib import Path
+from benchmarks.host.sample import SamplingProcess
+from benchmarks.record import CellFolder
+sampling = SamplingProcess(CellFolder(Path(sys.argv[1])), 2, "token", [], os.environ)
+sampling.start()
+print(sampling._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp_path):
+    folder = CellFolder(tmp_path)
+    around = {**os.environ, clock.VARIABLE: repr(clock.BEGINNING - 1000)}
+    sampling = SamplingProcess(folder, 1, "token", [], around)
+    sampling.start()
+    first = list(read_lines(folder.cpu_samples_of(1)))
+    assert first, "there is a sample before any rank starts"
+    subprocess.run([sys.executable, "-c", BURN], check=True)  # a rank: a child of what started the sampling
+    sampling.end()
+    lines = list(read_lines(folder.cpu_samples_of(1)))
+    assert lines[-1]["own_s"] - first[0]["own_s"] > 0.25
+    assert -1010 < lines[-1]["time"] - clock.now() < -990, "by the clock of the sweep"
+    assert not folder.gpu_samples_of(1).exists() and not folder.cpu_samples.exists()
+    sampling.end()  # once more does nothing
+
+
+def test_sampling_ends_with_its_agent_however_that_ends(tmp_path):
+    command = [sys.executable, "-c", AGENT, str(tmp_path)]
+    agent = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pid = int(agent.stdout.readline())
+    agent.kill()
+    agent.wait()
+    deadline = time.monotonic() + 10
+    while (
+        Path(f"/proc/{pid}/cmdline").exists()
+        and Path(f"/proc/{pid}/cmdline").read_bytes()
+        and time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+    assert (tmp_path / "cpu-2.jsonl").exists()
+
+
+def test_a_folder_that_is_gone_costs_no_cell(tmp_path):
+    sampling = SamplingProcess(CellFolder(tmp_path / "gone"), 1, "token", [], os.environ)
+    sampling.start()
+    sampling.end()
