@@ -25,16 +25,14 @@ SETTLE_SECONDS = 3.0
 class Sampler:
     """Samples the GPUs of a cell and the CPU in a thread while it is entered."""
 
-    def __init__(
-        self, folder: CellFolder, uuids: Sequence[str], token: str, host: int = 0, first: int | None = None
-    ) -> None:
-        """`token` marks the processes of the cell; CPU workers have no `uuids`; `host` is its number in the cell.
+    def __init__(self, folder: CellFolder, uuids: Sequence[str], token: str, first: int | None = None) -> None:
+        """`token` marks the processes of the cell; CPU workers have no `uuids`.
 
         `first` is the id of the process whose tree is the cell's own; None: of this one.
         """
         self._gpus = SampledGpus.found(uuids, token) if uuids else None
-        self._gpu_lines = Lines(folder.gpu_samples_of(host)) if self._gpus else None
-        self._load, self._cpu_lines = CpuLoad(first), Lines(folder.cpu_samples_of(host))
+        self._gpu_lines = Lines(folder.gpu_samples) if self._gpus else None
+        self._load, self._cpu_lines = CpuLoad(first), Lines(folder.cpu_samples)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 

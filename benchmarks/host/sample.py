@@ -1,6 +1,6 @@
 """Sample a host around a cell in a process of its own, which the host's agent starts and ends.
 
-    python -m benchmarks.host.sample FOLDER HOST TOKEN [UUID …]
+    python -m benchmarks.host.sample FOLDER TOKEN [UUID …]
 
 It says `ready` after the first sample, before which no rank may start, and leaves at the end of its standard input.
 """
@@ -23,18 +23,16 @@ POLL_SECONDS = 1.0
 
 
 class SamplingProcess:
-    """Samples this host in another process while the context is entered. Without samples a cell is measured all the same."""
+    """Samples this host in another process. Without samples a cell is measured all the same."""
 
-    def __init__(
-        self, folder: CellFolder, host: int, token: str, uuids: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
-        """`host` is the number of this host in the cell, `token` marks its processes; `environment` has the sweep's clock."""
-        self._command = [sys.executable, "-m", "benchmarks.host.sample", str(folder.path), str(host), token, *uuids]
+    def __init__(self, folder: CellFolder, token: str, uuids: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`token` marks the processes of the cell; CPU workers have no `uuids`; `environment` has the sweep's clock."""
+        self._command = [sys.executable, "-m", "benchmarks.host.sample", str(folder.path), token, *uuids]
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait for the first sample. The rest of the host's processes are its parent's tree."""
+        """Start it, and wait for the first sample. What the calling process has started is the cell's own."""
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -58,11 +56,11 @@ class SamplingProcess:
         self._process = None
 
 
-def main(folder: str, host: str, token: str, *uuids: str) -> int:
+def main(folder: str, token: str, *uuids: str) -> int:
     """Sample until the input ends or the process that started this one is gone. Returns the exit status."""
     agent = os.getppid()
     try:
-        with Sampler(CellFolder(Path(folder)), uuids, token, int(host), agent):
+        with Sampler(CellFolder(Path(folder)), uuids, token, agent):
             print("ready", flush=True)
             while not select.select([sys.stdin], [], [], POLL_SECONDS)[0] and os.getppid() == agent:
                 pass

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from benchmarks.host import processes
 from benchmarks.host.environment import Variables, merged
 from benchmarks.host.own_environ import show_in_environ
+from benchmarks.host.sample import SamplingProcess
 from benchmarks.host.scratch import Scratch
 from benchmarks.rank import agent, lifetime, rendezvous
 from benchmarks.record import CellFolder, clock, own_files, read_lines
@@ -46,7 +47,16 @@ class RunningCell:
         self._states: dict[str, str] = {}
         self._pids: dict[int, int] = {}
         self._status: int | None = None
-        self.pid = os.fork()
+        self._sampling: SamplingProcess | None = None
+        if message.get("sampled") is not None:
+            around = os.environ | {clock.VARIABLE: str(message["environment"]["set"][clock.VARIABLE])}
+            self._sampling = SamplingProcess(self._folder, self.token, message["sampled"], around)
+            self._sampling.start()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            self._end_sampling()
+            raise
         if self.pid == 0:
             _be_the_cell(message, self._folder, of_agent, meeting, listening)
         try:
@@ -68,6 +78,7 @@ class RunningCell:
                 if self.descriptor is not None:
                     os.close(self.descriptor)
                     self.descriptor = None
+                self._end_sampling()  # before the last files are read
         return self._status
 
     def news(self) -> Iterator[dict[str, Any]]:
@@ -102,6 +113,10 @@ class RunningCell:
         """Remove the scratch folder."""
         if self._scratch:
             self._scratch.remove()
+
+    def _end_sampling(self) -> None:
+        if self._sampling:
+            self._sampling.end()
 
     def _reported(self) -> dict[int, int]:
         """Return the ids of the processes by number, from the first line that each wrote."""
