@@ -69,7 +69,8 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
     for name, engines in READ_BY.items():
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
-            yield f"engine.{name}={value}: accepted with {' or '.join(f'engine={one}' for one in engines)}"
+            typed = _list(value) if isinstance(value, list) else value
+            yield f"engine.{name}={typed}: accepted with {' or '.join(f'engine={one}' for one in engines)}"
     if engine.name == "command" and not engine.prefix:
         yield (
             "engine.prefix=[]: accepted with engine=command are the words that run a command on a host, such as "

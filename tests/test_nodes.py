@@ -1,0 +1,494 @@
+"""The grammar of nodes=, the file of hosts=, the cells that are planned on hosts, and what is refused before anything starts."""
+
+import dataclasses
+import json
+import os
+import typing
+from pathlib import Path
+
+import pytest
+from cells import make_cell
+from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from omegaconf import OmegaConf
+from tracked import make_record
+
+from analysis.findings.control_cells import control_cells
+from benchmarks.record import RecordError, read
+from conf import nodes, schema
+from conf.cell import Cell
+from conf.command_line import normalise
+from conf.nodes import NODES, host_sets, listed_hosts
+from conf.options import Refused
+from conf.servers import server_gpus
+from launch.display.columns import asked
+from launch.help.completion import completions
+from launch.machine.devices import Device, Machine
+from launch.machine.fleet import Fleet, Host
+from launch.plan.nodes import wanted_hosts
+from launch.plan.order import PlannedCell
+from launch.plan.plan import Request, plan
+from launch.tracking import siblings
+from launch.tracking.projection import project
+
+DATA = Path(__file__).parent / "data"
+FIELD = OmegaConf.structured(
+    dataclasses.make_dataclass(
+        "Field", [("nodes", typing.get_type_hints(schema.Config)["nodes"], dataclasses.field(default_factory=list))]
+    )
+)
+
+
+# --- the grammar --------------------------------------------------------------------------------------------------
+
+
+def sets(text):
+    """What reaches the schema: through the rewriting, Hydra's parser, its sweep, and the typed field."""
+    (override,) = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
+    jobs = [f"nodes={one}" for one in override.sweep_string_iterator()] if override.is_sweep_override() else None
+    values = [one.value() for one in OverridesParser.create().parse_overrides(jobs)] if jobs else [override.value()]
+    return [list(OmegaConf.merge(FIELD, {"nodes": value}).nodes) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("2", [["2"]]),
+        ("1,2", [["1"], ["2"]]),
+        ("[2]", [["2"]]),
+        ("a", [["a"]]),
+        ("a,b", [["a", "b"]]),
+        ("b,a", [["b", "a"]]),
+        ("a+b,a+c", [["a", "b"], ["a", "c"]]),
+        ("a,a+b", [["a"], ["a", "b"]]),
+        ("a,b,a+b", [["a"], ["b"], ["a", "b"]]),
+        ("[a,b],[c]", [["a", "b"], ["c"]]),
+        ("'a,b'", [["a", "b"]]),
+        ("a\\,b", [["a", "b"]]),
+        ("choice(a,b)", [["a"], ["b"]]),
+        ("1,a+b", [["1"], ["a", "b"]]),
+        ("all", [["all"]]),
+        ("each,pairs,scale,classes", [["each"], ["pairs"], ["scale"], ["classes"]]),
+        ("dgx-01.rack_2.example.org,10.0.0.7", [["dgx-01.rack_2.example.org", "10.0.0.7"]]),
+        ("1_3,1e5", [["1_3", "1e5"]]),  # Hydra would read two numbers
+        ("null,true", [["null", "true"]]),
+        ("n" * 253, [["n" * 253]]),
+    ],
+)
+def test_what_is_typed_is_what_the_schema_gets(typed, expected):
+    assert sets(typed) == expected
+    assert NODES.canonical(NODES.canonical(typed)) == NODES.canonical(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("", "names no host"),
+        ("[]", "empty or unclosed part"),
+        ("a,", "empty or unclosed part"),
+        ("a b", "has a space"),
+        ("0", "'0' is no name of a host, number or word"),
+        ("007", "'007' is no name"),
+        ("12345", "'12345' is no name"),
+        ("-oProxyCommand=x", "is no name"),
+        ("-a", "'-a' is no name"),
+        (".", "'.' is no name"),
+        ("a:22", "'a:22' is no name"),
+        ("root@a", "'root@a' is no name"),
+        ("a/b", "'a/b' is no name"),
+        ("ä", "'ä' is no name"),
+        ("node\N{ARABIC-INDIC DIGIT TWO}", "is no name"),
+        ("n" * 254, "is no name"),
+        ("a,a", "host a is named twice"),
+        ("a+b+a", "host a is named twice"),
+        ("2+a", "the number 2 stands alone"),
+        ("a+all", "the word all stands alone"),
+        ("a,2", "more than one way"),
+        ("a,all", "more than one way"),
+        ("range(1,3)", "range(…) is not accepted"),
+        ("best:2", "is no name"),
+    ],
+)
+def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
+    with pytest.raises(Refused) as refused:
+        normalise([f"nodes={typed}"])
+    message = str(refused.value)
+    assert message.startswith(f"nodes={typed}: ") and says in message
+    assert "twice" in says or "nodes=a+b,a+c" in message
+
+
+NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(nodes.is_name)
+SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
+PIECES = ["a", "b1", "2", "03", "all", "classes", "choice(", ")", "[", "]", "'", '"', ",", "+", "\\,", " ", ":", "-", "_", ".",
+          "\0", "\n", "$", "{", "}", "=", "null", "1e1", "@"]  # fmt: skip
+
+
+@settings(derandomize=True, max_examples=40)
+@given(SETS, some.sampled_from((",".join, "+".join)), some.sampled_from(("[{}]", "'{}'", '"{}"')))
+def test_every_rendering_of_sets_composes_to_exactly_them(chosen, join, quoted):
+    assert sets(",".join(quoted.format(join(one)) for one in chosen)) == chosen
+
+
+@settings(derandomize=True, max_examples=200)
+@given(some.lists(some.sampled_from(PIECES), max_size=9).map("".join) | some.text(max_size=30))
+def test_any_other_text_is_refused_or_means_what_it_says(text):
+    try:
+        form = NODES.canonical(text)
+    except Refused as refused:
+        assert str(refused).startswith("nodes=")
+        return
+    assert NODES.canonical(form) == form
+    place = 0
+    for name in (name for one in sets(text) for name in one):
+        place = text.index(name, place) + len(name)
+
+
+def test_numbers_and_words_count_the_hosts_that_are_known():
+    known = ("c", "a", "b")
+    assert host_sets(["2"], known) == [("c", "a")]
+    assert host_sets(["scale"], known) == [("c",), ("c", "a"), known]
+    assert host_sets(["pairs"], known) == [("c", "a"), ("c", "b"), ("a", "b")]
+    assert host_sets(["b", "c"], known) == [("b", "c")]
+    for tokens, says in (
+        (["4"], "nodes=4: wants 4 hosts, and 3 are known: c, a, b"),
+        (["a", "x"], "host x is not known"),
+    ):
+        with pytest.raises(Refused, match=says):
+            host_sets(tokens, known)
+
+
+# --- the file of hosts= -------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_bytes(b"\xef\xbb\xbf# ours\r\n\r\n a slots=2 # the first\r\n10.0.0.7\r\nb")
+    assert [(one.name, one.slots, one.line) for one in listed_hosts(str(file))] == [
+        ("a", 2, 3), ("10.0.0.7", None, 4), ("b", None, 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "names no host"),
+        (b"# a\n \n", "names no host"),
+        (b"a\nb\na\n", "line 3: host a stands in line 1 already"),
+        (b"a\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no name of a host"),
+        (b"a:2222\n", "line 1: 'a:2222' is no name of a host"),
+        (b"user@a\n", "belong in the configuration of ssh"),
+        (b"17\n", "line 1: '17' is no name of a host"),
+        (b"all\n", "line 1: 'all' is no name of a host"),
+        (b"a slots=0\n", "line 1: 'slots=0' behind host a"),
+        (b"a slots=2 max_slots=4\n", "line 1: 'slots=2 max_slots=4' behind host a"),
+        (b"a\n\xff\n", "line 2: is no text in UTF-8"),
+        (b"a\nb\0\n", "line 2: 'b\\\\x00' is no name of a host"),
+        (b"a" * 300, "line 1: 'a"),
+        (b"\n" * (nodes.LARGEST_BYTES + 1), "larger than 1 MiB"),
+        (b"".join(b"n%d\n" % number for number in range(nodes.MOST_HOSTS + 1)), "line 4097: more than 4,096 hosts"),
+    ],
+)
+def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
+    file = tmp_path / "hosts"
+    file.write_bytes(text)
+    with pytest.raises(Refused, match=says) as refused:
+        listed_hosts(str(file))
+    assert str(refused.value).startswith(f"hosts={file}: ") and len(str(refused.value)) < 700
+
+
+def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
+        with pytest.raises(Refused, match="accepted is a file with a host a line"):
+            listed_hosts(str(path))
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(hydra):
+    """Plan a sweep of composed combinations, on a fleet or on hosts like this machine."""
+
+    def run(*combinations, fleet=None, engine="ssh"):
+        typed = [["device=cpu", "model=fmnist_cnn", f"engine={engine}", *one] for one in combinations]
+        requests = [Request(OmegaConf.to_object(compose("config", normalise(one))), one) for one in typed]
+        return plan(requests, {}, fleet)
+
+    return run
+
+
+def where(sweep):
+    return [(one.cell.hosts, one.cell.gpus) for one in sweep.cells]
+
+
+def machine(gpus, kind="cuda"):
+    return Machine(kind, tuple(Device(one, f"GPU-{one}", memory_bytes=1 << 36) for one in gpus), tuple(gpus), 8)
+
+
+def fleet_of(**machines):
+    """Hosts with these machines, of which nothing else is known."""
+    nothing = {"facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "interfaces": (), "infiniband": [],
+               "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
+    return Fleet(tuple(Host(name, one, **nothing) for name, one in machines.items()))
+
+
+def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("b slots=2\na\nc\n")
+    sweep = planned(
+        *[[f"nodes={one}", f"hosts={hosts}", f"gpus={gpus}"] for one in ("1", "2") for gpus in ("0", "0,1")]
+    )
+    assert where(sweep) == [(("b",), (0,)), (("b",), (0, 1)), (("b", "a"), (0,)), (("b", "a"), (0, 1))]
+    last = sweep.cells[-1].cell
+    assert last.world_size == 4 and last.members == ("b:0", "b:1", "a:0", "a:1")
+    assert any("b, a are taken to be like this machine" in notice for notice in sweep.notices)
+    with pytest.raises(Refused, match="gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="):
+        planned(["nodes=2", f"hosts={hosts}", "gpus=0,1,2"])
+
+
+def test_every_host_of_a_cell_has_its_subset(planned):
+    fleet = fleet_of(a=machine((0, 1, 2, 3)), b=machine((0, 1)))
+    assert where(planned(["device=auto", "nodes=a,b", "gpus=1,0"], fleet=fleet)) == [(("a", "b"), (1, 0))]
+    with pytest.raises(
+        Refused, match=r"gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is a subset that is the same"
+    ):
+        planned(["device=auto", "nodes=a,b", "gpus=all"], fleet=fleet)
+    with pytest.raises(Refused, match="host b: gpus=3: 3 is not here"):
+        planned(["device=auto", "nodes=a,b", "gpus=3"], fleet=fleet)
+    with pytest.raises(Refused, match="host a: gpus=best:2: needs the machine's topology"):  # not that of this machine
+        planned(["device=auto", "nodes=a", "gpus=best:2"], fleet=fleet_of(a=machine((0, 1, 2))))
+
+
+def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):
+    dist = ["nodes=a,b", "gpus=0", "strategy=kvstore_dist_sync", "strategy.servers=3"]
+    (auto, named) = (one.cell for one in planned(dist, [*dist, "strategy.server_nodes=c+b"]).cells)
+    assert auto.server_hosts == ("a", "b", "a") and named.server_hosts == ("c", "b", "c")
+    assert [place.host for place in named.places] == ["a", "b", "c", "b", "c"] and named.every_host == ("a", "b", "c")
+    assert "server_nodes" not in auto.strategy and auto.key != named.key and auto.name != named.name
+    with pytest.raises(Refused, match=r"strategy\.server_nodes=a: accepted together with nodes="):
+        planned(["strategy=kvstore_dist_sync", "strategy.server_nodes=a"], engine="local")
+    with pytest.raises(
+        Refused, match=r"strategy.server_nodes=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3"
+    ):
+        planned([*dist, "strategy.server_nodes=a+b+c+d"])
+    with pytest.raises(Refused, match=r"strategy\.server_nodes=-x: accepted are auto, or names of hosts"):
+        planned([*dist, "strategy.server_nodes='-x'"])
+
+
+@pytest.mark.parametrize(
+    ("on", "asked_gpus", "expected"),
+    [
+        (("a", "b"), "free", (2, 2)),
+        (("a", "a"), "free", (2, 3)),
+        (("a", "a", "a"), "free", (0, 1, 0)),  # too few are free there
+        (("c", "c"), "free", (0, 1)),  # a host without ranks
+        (("a", "c"), "3+1", (3, 1)),
+    ],
+)
+def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
+    everyone = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
+    options = {"servers": len(on), "server_gpus": asked_gpus}
+    assert server_gpus(options, (0, 1), "cuda", everyone, ("a", "b"), on) == expected
+    with pytest.raises(Refused, match=r"strategy\.servers=3: accepted on GPUs is at most 2, the GPUs of host c"):
+        server_gpus({"servers": 3, "server_gpus": "free"}, (0, 1), "cuda", everyone, ("a",), ("c", "c", "c"))
+    with pytest.raises(Refused, match=r"strategy\.server_gpus=2: accepted are auto, or 1 of 0, 1"):
+        server_gpus({"servers": 1, "server_gpus": "2"}, (0, 1), "cuda", everyone, ("a",), ("c",))
+
+
+def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
+    four = fleet_of(a=machine(range(4)), b=machine(range(4)))
+    strong = ["device=auto", "model=resnet50", "global_batch_size=auto", "gpus=all"]
+    cells = [one.cell for one in planned([*strong, "nodes=a"], [*strong, "nodes=a,b"], fleet=four).cells]
+    assert [(one.world_size, one.batch_size, one.global_batch_size) for one in cells] == [(4, 64, 256), (8, 32, 256)]
+    with pytest.raises(
+        Refused, match="global_batch_size=6: accepted is a multiple of the 4 GPUs of gpus=0,1 on 2 hosts"
+    ):
+        planned(["global_batch_size=6", "nodes=a,b", "gpus=0,1"])
+
+
+def test_control_cells_are_each_member_each_host_and_all_without_exchange():
+    cell = dataclasses.replace(
+        make_cell((0, 1)), hosts=("a", "b"), nccl={"NCCL_ALGO": "Ring"}, server_hosts=("a", "b", "c"),
+        strategy={"name": "kvstore_dist_sync", "servers": 3},
+    )  # fmt: skip
+    found = control_cells(cell)
+    told = [(one.strategy["name"], one.hosts, one.gpus, one.server_hosts, bool(one.nccl)) for one in found]
+    alone = [((host,), (gpu,)) for host in "ab" for gpu in (0, 1)]
+    own = {"a": ("a", "a", "c"), "b": ("b", "b", "c")}  # what is on a host without ranks stays there
+    assert told == [
+        *(("none", hosts, gpus, (), False) for hosts, gpus in alone),
+        *(("kvstore_dist_sync", hosts, gpus, own[hosts[0]], False) for hosts, gpus in alone),
+        *(("kvstore_dist_sync", (host,), (0, 1), own[host], True) for host in "ab"),
+        ("none", ("a", "b"), (0, 1), (), False),
+    ]
+    assert all(Cell.from_dict(json.loads(json.dumps(one.to_dict()))) == one for one in found)
+    one_host = control_cells(dataclasses.replace(make_cell((0, 1)), hosts=("a",)))
+    assert [(one.hosts, one.gpus) for one in one_host] == [(("a",), (0,)), (("a",), (1,))] * 2 + [(("a",), (0, 1))]
+
+
+def test_cells_of_one_rank_and_of_one_host_come_first(planned):
+    sweep = planned(["nodes=b,a", "gpus=0,1", "waterfall=true", "noise_pairs=0"])
+    sizes = [(one.cell.world_size, len(one.cell.hosts)) for one in sweep.cells]
+    assert sizes == sorted(sizes) and sizes[-1] == (4, 2)
+    assert len({one.name for one in sweep.cells}) == len(sweep.cells)
+
+
+def test_one_host_alone_may_measure_its_links(planned):
+    assert where(planned(["nodes=a", "gpus=0,1", "benchmark=p2p"])) == [(("a",), (0, 1))]
+
+
+def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("\n".join(f"n{number}" for number in range(9)))
+
+    def wanted(*typed):
+        return wanted_hosts([OmegaConf.to_object(compose("config", normalise([*typed])))], {})
+
+    assert wanted("gpus=0") == ()
+    dist = ["strategy=kvstore_dist_async", "strategy.servers=2", "strategy.server_nodes=n7+n0"]
+    assert wanted("nodes=2", f"hosts={hosts}", *dist) == ("n0", "n1", "n7")
+    assert len(wanted("nodes=classes", f"hosts={hosts}")) == 9
+    for typed, says in (
+        (["nodes=2"], "nodes=2: no host is known; name them, as in nodes=a,b, or a file of them"),
+        (["nodes=2", f"hosts={hosts}", *dist[:2], "strategy.server_nodes=x"], "host x is not in hosts="),
+    ):
+        with pytest.raises(Refused, match=says):
+            wanted(*typed)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["nodes=a,b"],
+            "nodes=a,b: accepted together with an engine that starts agents there, engine=ssh, engine=slurm or",
+        ),
+        (["engine=ssh"], "engine=ssh: accepted together with nodes="),
+        (["hosts=x"], "hosts=x: accepted together with nodes="),
+        (["nodes=2", "hosts=x", "engine=slurm"], "hosts=x: accepted with engine=ssh and engine=command"),
+        (["nodes=2", "engine=slurm"], "engine=slurm: this is no job of Slurm"),
+        (["nodes=a", "engine=command"], "engine.prefix=[]: accepted with engine=command are the words"),
+        (["nodes=a", "engine=command", "engine.prefix=[ssh,a]"], "engine.prefix=[ssh,a]: has no {host}"),
+        (
+            ["nodes=a", "engine=ssh", "engine.prefix=[x,{host}]"],
+            "engine.prefix=[x,{host}]: accepted with engine=command",
+        ),
+        (
+            ["engine.interface=eth0"],
+            "engine.interface=eth0: accepted with engine=ssh or engine=slurm or engine=command",
+        ),
+        (
+            ["nodes=a", *COMMAND, "engine.interface='eth0;x'"],
+            "engine.interface='eth0;x': accepted is the name of one network",
+        ),
+        (["nodes=a", *COMMAND, "engine.folder=ringside"], "engine.folder='ringside': accepted is a whole path there"),
+        (["nodes=a", *COMMAND, "profiler=nsys"], "profiler=nsys: accepted on this machine only"),
+        (["nodes=a,b", *COMMAND, "benchmark=p2p"], "benchmark=p2p: works inside one host"),
+        (["nodes=a,b", *COMMAND, "benchmark=host_link"], "benchmark=host_link: works inside one host"),
+        (["nodes=classes", "hosts=HOSTS", *COMMAND], "nodes=classes: needs the switches between the hosts"),
+        (
+            ["-m", "hydra/launcher=submitit_local", "gpus=0,1"],
+            "hydra/launcher=submitit_local: Hydra's launchers run each cell",
+        ),
+        (["hydra/launcher=basic"], "hydra/launcher=basic: Hydra's launchers run each cell by itself"),
+        (["+hydra/launcher@x=joblib"], "+hydra/launcher@x=joblib: Hydra's launchers run each cell by itself"),
+        (["-m", "hydra.launcher.partition=gpu", "gpus=0"], "hydra.launcher.partition=gpu: Hydra's launchers"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(launch, tmp_path, arguments, says):
+    (tmp_path / "hosts").write_text("a\nb\n")
+    typed = [one.replace("HOSTS", "hosts") for one in arguments]
+    code, out, err = launch(*typed, "model=fmnist_cnn")
+    assert (code, out) == (2, "") and err.startswith(f"launch.py: {says}") and err.count("\n") == 1, err
+    assert not (tmp_path / "outputs").exists()
+
+
+# --- what a cell keeps, and what a person sees --------------------------------------------------------------------
+
+
+def test_every_committed_record_keeps_its_key():
+    paths = sorted(DATA.rglob("record.json"))
+    assert len(paths) > 200
+    for path in paths:
+        content = json.loads(path.read_text())
+        assert Cell.from_dict(content["cell"]).key == content["cell_key"], path
+
+
+SERVED = dataclasses.replace(
+    make_cell((0, 1)), hosts=("a", "b"), server_hosts=("b",), strategy={"name": "kvstore_dist_sync", "servers": 1}
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"hosts": "ab"},
+        {"hosts": ["a", 7]},
+        {"hosts": ["a", "a"]},
+        {"hosts": ["a", "-b"]},
+        {"hosts": ["a:0"]},
+        {"hosts": ["a", ""]},
+        {"hosts": {"a": 1}},
+        {"hosts": [f"n{number}" for number in range(40_000)]},
+        {"hosts": []},  # a server has a host, and no rank
+        {"server_hosts": []},
+        {"server_hosts": ["b", "b"]},
+        {"server_hosts": [None]},
+        {"server_hosts": 1},
+        {"server_gpus": [1, 2]},
+    ],
+)
+def test_damaged_hosts_are_no_cell(tmp_path, damage):
+    plain = json.loads(json.dumps(SERVED.to_dict()))
+    assert Cell.from_dict(plain) == SERVED
+    with pytest.raises(TypeError):
+        Cell.from_dict(plain | damage)
+    content = json.loads(next((DATA / "h200_x4" / "settings").rglob("record.json")).read_text())
+    (tmp_path / "record.json").write_text(json.dumps(content | {"cell": plain | damage}))
+    with pytest.raises(RecordError):
+        read(tmp_path / "record.json")
+
+
+def test_a_cell_with_hosts_has_its_places_and_one_without_them_none():
+    assert SERVED.to_dict()["places"] == [
+        ["rank", "a", 0], ["rank", "a", 1], ["rank", "b", 0], ["rank", "b", 1], ["server", "b", None],
+    ]  # fmt: skip
+    assert not {"hosts", "server_hosts", "places"} & make_cell().to_dict().keys()
+    assert len({one.key for one in (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)}) == 3
+
+
+def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
+    local, remote = PlannedCell(make_cell()), PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b")))
+    assert "nodes" in asked([local, remote])[1] and "nodes" not in asked([local, local])[1]
+    assert asked([remote, remote])[0]["nodes"] == "a+b"
+    assert "nodes" not in {name for name, text in asked([local])[0].items() if text != "–"}
+
+
+def test_mlflow_has_hosts_of_cells_with_hosts():
+    local = make_record(1)
+    remote = dataclasses.replace(make_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b")))
+    params = project(remote).params
+    assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")
+    assert project(remote).tags["host"] == "a, b"
+    assert not {"nodes", "hosts", "server_hosts"} & project(local).params.keys()
+    assert siblings.left_alone([local, remote])[local.record_id] == {"nodes": "1", "hosts": "this machine"}
+    names = siblings.names([local, remote])
+    assert "a+b" in names[remote.record_id] and "this machine" in names[local.record_id]
+
+
+def test_help_and_completion_know_hosts(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, _ = launch("-h", "nodes")
+    assert code == 0 and all(word in out for word in nodes.WORDS) and "nodes=a+b,a+c" in out
+    (tmp_path / "hosts").write_text("dgx1\ndgx2\n")
+    assert completions(f"hosts={tmp_path / 'hosts'} nodes=d") == ["nodes=dgx1", "nodes=dgx2"]
+    assert completions(f"hosts={tmp_path / 'hosts'} nodes=dgx1+") == ["nodes=dgx1+dgx2"]
+    assert completions("nodes=sc") == ["nodes=scale"] and completions("hosts=/absent nodes=d") == []
