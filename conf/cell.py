@@ -4,8 +4,9 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
@@ -53,8 +54,27 @@ class ProcessPlace:
     gpu: int | None  # or the slot of a CPU worker; None: a server in host memory
 
 
+def folded(hosts: Sequence[str]) -> str:
+    """Return hosts in short, in their order, as Slurm writes them: `a+b`, `node[01-16]+gpu7`."""
+    numbered = [re.fullmatch(r"(.*?)([0-9]+)", host) for host in hosts]
+    alike = [
+        (found[1], len(found[2]), int(found[2]) - place) if found else (host,)
+        for place, (host, found) in enumerate(zip(hosts, numbered, strict=True))
+    ]
+    parts: list[str] = []
+    for _, group in groupby(range(len(hosts)), key=alike.__getitem__):
+        places = list(group)
+        first, last = numbered[places[0]], numbered[places[-1]]
+        if first and last and len(places) >= FEWEST_FOLDED:
+            parts.append(f"{first[1]}[{first[2]}-{last[2]}]")
+        else:
+            parts += [hosts[place] for place in places]
+    return "+".join(parts)
+
+
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
 LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
+FEWEST_FOLDED = 3  # hosts with consecutive numbers
 MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that says more is damaged
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
 # Left out where they say nothing: cells of an older version keep their keys.
@@ -169,9 +189,9 @@ class Cell:
 
     @property
     def where(self) -> str:
-        """The devices for people: `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
-        gpus = "gpus " + ",".join(map(str, self.gpus))
-        return f"{'+'.join(self.hosts)} · {len(self.hosts)} × {gpus}" if self.hosts else gpus
+        """The devices for people: `gpus 0,3`, with hosts `a · gpus 0,3` or `a+b · 2 × gpus 0,3`."""
+        gpus, many = "gpus " + ",".join(map(str, self.gpus)), len(self.hosts)
+        return f"{folded(self.hosts)} · {f'{many} × ' * (many > 1)}{gpus}" if self.hosts else gpus
 
     def marks(self, drift: bool = False) -> list[str]:
         """Return which of several measurements of the same cell it is, for people; empty for the first."""

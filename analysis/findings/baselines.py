@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.findings.labels import unit
-from analysis.findings.model import Efficiency
+from analysis.findings.model import Efficiency, Member
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.rates import IMAGES_PER_SECOND
@@ -27,6 +27,7 @@ EFFICIENCY = "scaling/efficiency"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
 # Among a record's checks: {GPU: ids of the records that its efficiency was computed with}, and the scatter between runs.
 BASELINES, NOISE = "baselines", "baseline_noise"
+OF_SERVERS = ("server_gpus", "server_hosts")  # where servers are follows from where ranks are
 FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
 # Members differ where their rates vary by more than this multiple of what noise explains; of equal GPUs one in four does.
 DIFFER = 1.5
@@ -41,7 +42,7 @@ class Baselines:
         `judged`: the scatter between runs is that of the study; otherwise what a record states of it.
         """
         self._study, self._judged = study, judged
-        together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        together: dict[Any, dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         alike: dict[Any, list[Runs]] = defaultdict(list)
         for runs in study.timed:
             alike[_kind(runs)].append(runs)
@@ -51,10 +52,10 @@ class Baselines:
         scatters = {kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()}
         self._noise = {kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM}
         # A study may have thousands of records with equal baselines: what these give is computed once.
-        self._members: dict[int, dict[int, Runs]] = {}
+        self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[tuple[object, ...], float] = {}
 
-    def of(self, runs: Runs) -> dict[int, Runs]:
+    def of(self, runs: Runs) -> dict[Member, Runs]:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         if id(runs) not in self._members:
             known = self._known.get(_condition(runs), {})
@@ -99,14 +100,14 @@ class Baselines:
         return {BASELINES: ids} if noise is None else {BASELINES: ids, NOISE: noise}
 
 
-def efficiency(log_rate: float, log_alone: float, cell: Cell, alone: Iterable[int]) -> Efficiency:
+def efficiency(log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
     """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were measured alone."""
     return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
 
-def _marked(value: float, cell: Cell, alone: Iterable[int]) -> Efficiency:
+def _marked(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
     known = set(alone)
-    members = tuple(gpu for gpu in cell.gpus if gpu in known)
+    members = tuple(gpu for gpu in cell.members if gpu in known)
     return Efficiency(value, () if len(members) == cell.world_size else members, unit(cell.device))
 
 
@@ -115,10 +116,10 @@ def stated(record: Record) -> Efficiency | None:
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or not isinstance(ids, Mapping):
         return None
-    return _marked(value, record.cell, [gpu for gpu in record.cell.gpus if str(gpu) in ids])
+    return _marked(value, record.cell, [gpu for gpu in record.cell.members if str(gpu) in ids])
 
 
-def log_slowest(members: Mapping[int, Runs], noise: float | None) -> float:
+def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     """Return the logarithm of the slowest of several rates alone, without the bias of the least of noisy numbers.
 
     The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that they vary as much as the
@@ -163,4 +164,4 @@ def is_irrelevant_alone(name: str, follows: Iterable[str]) -> bool:
 
 def follows_from_gpus(runs: Runs) -> tuple[str, ...]:
     """Return what differs between the points of one curve because their GPUs do; in strong scaling the images per rank too."""
-    return ("server_gpus", "batch_size") if runs.strong else ("server_gpus",)
+    return (*OF_SERVERS, "batch_size") if runs.strong else OF_SERVERS

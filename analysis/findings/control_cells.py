@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from analysis.findings.baselines import OF_SERVERS
+from analysis.findings.model import Member
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 from conf import groups
@@ -53,10 +55,10 @@ class ControlRuns:
     def __init__(self, study: Study) -> None:
         """Sort strategy=none and the one-GPU cells by their condition."""
         self._study = study
-        self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", "server_gpus"]
+        self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", *OF_SERVERS]
         self._strategy = [name for name in study.varied if name.startswith("strategy.")]
-        without: dict[tuple[Any, ...], dict[tuple[int, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
-        alone: dict[tuple[Any, ...], dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        without: dict[tuple[Any, ...], dict[tuple[Member, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        alone: dict[tuple[Any, ...], dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.strategy == WITHOUT:
                 without[self._key(runs, self._strategy)][runs.gpus].append(runs)
@@ -69,10 +71,10 @@ class ControlRuns:
         # A control cell has the same images per rank, whether these were asked for or follow from the images per step.
         return runs.batch_size, *self._study.condition(runs, (*self._free, *left_out))
 
-    def without(self, runs: Runs) -> Mapping[tuple[int, ...], Runs]:
+    def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
         """Return the runs with strategy=none, by subset."""
         return self._without.get(self._key(runs, self._strategy), {})
 
-    def alone(self, runs: Runs) -> Mapping[int, Runs]:
+    def alone(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the same strategy on one GPU, by GPU."""
         return self._alone.get(self._key(runs), {})

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.findings import provenance
+from analysis.findings.model import Member
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
+from conf.cell import folded
 
 BETWEEN = " · "  # the parts of a name
 
@@ -57,14 +59,27 @@ def worded(name: str, value: str) -> str:
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 
-def gpu_ids(gpus: Sequence[int]) -> str:
-    """Return `0,3`, in rank order."""
-    return ",".join(map(str, gpus))
+def gpu_ids(gpus: Sequence[Member]) -> str:
+    """Return `0,3`, in rank order; with hosts `a · 0,3`, `a+b · 2 × 0,3`, or `a:0,b:3` where the hosts have other GPUs."""
+    return _on_hosts(gpus, "")
 
 
-def gpu_list(gpus: Sequence[int]) -> str:
-    """Return `gpus 0,3`."""
-    return f"gpus {gpu_ids(gpus)}"
+def gpu_list(gpus: Sequence[Member]) -> str:
+    """Return `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
+    return _on_hosts(gpus, "gpus ")
+
+
+def _on_hosts(gpus: Sequence[Member], word: str) -> str:
+    hosts: dict[str, list[str]] = {}
+    for gpu in gpus:
+        host, _, number = str(gpu).rpartition(":")
+        hosts.setdefault(host, []).append(number)
+    ids = [",".join(own) for own in hosts.values()]
+    if len(set(ids)) > 1:
+        return word + ",".join(map(str, gpus))
+    if not ids or "" in hosts:
+        return word + "".join(ids)
+    return f"{folded([*hosts])}{BETWEEN}{f'{len(hosts)} × ' * (len(hosts) > 1)}{word}{ids[0]}"
 
 
 def unit(device: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Key: TypeAlias = Mapping[str, str]
+Member: TypeAlias = int | str  # the device of a rank: an id on this machine; '<host>:<id>' where cells have hosts
 AGAINST = "against"  # before the members that an efficiency is against
 
 
@@ -25,10 +26,10 @@ class Estimate:
 class Efficiency(float):
     """A scaling efficiency as a share, and against which GPUs: those that were measured alone, where others were not."""
 
-    of: tuple[int, ...]
+    of: tuple[Member, ...]
     unit: str
 
-    def __new__(cls, value: float, of: tuple[int, ...] = (), unit: str = "GPU") -> "Efficiency":
+    def __new__(cls, value: float, of: tuple[Member, ...] = (), unit: str = "GPU") -> "Efficiency":
         """Make one; `of` is empty where every member was measured alone, `unit` is what a member is called."""
         made = super().__new__(cls, value)
         made.of, made.unit = of, unit
@@ -59,19 +60,19 @@ class ScalingLaw:
 class Point:
     """One subset of a curve: runs of equal cells that differ in their repeat alone."""
 
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     key: Key
     rate: Estimate  # images per second, all GPUs
     runs: int
     batch_size: int  # images per rank and step
     baseline: Estimate | None = None  # images per second of the slowest member alone
-    slowest: int | None = None  # which GPU that is
+    slowest: Member | None = None  # which GPU that is
     speedup: Estimate | None = None  # over the slowest member alone
     efficiency: Estimate | None = None  # share of world_size times the slowest member
     clock_ratio: float | None = None  # SM clock of the slowest member alone, of that of the subset
     suspect: bool = False
     record_ids: tuple[str, ...] = ()
-    without_baseline: tuple[int, ...] = ()  # members that were not measured alone, so that one may be slower still
+    without_baseline: tuple[Member, ...] = ()  # members that were not measured alone, so that one may be slower still
 
     @property
     def world_size(self) -> int:
@@ -122,7 +123,7 @@ class Waterfall:
     """
 
     label: str
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     key: Key
     ideal: Estimate  # images per second: world_size times the slowest member alone, without a strategy
     measured: Estimate
@@ -146,7 +147,7 @@ class Comparison:
     verdict: str  # VERDICTS, of the second; empty where nothing can be said
     why: str = ""  # where there is no verdict, or what qualifies it
     asked: str = ""  # what differs, for people: strategy, optimize, NCCL_P2P_LEVEL, …
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Member, ...] = ()
     runs: tuple[int, int] = (1, 1)
     rate: str = "images/s"  # what is compared; more is faster
     differing: tuple[str, ...] = ()  # names in the keys that differ
@@ -193,7 +194,7 @@ class Communication:
     """What one set of equal cells says of its exposed communication, medians over runs; None: not claimed."""
 
     label: str
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     key: Key
     record_ids: tuple[str, ...]
     cost_ms: float  # of the strategy in a step
@@ -209,7 +210,7 @@ class Communication:
 class SubsetLinks:
     """The exchange of a subset next to the links that it had."""
 
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     key: Key
     strategy: str
     label: str
@@ -239,7 +240,7 @@ class LinkValue:
 class WirePoint:
     """One cell beside the line of its mechanism."""
 
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     key: Key
     label: str  # its GPUs, and NCCL's settings where they vary
     gb_per_s: float  # measured, of what the exchange waits for

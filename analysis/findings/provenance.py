@@ -5,6 +5,7 @@ absent where it was not set.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from analysis.findings.machines.hosts import hardware, mapping
 from analysis.findings.machines.identity import Machines
@@ -67,17 +68,16 @@ SAFETY: Mapping[str, str] = {
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
     """Return the machine, the software and the variables of a record: every name of PROVENANCE, then those of `inherited`."""
     environment = record.environment
-    versions, driver = mapping(environment.get("versions")), mapping(environment.get("gpu")).get("driver")
-    on_gpus = record.cell.device == "cuda"
+    versions, on_gpus = mapping(environment.get("versions")), record.cell.device == "cuda"
     known = {
         "machine": machines.name(record),
-        "driver": driver if on_gpus else None,
+        "driver": machines.said(record, _driver) if on_gpus else None,
         "torch": versions.get("torch"),
         "CUDA": versions.get("cuda"),
         "NCCL": versions.get("nccl") if on_gpus else None,
         "cuDNN": versions.get("cudnn") if on_gpus else None,
         "Python": ".".join(str(versions.get("python") or "").split(".")[:2]),
-        "CPU": _cpu(record),
+        "CPU": machines.said(record, _cpu),
         "threads": _threads(record),
         "Ringside": _measuring_code(record),
         CONNECTIONS: None,
@@ -114,8 +114,13 @@ def worded(value: str | None) -> str:
     return "unset" if value is None else value or "not known"
 
 
-def _cpu(record: Record) -> str:
-    cpu = mapping(record.environment.get("cpu"))
+def _driver(facts: Mapping[str, Any]) -> str:
+    driver = mapping(facts.get("gpu")).get("driver")
+    return "" if driver is None else str(driver)
+
+
+def _cpu(facts: Mapping[str, Any]) -> str:
+    cpu = mapping(facts.get("cpu"))
     cores = f"{cpu['cores']} cores" if "cores" in cpu else ""
     return ", ".join(part for part in (str(cpu.get("model") or ""), cores) if part)
 

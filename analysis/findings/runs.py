@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from analysis.findings.model import Estimate
+from analysis.findings.model import Estimate, Member
 from analysis.findings.next_run.floors import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
 from analysis.findings.next_run.interval import interval
 from analysis.findings.rates import IMAGES_PER_SECOND, Rate, primary_rate
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 # Two runs of one cell may differ in these. A profiler has a pass of its own; the timed pass is the same with it.
 INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
-_FIELDS = tuple(one.name for one in dataclasses.fields(Cell) if one.name not in (*INCIDENTAL, "gpus"))
+_FIELDS = tuple(one.name for one in dataclasses.fields(Cell) if one.name not in (*INCIDENTAL, "hosts", "gpus"))
 
 
 def request_of(cell: Cell) -> dict[str, str]:
-    """Flatten a cell's request to {"strategy.comm_hook": "bf16"}, without its GPUs and INCIDENTAL fields.
+    """Flatten a cell's request to {"strategy.comm_hook": "bf16"}, without its hosts, its GPUs and INCIDENTAL fields.
 
     CPU workers do not use NCCL, so its settings are no part of what was asked of them.
     How long throughput is measured does not change what it is, so only the name of that benchmark is kept. Of what the
@@ -60,7 +60,7 @@ class Runs:
     """The runs of one cell."""
 
     records: tuple[Record, ...]
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]  # conf.cell.Cell.members
     request: Mapping[str, str]  # of request_of
     provenance: Mapping[str, str]  # of analysis.findings.provenance
     floors: NoiseFloors  # of their study

@@ -21,7 +21,7 @@ from analysis.findings.baselines import (
 from analysis.findings.control_cells import WITHOUT
 from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.findings.labels import gpu_list, several, worded
-from analysis.findings.model import Curve, Point, Scaling, ScalingLaw
+from analysis.findings.model import Curve, Member, Point, Scaling, ScalingLaw
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -97,7 +97,7 @@ class LogSpeedup:
     """The logarithm of a subset's rate over that of its slowest member alone."""
 
     rate: Sample
-    alone: Mapping[int, Sample]  # of the members that were measured alone
+    alone: Mapping[Member, Sample]  # of the members that were measured alone
     slowest: float  # the logarithm of the slowest of them
     slowest_draws: Draws | None  # (2, DRAWS); None where the scatter is not known
 
@@ -165,7 +165,7 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     return tuple(fitted)
 
 
-def _difference(study: Study, gpus: Sequence[int], runs: Runs) -> str:
+def _difference(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
     """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs in."""
     alone = [other for other in study.timed if other.world_size == 1]
     if not alone:

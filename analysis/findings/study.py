@@ -62,7 +62,7 @@ class Study:
         listed = sorted(records, key=_start)
         machines, floors = Machines(listed), NoiseFloors(others)
         singles = [
-            Runs((record,), record.cell.gpus, request_of(record.cell), provenance(record, machines), floors)
+            Runs((record,), record.cell.members, request_of(record.cell), provenance(record, machines), floors)
             for record in listed
         ]
         chosen = _chosen(singles)

@@ -27,7 +27,7 @@ from analysis.findings import labels
 from analysis.findings.control_cells import WITHOUT, ControlRuns
 from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
-from analysis.findings.model import Estimate, Waterfall, WaterfallPart
+from analysis.findings.model import Estimate, Member, Waterfall, WaterfallPart
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.next_run.interval import WIDEST
 from analysis.findings.runs import Runs
@@ -151,7 +151,7 @@ def _lost(images: float, before: Step, after: Step, degrees: float) -> Estimate:
     return next_run(images / before.ms - images / after.ms, draws, degrees)
 
 
-def _spread(runs: Runs, bare: Mapping[int, Sample], degrees: float) -> WaterfallPart:
+def _spread(runs: Runs, bare: Mapping[Member, Sample], degrees: float) -> WaterfallPart:
     """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
     missing = [gpu for gpu in runs.gpus if gpu not in bare]
     if missing:
@@ -166,7 +166,7 @@ def _spread(runs: Runs, bare: Mapping[int, Sample], degrees: float) -> Waterfall
     return WaterfallPart(SPREAD, next_run(sum(rates) - len(rates) * min(rates), draws, degrees), above_ideal=True)
 
 
-def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs], batch: int) -> Step | None:
+def _overhead(runs: Runs, bare: Mapping[Member, Sample], alone: Mapping[Member, Runs], batch: int) -> Step | None:
     """Return what the strategy adds to a step of one rank, the mean over the members."""
     steps = [
         _step(rate, batch * 1e3) - _step(bare[gpu], batch * 1e3)
@@ -176,7 +176,7 @@ def _overhead(runs: Runs, bare: Mapping[int, Sample], alone: Mapping[int, Runs],
     return _mean(steps)
 
 
-def _cost_alone(runs: Runs, alone: Mapping[int, Runs]) -> Step | None:
+def _cost_alone(runs: Runs, alone: Mapping[Member, Runs]) -> Step | None:
     """Return what steps with and without exchange in turn say that the strategy costs on one GPU, the mean over the members."""
     return _mean([step for gpu in runs.gpus if gpu in alone and (step := _metric(alone[gpu], COST)) is not None])
 
@@ -220,7 +220,7 @@ def _clocks(runs: Runs, alone: Runs, computing: Step) -> tuple[str, Step | None,
 
 
 def _contention(
-    runs: Runs, without: Mapping[tuple[int, ...], Runs], alone: Runs, of_slowest: Step, images: float
+    runs: Runs, without: Mapping[tuple[Member, ...], Runs], alone: Runs, of_slowest: Step, images: float
 ) -> tuple[str, Step | None, str]:
     """Return what ranks take from each other without any exchange, beside clocks: host memory, the CPU."""
     together = without.get(runs.gpus)
@@ -230,7 +230,7 @@ def _contention(
     return CONTENTION, _step(together.log_rate, images) - (slowed or of_slowest), ""
 
 
-def _for_the_slowest(of_slowest: Step, bare: Mapping[int, Sample], batch: int) -> Step:
+def _for_the_slowest(of_slowest: Step, bare: Mapping[Member, Sample], batch: int) -> Step:
     """Return how long the mean rank waits in a step for a slower GPU: that is the spread, which the ideal is without."""
     behind = _mean([of_slowest - _step(rate, batch * 1e3) for rate in bare.values()])
     assert behind is not None  # there is a member

@@ -140,7 +140,7 @@ def _head(study: Study, cell: Runs, runs: Runs) -> dict[str, Any]:
 
 def _without(record: Record, share: Efficiency) -> str:
     """Return the GPUs of a record that were not measured alone, so that its efficiency is against the others."""
-    return gpu_ids([gpu for gpu in record.cell.gpus if share.of and gpu not in share.of])
+    return gpu_ids([gpu for gpu in record.cell.members if share.of and gpu not in share.of])
 
 
 def _verdict(records: Sequence[Record]) -> dict[str, Any]:

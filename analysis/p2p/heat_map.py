@@ -8,16 +8,17 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from analysis.p2p.matrices import Matrices
-from analysis.topology.model import Topology
+from analysis.topology.model import Device, Topology
 from benchmarks.record.own_files import write_named
 from benchmarks.record.visible import visible
 
 _SQUARE = 0.62  # inches
 _MARGINS = (0.55, 0.15, 0.5, 0.62)  # inches left, right, below, above one matrix
 _INK, _SOFT, _PAPER, _EMPTY = "#20262d", "#4a5460", "#ffffff", "#eef0f2"
+D = TypeVar("D", bound=Device)
 _NAMES = {"gpu": "GPU", "cpu": "CPU"}
 
 
@@ -100,7 +101,7 @@ def unit_of(name: str) -> str:
     return "µs" if name.startswith("latency") else "GB/s"
 
 
-def scale_of(matrices: Iterable[Mapping[tuple[int, int], float]]) -> tuple[float, float]:
+def scale_of(matrices: Iterable[Mapping[tuple[D, D], float]]) -> tuple[float, float]:
     """Return the least and the greatest value between two GPUs: maps of one unit that stand side by side share their colours."""
     between = [value for entries in matrices for (a, b), value in entries.items() if a != b and value > 0]
     return (min(between), max(between)) if between else (1.0, 1.0)
@@ -113,8 +114,8 @@ def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None, 
 
 def squares(
     axes: Any,
-    ids: Sequence[int],
-    entries: Mapping[tuple[int, int], float],
+    ids: Sequence[D],
+    entries: Mapping[tuple[D, D], float],
     unit: str,
     topology: Topology | None = None,
     scale: tuple[float, float] | None = None,
@@ -193,7 +194,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def _link(topology: Topology | None, a: int, b: int) -> str:
+def _link(topology: Topology | None, a: Device, b: Device) -> str:
     """Return the link class; empty for a GPU with itself and for a GPU that the topology lacks."""
     if topology is None or a == b or not {a, b} <= set(topology.gpus):
         return ""

@@ -34,7 +34,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     """
     own = {} if (share := stated(record)) is None else {EFFICIENCY: share}
     values = record.metrics | own | dict(of_several)
-    several = len(record.cell.gpus) > 1
+    several = record.cell.world_size > 1
     names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
     if values.get(EXPOSED, 1.0) <= 0:

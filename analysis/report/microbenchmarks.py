@@ -30,9 +30,9 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Group], str]:
     """Return the runs of a benchmark's cells on most devices, and these devices in words: `4 GPUs`, `one GPU`."""
     records = {record.record_id for record in records_of(study, benchmark)}
     groups = [runs.records for runs in study.runs if runs.records[0].record_id in records]
-    most = max((len(group[0].cell.gpus) for group in groups), default=0)
+    most = max((group[0].cell.world_size for group in groups), default=0)
     devices = f"{most} {unit_of(study)}" if most > 1 else f"one {unit_of(study).removesuffix('s')}"
-    return [group for group in groups if len(group[0].cell.gpus) == most], devices
+    return [group for group in groups if group[0].cell.world_size == most], devices
 
 
 def ranking(

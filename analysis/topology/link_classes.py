@@ -1,8 +1,9 @@
 """Link classes: the words `nvidia-smi topo -m` uses between two devices, their order and what they can carry.
 
-A link class is NV# (# bonded NVLinks), PIX, PXB, PHB, NODE or SYS; any other word is kept as it stands and is
-*unknown*: it ranks after SYS and has no bandwidth. Bandwidths are GB/s (1e9 bytes) in ONE direction, before protocol
-overhead.
+A link class is NV# (# bonded NVLinks), PIX, PXB, PHB, NODE or SYS; between devices of different hosts it is NET, or where the
+switches between these are known NET-leaf, NET-pod or NET-other (analysis.topology.fabric). Any other word is kept as it
+stands and is *unknown*: it ranks after these and has no bandwidth. Bandwidths are GB/s (1e9 bytes) in ONE direction, before
+protocol overhead.
 Sources: the legend that nvidia-smi prints; NVIDIA's data sheets (NVLink 1 to 5); the PCI Express base specification.
 """
 
@@ -12,10 +13,15 @@ from itertools import combinations
 
 UNKNOWN = "N/A"  # what nvidia-smi prints where it does not know
 PCIE_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # best first
+NET = "NET"
+NET_CLASSES = (f"{NET}-leaf", f"{NET}-pod", f"{NET}-other", NET)  # best first
 _RENAMED = {"SOC": "SYS"}  # drivers before 2017 wrote SOC for a path between sockets
 # Nominal GB/s of a class without known hardware, used to order rings only and never printed: a PCIe 3.0 x16 path is
 # below one NVLink of the second generation, and each further hop is a little worse.
-_ORDERING = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.0, "SYS": 8.0}
+_ORDERING = {
+    **{"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.0, "SYS": 8.0},
+    **{word: 5.0 - place for place, word in enumerate(NET_CLASSES)},
+}
 NVLINK_GB_PER_S = 25.0  # of one link per direction, where the GPU is not known
 _ORDERING_UNKNOWN = 1.0
 
@@ -46,7 +52,7 @@ def nvlink_count(word: str) -> int | None:
 
 def is_known(word: str) -> bool:
     """Tell whether the word is a link class."""
-    return word in PCIE_CLASSES or nvlink_count(word) is not None
+    return word in PCIE_CLASSES or word in NET_CLASSES or nvlink_count(word) is not None
 
 
 def quality(word: str) -> float:

@@ -21,7 +21,7 @@ MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
 def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the efficiency is too high for a fair baseline: chosen badly, disturbed, or of another kind."""
     share = record.metrics.get(EFFICIENCY)
-    if len(record.cell.gpus) == 1:
+    if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself
     if share is None:
         return not_applicable("no efficiency is stated: there is no one-GPU baseline")

@@ -98,6 +98,8 @@ def without(record: Record, setting: str, study: Study) -> Record | None:
     same = [
         other
         for other in study.records
-        if other.state == "finished" and other.cell.gpus == record.cell.gpus and study.single(other).request == wanted
+        if other.state == "finished"
+        and other.cell.members == record.cell.members
+        and study.single(other).request == wanted
     ]
     return same[-1] if same else None

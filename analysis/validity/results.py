@@ -12,7 +12,7 @@ from conf.schema import ValidityLimits
 
 def missing_rank(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find ranks that did not finish."""
-    expected = set(range(len(record.cell.gpus)))
+    expected = set(range(record.cell.world_size))
     missing = expected - {rank["rank"] for rank in record.ranks if rank.get("done")}
     return CheckResult(", ".join(map(str, sorted(missing)))) if missing else None
 
@@ -56,7 +56,7 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 
 def _not_compared(record: Record) -> CheckResult:
-    if len(record.cell.gpus) == 1:
+    if record.cell.world_size == 1:
         return not_applicable("there is only one rank, so nothing to compare")
     if record.cell.benchmark["name"] != "throughput":
         return not_applicable("this benchmark trains nothing")
@@ -131,5 +131,5 @@ def images_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     counted, steps = (record.metrics.get(name) for name in ("throughput/images", "step/iterations"))
     if counted is None or steps is None:
         return unless_training(record, "the ranks counted no images")
-    expected = steps * record.cell.batch_size * len(record.cell.gpus)
+    expected = steps * record.cell.batch_size * record.cell.world_size
     return CheckResult(f"{counted:.0f} counted, {expected:.0f} expected") if counted != expected else None

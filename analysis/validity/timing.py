@@ -54,7 +54,7 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
     """Tell whether one rank computes slower than the others, by its own steps without exchange."""
     facts: Mapping[str, Any] | None = record.checks.get("slowest_rank")
     if facts is None:
-        alone = len(record.cell.gpus) == 1
+        alone = record.cell.world_size == 1
         if not record.cell.benchmark.get("exposed_rounds", 1):
             return not_applicable("benchmark.exposed_rounds=0: no steps without exchange were asked for")
         return not_applicable("there is only one rank") if alone else unless_training(record)
@@ -106,7 +106,7 @@ def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:
     things = record.cell.model.inputs
     if not abs(rate * seconds - images) <= MOST_ROUNDED * images:
         return CheckResult(f"{rate:.6g} {things}/s, but {images:.0f} {things} in {seconds:.6g} s")
-    ranks = len(record.cell.gpus)
+    ranks = record.cell.world_size
     if per_gpu is not None and not abs(per_gpu * ranks - rate) <= MOST_ROUNDED * rate:
         return CheckResult(f"{rate:.6g} {things}/s of {ranks} GPUs, but {per_gpu:.6g} per GPU")
     return None

@@ -8,13 +8,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from analysis.findings import labels
+from analysis.findings.baselines import OF_SERVERS
+from analysis.findings.model import Member
 from analysis.findings.runs import request_of
 from analysis.findings.strategy_options import chosen_options
 from analysis.findings.study import OF_TRAINING
 from conf.cell import Cell
 
 AskedFor = frozenset[tuple[str, str]]  # (option, value)
-CellId = tuple[tuple[int, ...], AskedFor]  # the GPUs in rank order, and what was asked; no GPUs: of a curve
+CellId = tuple[tuple[Member, ...], AskedFor]  # the GPUs in rank order, and what was asked; no GPUs: of a curve
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 _WITH_DEFAULTS = ("strategy", "benchmark")
 
@@ -26,13 +28,13 @@ def cell_id(cell: Cell) -> CellId:
         chosen = {f"{group}.{option}" for option, _ in chosen_options(cell, group)} | {f"{group}.name"}
         request = {name: value for name, value in request.items() if name in chosen or not name.startswith(f"{group}.")}
     request.pop("benchmark.format", None)  # how the output is printed
-    return cell.gpus, frozenset(request.items())
+    return cell.members, frozenset(request.items())
 
 
 def curve_id(cell: Cell) -> CellId:
     """Return what makes curves of several studies the same curve: what their cells ask besides the GPUs."""
     _, asked = cell_id(cell)
-    follows = ("server_gpus",) if cell.global_batch_size is None else ("server_gpus", "batch_size")
+    follows = OF_SERVERS if cell.global_batch_size is None else (*OF_SERVERS, "batch_size")
     return (), frozenset(item for item in asked if item[0] not in follows)
 
 
@@ -55,7 +57,7 @@ def _varied(members: Sequence[Mapping[str, str]]) -> set[str]:
     return {name for name in known if len({told.get(name) for told in members}) > 1}
 
 
-def _name(gpus: Sequence[int], told: Mapping[str, str], varied: Collection[str]) -> str:
+def _name(gpus: Sequence[Member], told: Mapping[str, str], varied: Collection[str]) -> str:
     trains = told["model.name"] != "none"
     first = [told["model.name"], told["strategy.name"]] if trains else []
     if told["benchmark.name"] != "throughput":

@@ -17,7 +17,7 @@ from analysis.findings.across.asked import CellId, cell_id, names
 from analysis.findings.across.measured import MeasuredCells, MeasuredNumber, NumberDifference, main_metric
 from analysis.findings.across.sides import Side
 from analysis.findings.comparisons import POWER
-from analysis.findings.model import Estimate
+from analysis.findings.model import Estimate, Member
 from analysis.findings.next_run.interval import LEVEL, WIDEST
 from analysis.findings.runs import Runs
 from analysis.statistics.holm import significant
@@ -34,7 +34,7 @@ class CellDifference:
     """One cell in two studies; the second against the first."""
 
     name: str  # for people
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     metric: str  # by which it is judged
     first: Mapping[str, MeasuredNumber]  # {metric: number}
     second: Mapping[str, MeasuredNumber]
@@ -98,7 +98,7 @@ class SharedCell:
     """A cell that several sides measured."""
 
     name: str
-    gpus: tuple[int, ...]
+    gpus: tuple[Member, ...]
     metric: str  # by which it is judged; empty: none that two sides have
     places: tuple[CellOnSide, ...]  # in the order of the sides
 

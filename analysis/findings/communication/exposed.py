@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings.baselines import Baselines, is_irrelevant_alone
+from analysis.findings.baselines import OF_SERVERS, Baselines, is_irrelevant_alone
 from analysis.findings.control_cells import WITHOUT
+from analysis.findings.model import Member
 from analysis.findings.next_run.interval import of_median, quantile
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.runs import Runs, merged
@@ -65,7 +66,7 @@ class Exposures:
         `judged=False` gives the numbers also where the noise, which other records show, forbids to claim them: for `verify`.
         """
         self._study, self._alone, self._judged = study, baselines or Baselines(study), judged
-        together: dict[Any, dict[int, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        together: dict[Any, dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.world_size == 1 and runs.strategy == WITHOUT:
                 together[_without_strategy(runs)][runs.gpus[0]].append(runs)
@@ -122,7 +123,7 @@ class Exposures:
             self._costs[same] = self._cost_of(members)
         return self._costs[same]
 
-    def _cost_of(self, members: Mapping[int, Runs]) -> CostAlone:
+    def _cost_of(self, members: Mapping[Member, Runs]) -> CostAlone:
         if not members:
             return "the strategy was not measured on one of its GPUs (gpus=each adds that)"
         measured = {gpu: runs for gpu, runs in members.items() if runs.values(COST)}
@@ -200,7 +201,7 @@ def _mean(values: Sequence[Uncertain]) -> Uncertain:
 
 def _without_strategy(runs: Runs) -> Any:
     """Return a key that is equal for a one-GPU cell and those on one GPU without a strategy."""
-    free = ("server_gpus", "batch_size", "global_batch_size")
+    free = (*OF_SERVERS, "batch_size", "global_batch_size")
     left = [
         item for item in (*runs.request.items(), *runs.provenance.items()) if not is_irrelevant_alone(item[0], free)
     ]

@@ -1,7 +1,7 @@
-"""The hardware of a record."""
+"""The hosts of a record, and their hardware. A cell without hosts has one, this machine, whose name is empty."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.record import Record
@@ -12,14 +12,56 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def listed(value: object) -> list[Mapping[str, Any]]:
+    """Return the mappings of a list; empty for anything else."""
+    return [mapping(one) for one in value] if isinstance(value, list) else []
+
+
+def facts_of_hosts(record: Record) -> dict[str, Mapping[str, Any]]:
+    """Return {host: its facts}, in rank order, then those that have servers only; of a cell without hosts {'': …}.
+
+    A host of which the record says nothing has no facts; of the first it says in its environment what it says of one machine.
+    """
+    environment, names = record.environment, record.cell.every_host
+    if not names:
+        return {"": environment}
+    told = {str(one.get("name")): one for one in listed(environment.get("hosts"))}
+    own = {name: value for name, value in environment.items() if name != "hosts"}
+    return {name: told.get(name, {} if place else own) for place, name in enumerate(names)}
+
+
+def gpus_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what is known of each GPU of a host, by its facts."""
+    return listed(mapping(facts.get("gpu")).get("gpus"))
+
+
 def hardware(record: Record) -> str:
-    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine, not only those of the subset."""
-    gpus = mapping(record.environment.get("gpu")).get("gpus")
-    if record.cell.device == "cuda" and isinstance(gpus, list) and gpus:
-        kinds = Counter(str(mapping(gpu).get("name", "unknown GPU")) for gpu in gpus)
-        return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
-    cpu = mapping(record.environment.get("cpu"))
-    return f"CPU workers on {cpu.get('model') or 'an unknown CPU'}"
+    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine, not only those of the subset.
+
+    Of several hosts `2 hosts with 4 × NVIDIA H200 each`, `CPU workers on 2 hosts with …`.
+    """
+    facts = list(facts_of_hosts(record).values())
+    if record.cell.device == "cuda":
+        named = [_gpu_names(one) for one in facts]
+        if any(named):
+            return _each([one or "no known GPU" for one in named], " each")
+    return f"CPU workers on {_each([str(mapping(one.get('cpu')).get('model') or 'an unknown CPU') for one in facts])}"
+
+
+def _each(kinds: Sequence[str], every: str = "") -> str:
+    """Return what hosts have: of one host that alone, of several `2 hosts with …`."""
+    if len(kinds) == 1:
+        return kinds[0]
+    parts = [
+        f"{count} hosts with {kind}{every}" if count > 1 else f"1 host with {kind}"
+        for kind, count in Counter(kinds).items()
+    ]
+    return " + ".join(parts)
+
+
+def _gpu_names(facts: Mapping[str, Any]) -> str:
+    kinds = Counter(str(gpu.get("name", "unknown GPU")) for gpu in gpus_of(facts))
+    return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
 
 
 def short_hardware(record: Record) -> str:

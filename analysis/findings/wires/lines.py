@@ -137,7 +137,7 @@ def _middle(runs: Runs, metric: str) -> float | None:
 
 
 def _collectives_key(machine: str, record: Record) -> tuple[Any, ...]:
-    return machine, frozenset(record.cell.gpus), frozenset(record.cell.nccl.items())
+    return machine, frozenset(record.cell.members), frozenset(record.cell.nccl.items())
 
 
 def _collectives(study: Study, beside: Sequence[Record]) -> dict[Any, list[float]]:

@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
+from typing import Any
 
-from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.hosts import facts_of_hosts, gpus_of, mapping
+from analysis.findings.model import Member
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 from analysis.topology.link_classes import nvlink_gb_per_s
@@ -17,27 +19,39 @@ from benchmarks.record import Record
 
 P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without peer access
 
-Matrix = dict[tuple[int, int], float]
+Matrix = dict[tuple[Member, Member], float]
 
 
 class MachineLinks:
     """The links of one machine: their classes, and GB/s between pairs where benchmark=p2p measured them."""
 
-    def __init__(self, topology: Topology | None, measured: Mapping[str, Matrix]) -> None:
-        self._topology, self._measured = topology, measured
-        self._rings: dict[frozenset[int], Ring | None] = {}
-        self._carried: dict[tuple[frozenset[int], bool], float | None] = {}
+    def __init__(self, topologies: Mapping[str, Topology | None], measured: Mapping[str, Matrix]) -> None:
+        """`topologies` are those of its hosts; that of a machine whose cells have no hosts stands under ''."""
+        self._topologies, self._measured = topologies, measured
+        self._rings: dict[frozenset[Member], Ring | None] = {}
+        self._carried: dict[tuple[frozenset[Member], bool], float | None] = {}
 
-    def ring(self, gpus: Iterable[int]) -> Ring | None:
-        """Return a subset in the order of its best ring, with its nominal bandwidth; None where a link class is not known."""
+    def ring(self, gpus: Iterable[Member]) -> Ring | None:
+        """Return a subset in the order of its best ring, with its nominal bandwidth; None where a link class is not known.
+
+        GPUs of several hosts have no ring whose links are known.
+        """
         members = frozenset(gpus)
         if members not in self._rings:
-            topology = self._topology
-            known = topology is not None and 2 <= len(members) <= MOST_GPUS and members <= set(topology.gpus)
-            self._rings[members] = best_ring(topology, sorted(members)) if known and topology is not None else None
+            topology, ids = self._on_one_host(members)
+            known = topology is not None and 2 <= len(ids) <= MOST_GPUS and ids <= set(topology.gpus)
+            self._rings[members] = best_ring(topology, sorted(ids)) if known and topology is not None else None
         return self._rings[members]
 
-    def nominal_gb_per_s(self, gpus: Iterable[int]) -> float | None:
+    def _on_one_host(self, members: Iterable[Member]) -> tuple[Topology | None, set[int]]:
+        """Return the topology of the host of some members, and their ids there; (None, {}) for those of several hosts."""
+        placed = [str(member).rpartition(":") for member in members]
+        hosts = {host for host, _, _ in placed}
+        if len(hosts) != 1:
+            return None, set()
+        return self._topologies.get(hosts.pop()), {int(gpu) for _, _, gpu in placed}
+
+    def nominal_gb_per_s(self, gpus: Iterable[Member]) -> float | None:
         """Return what the rings of a subset carry by data sheets; None where no such number exists."""
         ring = self.ring(gpus)
         return ring.bandwidth.shown_gb_per_s if ring and ring.bandwidth else None
@@ -45,11 +59,10 @@ class MachineLinks:
     @property
     def has_different_links(self) -> bool:
         """Whether not all pairs have one link class."""
-        topology = self._topology
-        pairs = combinations(topology.gpus, 2) if topology else ()
-        return topology is not None and len({topology.link_between(a, b) for a, b in pairs}) > 1
+        known = [topology for topology in self._topologies.values() if topology is not None]
+        return any(len({one.link_between(a, b) for a, b in combinations(one.gpus, 2)}) > 1 for one in known)
 
-    def measured_gb_per_s(self, gpus: Iterable[int], transport: str | None) -> float | None:
+    def measured_gb_per_s(self, gpus: Iterable[Member], transport: str | None) -> float | None:
         """Return what the rings of a subset carry together at the measured GB/s of its pairs; None where one is missing.
 
         Peer copies count with peer access or without, as the transport has it. Without it all wires lead through the host.
@@ -59,13 +72,15 @@ class MachineLinks:
             self._carried[key] = self._measured_of(*key)
         return self._carried[key]
 
-    def _measured_of(self, gpus: frozenset[int], peers: bool) -> float | None:
-        chosen = sorted(gpus)
+    def _measured_of(self, gpus: frozenset[Member], peers: bool) -> float | None:
+        of_host, members = self._on_one_host(gpus)
+        chosen = sorted(members)
+        name = {int(str(member).rpartition(":")[2]): member for member in gpus}
         pairs = self._measured.get(P2P[0] if peers else P2P[1], {})
-        if not 2 <= len(chosen) <= MOST_GPUS or any(pair not in pairs for pair in permutations(chosen, 2)):
+        if not 2 <= len(chosen) <= MOST_GPUS or any(pair not in pairs for pair in permutations(gpus, 2)):
             return None
-        topology = self._topology if peers and self._topology and set(chosen) <= set(self._topology.gpus) else None
-        matrix = [[pairs.get((a, b), 0.0) for b in chosen] for a in chosen]
+        topology = of_host if peers and of_host and members <= set(of_host.gpus) else None
+        matrix = [[pairs.get((name[a], name[b]), 0.0) for b in chosen] for a in chosen]
         if topology is not None:
             devices = tuple(topology.gpu(gpu) for gpu in chosen)
             topology = replace(topology, devices=devices)
@@ -90,16 +105,21 @@ def machine_links(study: Study, topology: Topology | None, beside: Sequence[Reco
     links = {}
     for name, members in by_machine.items():
         records = [record for runs in members for record in runs.records]
-        own = topology if len(by_machine) == 1 and topology is not None else _links(records)
-        links[name] = MachineLinks(own, _matrices([*beside, *records]))
+        hosts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for record in records:
+            for host, facts in facts_of_hosts(record).items():
+                hosts[host].append(facts)
+        only = len(by_machine) == 1 and topology is not None and [*hosts] == [""]
+        topologies = {"": topology} if only else {host: _links(facts) for host, facts in hosts.items()}
+        links[name] = MachineLinks(topologies, _matrices([*beside, *records]))
     return links
 
 
-def _links(records: Sequence[Record]) -> Topology | None:
-    """Return the link classes that the records of a machine name; None unless every pair has one."""
+def _links(known: Sequence[Mapping[str, Any]]) -> Topology | None:
+    """Return the link classes that the facts of a host name; None unless every pair has one."""
     pairs: dict[str, str] = {}
-    for record in records:
-        pairs |= mapping(record.environment.get("links"))
+    for facts in known:
+        pairs |= mapping(facts.get("links"))
     words: dict[frozenset[int | str], str] = {}
     for pair, word in pairs.items():
         ends = pair.split("-")
@@ -108,17 +128,16 @@ def _links(records: Sequence[Record]) -> Topology | None:
     gpus = sorted({int(gpu) for pair in words for gpu in pair})
     if not gpus or any(frozenset(pair) not in words for pair in combinations(gpus, 2)):
         return None
-    speeds = _nvlink_speeds(records)
+    speeds = _nvlink_speeds(known)
     devices = tuple(Gpu(gpu, nvlink_gb_per_s=speeds.get(gpu)) for gpu in gpus)
     return Topology(devices, (), words, infer_nvswitch(gpus, words), "records")
 
 
-def _nvlink_speeds(records: Iterable[Record]) -> dict[int, float | None]:
-    """Return the GB/s of an NVLink of each GPU whose name the records know."""
+def _nvlink_speeds(known: Iterable[Mapping[str, Any]]) -> dict[int, float | None]:
+    """Return the GB/s of an NVLink of each GPU whose name the facts of a host know."""
     found: dict[int, float | None] = {}
-    for record in records:
-        listed = mapping(record.environment.get("gpu")).get("gpus")
-        for gpu in map(mapping, listed if isinstance(listed, list) else []):
+    for facts in known:
+        for gpu in gpus_of(facts):
             if type(gpu.get("id")) is int:
                 found.setdefault(gpu["id"], nvlink_gb_per_s(str(gpu.get("name"))))
     return found
@@ -129,7 +148,7 @@ def _matrices(records: Iterable[Record]) -> dict[str, Matrix]:
     matrices: dict[str, Matrix] = {name: {} for name in P2P}
     for record in records:
         measured = mapping(mapping(record.tables.get("p2p")).get("matrices"))
-        gpus = record.cell.gpus
+        gpus = record.cell.members
         for name in P2P:
             rows = measured.get(name)
             if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):

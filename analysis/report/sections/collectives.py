@@ -85,7 +85,7 @@ def _table(study: Study) -> Table:
         if not sizes:
             continue
         rows.append((
-            single_line(run_name(record)), single_line(str(run.get("collective"))), gpu_ids(record.cell.gpus),
+            single_line(run_name(record)), single_line(str(run.get("collective"))), gpu_ids(record.cell.members),
             sizes[0][0], times[0], sizes[-1][0], finite(sizes[-1][1].get("busbw")), finite(run.get("avg_busbw")),
             record.metrics.get("collectives/alpha_us"), record.metrics.get("collectives/beta_gb_per_s"),
             record.metrics.get("collectives/fit_rms_error"),

@@ -176,7 +176,7 @@ def cells(study: Study, findings: Findings) -> Section:
         rate: Estimate | None = bounded(study, [record], RATE)
         now = several.values(record)
         rows.append((
-            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.gpus), rate,
+            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.members), rate,
             now.get(EFFICIENCY), now.get(AT_EQUAL_CLOCKS), middle([record], CLOCK),
             bounded(study, [record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], COST), now.get(EXPOSED), now.get(HIDDEN),

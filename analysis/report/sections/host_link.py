@@ -56,7 +56,7 @@ def _table(study: Study) -> Table:
             if rates:
                 operation, memory = (str(row.get(name)) for name in ("operation", "memory"))
                 rows.append((
-                    gpu_ids(record.cell.gpus), single_line(OPERATIONS.get(operation, operation)), single_line(memory),
+                    gpu_ids(record.cell.members), single_line(OPERATIONS.get(operation, operation)), single_line(memory),
                     finite(row.get("at_once")), min(rates), max(rates), finite(row.get("sum_gb_per_s")),
                 ))  # fmt: skip
     return Table(

@@ -53,7 +53,7 @@ def _table(study: Study) -> Table:
 def _row(study: Study, record: Record) -> tuple[Any, ...]:
     metric = record.metrics.get
     return (
-        single_line(run_name(record)), gpu_ids(record.cell.gpus), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
+        single_line(run_name(record)), gpu_ids(record.cell.members), metric("jacobi/one_gpu_seconds"), metric("jacobi/seconds"),
         metric("jacobi/speedup"), bounded(study, [record], "jacobi/efficiency"), metric("jacobi/stencil_gb_per_s"),
         metric("jacobi/copy_share"),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.machines.hosts import mapping
-from analysis.findings.model import Findings
+from analysis.findings.model import Findings, Member
 from analysis.findings.study import Study
 from analysis.p2p.heat_map import scale_of, squares
 from analysis.report.names import run_name
@@ -29,7 +29,7 @@ STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}  # where a recor
 
 
 def heat_map(
-    ids: Sequence[int],
+    ids: Sequence[Member],
     cells: Sequence[Sequence[float | None]],
     name: str,
     caption: str,
@@ -89,22 +89,23 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
 
 def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
     """Yield the newest matrix of each kind of benchmark=p2p, then the exchange of every pair if pairs were swept."""
-    matrices: dict[tuple[str, bool], tuple[list[int], list[list[float | None]], str]] = {}
+    matrices: dict[tuple[str, bool], tuple[list[Member], list[list[float | None]], str]] = {}
     for record in study.usable:
         tables = mapping(record.tables)
         p2p = mapping(tables.get("p2p"))
         for name, rows in mapping(p2p.get("matrices")).items():
             if (cells := _square(rows)) is not None:
-                ids = list(record.cell.gpus) if len(record.cell.gpus) == len(cells) else list(range(len(cells)))
+                known = record.cell.world_size == len(cells)
+                ids: list[Member] = list(record.cell.members if known else range(len(cells)))
                 matrices[str(name), p2p.get("copy") == "sm"] = ids, cells, _matrix(str(name), mapping(p2p.get("words")))
-    pairs: dict[frozenset[tuple[str, str]], dict[tuple[int, ...], float]] = defaultdict(dict)
+    pairs: dict[frozenset[tuple[str, str]], dict[tuple[Member, ...], float]] = defaultdict(dict)
     names: dict[frozenset[tuple[str, str]], str] = {}
     for links in findings.wires:
         if len(links.gpus) == 2 and links.exchange_gb_per_s is not None:
             cell = frozenset(links.key.items())
             pairs[cell][links.gpus] = links.exchange_gb_per_s
             names[cell] = links.label
-    maps: list[tuple[list[int], list[list[float | None]], str, str]] = []
+    maps: list[tuple[list[Member], list[list[float | None]], str, str]] = []
     # Matrices of the host's clock come last, and before them those of copies by a kernel.
     for (name, kernel), (ids, cells, what) in sorted(
         matrices.items(), key=lambda item: ("latency_cpu" in item[0][0], item[0][1])
@@ -131,7 +132,7 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit, scales[unit])
 
 
-def _pairs(ids: Sequence[int], cells: Sequence[Sequence[float | None]]) -> dict[tuple[int, int], float]:
+def _pairs(ids: Sequence[Member], cells: Sequence[Sequence[float | None]]) -> dict[tuple[Member, Member], float]:
     """Return {(row, column): value} of a square; a missing value is absent."""
     return {
         (a, b): value

@@ -96,7 +96,7 @@ def _table(study: Study) -> Table:
             if copies:
                 pattern = str(row.get("pattern"))
                 rows.append((
-                    gpu_ids(record.cell.gpus), single_line(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
+                    gpu_ids(record.cell.members), single_line(PATTERNS.get(pattern, pattern)), finite(row.get("number")),
                     len(copies), finite(row.get("total_gb_per_s")), min(together / alone for together, alone in copies),
                 ))  # fmt: skip
     return Table(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED, disagreement
-from analysis.findings.labels import gpu_ids
+from analysis.findings.labels import gpu_ids, gpu_list
 from analysis.findings.model import Communication, Estimate, Findings, Point
 from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
@@ -111,7 +111,9 @@ def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[
         place += 1
         labels = short_names(dict.fromkeys(row[0] for _, row in largest))
         subsets = len({runs.gpus for runs, _ in largest}) > 1
-        drawn = [(labels[row[0]] + (f" · gpus {row[3]}" if subsets else ""), row[2], row[5]) for _, row in largest]
+        drawn = [
+            (labels[row[0]] + (f" · {gpu_list(runs.gpus)}" if subsets else ""), row[2], row[5]) for runs, row in largest
+        ]
         what = f"{model} on {most} {unit_of(study)}"
         yield strategy_figure(drawn, f"strategies-{place}", what, bars(study), things_of(study))
 
@@ -123,14 +125,14 @@ def _strategy_row(
     exposed = {} if told is None or told.exposed_ms is None else {EXPOSED: told.exposed_ms}
     traced, hidden, communicated = (middle(group, name) for name in (TRACE_EXPOSED, TRACE_HIDDEN, TRACE_ALL))
     by_trace = {} if traced is None else {TRACE_EXPOSED: traced}
-    gpus, exchange = first.cell.gpus, bounded(study, group, "comm/exchange_ms")
+    ranks, exchange = first.cell.world_size, bounded(study, group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
     per_gpu = None
     if size and exchange is not None and exchange.value > 0:
-        per_gpu = size * 2 * (len(gpus) - 1) / len(gpus) / (exchange.value / 1000) / 1e9
+        per_gpu = size * 2 * (ranks - 1) / ranks / (exchange.value / 1000) / 1e9
     references = sorted({str(one) for record in group if (one := record.checks.get("reference"))})
     return (
-        label, named(first, "model"), named(first, "strategy"), gpu_ids(gpus), len(group),
+        label, named(first, "model"), named(first, "strategy"), gpu_ids(first.cell.members), len(group),
         point.rate if point else bounded(study, group, RATE), exchange, per_gpu, middle(group, "comm/ideal_ratio"),
         ", ".join(references), bounded(study, group, COST), exposed.get(EXPOSED), told and told.hidden_share,
         hidden / communicated if hidden is not None and communicated else None,
