@@ -56,6 +56,46 @@ def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     return made | changes
 
 
+HOSTS = {"a": "eth0", "b": "eth1", "c": "eth0"}  # and their interfaces
+
+
+def facts_of(host, gpus=4, mbit=1000):
+    """What a record says of a host: GPUs of its own, and the interface that leads to the others."""
+    listed = [one | {"uuid": f"GPU-{host}{one['id']}"} for one in REAL["environment"]["gpu"]["gpus"][:gpus]]
+    known = {name: REAL["environment"][name] for name in ("cpu", "links", "topology")}
+    interface = {
+        "name": HOSTS[host],
+        "addresses": ["10.0.0.1/24"],
+        "mbit_per_s": mbit,
+        "loopback": False,
+        "inner": False,
+    }
+    variables = {"GLOO_SOCKET_IFNAME": HOSTS[host], "NCCL_SOCKET_IFNAME": f"={HOSTS[host]}"}
+    gpu = REAL["environment"]["gpu"] | {"gpus": listed}
+    return {
+        "name": host,
+        "host": f"node-{host}",
+        **known,
+        "gpu": gpu,
+        "interfaces": [interface],
+        "variables": variables,
+    }
+
+
+def on_hosts(number, hosts, gpus, rate, **changes):
+    """A record of a cell with hosts, as `record` makes one."""
+    environment = {"hosts": [facts_of(host) for host in hosts], "host": f"node-{hosts[0]}"} | changes.pop(
+        "environment", {}
+    )
+    metrics = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus) / len(hosts)} | changes.pop("metrics", {})
+    cell = {"hosts": list(hosts)} | changes.pop("cell", {})
+    made = record(number, gpus, rate, cell=cell, metrics=metrics, environment=environment, **changes)
+    uuids = [f"GPU-{host}{gpu}" for host in hosts for gpu in gpus]
+    of_rank = [made["ranks"][0] | {"rank": rank, "uuid": uuid} for rank, uuid in enumerate(uuids)]
+    made["environment"] |= {"planned_uuids": uuids, "gpu": facts_of(hosts[0])["gpu"]}
+    return made | {"ranks": of_rank, "name": Cell.from_dict(made["cell"]).name}
+
+
 def without_entry(records):
     """The names of metrics and series in records that the table of metrics does not have."""
     return {name for one in records for name in (*one.metrics, *one.series) if metrics.known(name) is None}

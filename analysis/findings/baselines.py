@@ -1,6 +1,7 @@
 """Scaling efficiency against one-GPU baselines: the one algorithm that the terminal, the record, MLflow and the report use.
 
     efficiency = rate ÷ (N × rate of the slowest member alone)
+    node efficiency = rate ÷ (hosts × rate of the slowest host alone, with the same GPUs)
 
 The images per GPU are unchanged (weak scaling), or the images per step where `global_batch_size` was asked for (strong
 scaling). The slowest of several noisy rates is too slow on average; `log_slowest` corrects that. The launching process imports
@@ -25,8 +26,10 @@ from conf.cell import Cell
 
 EFFICIENCY = "scaling/efficiency"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
+NODE_EFFICIENCY = "scaling/node_efficiency"  # a metric of cells on several hosts, where every host was measured alone
 # Among a record's checks: {GPU: ids of the records that its efficiency was computed with}, and the scatter between runs.
 BASELINES, NOISE = "baselines", "baseline_noise"
+HOST_BASELINES = "host_baselines"  # likewise {host: ids}, of its node efficiency
 OF_SERVERS = ("server_gpus", "server_hosts")  # where servers are follows from where ranks are
 FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
 # Members differ where their rates vary by more than this multiple of what noise explains; of equal GPUs one in four does.
@@ -43,12 +46,16 @@ class Baselines:
         """
         self._study, self._judged = study, judged
         together: dict[Any, dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        hosts: dict[Any, dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         alike: dict[Any, list[Runs]] = defaultdict(list)
         for runs in study.timed:
             alike[_kind(runs)].append(runs)
+            if len(runs.cell.hosts) == 1:
+                hosts[_condition_of_host(runs)][runs.cell.hosts[0]].append(runs)
             if runs.world_size == 1:
                 together[_condition(runs)][runs.gpus[0]].append(runs)
         self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
+        self._hosts = {key: {host: merged(one) for host, one in found.items()} for key, found in hosts.items()}
         scatters = {kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()}
         self._noise = {kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM}
         # A study may have thousands of records with equal baselines: what these give is computed once.
@@ -61,6 +68,20 @@ class Baselines:
             known = self._known.get(_condition(runs), {})
             self._members[id(runs)] = {gpu: known[gpu] for gpu in runs.gpus if gpu in known}
         return self._members[id(runs)]
+
+    def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
+        """Return {host: its runs alone with the same GPUs} of a cell on several hosts; empty unless every one was measured."""
+        hosts = runs.cell.hosts
+        known = self._hosts.get(_condition_of_host(runs), {}) if len(hosts) > 1 else {}
+        return {host: known[host] for host in hosts} if known.keys() >= {*hosts} else {}
+
+    def node_efficiency(self, record: Record) -> float | None:
+        """Return rate ÷ (hosts × slowest host alone) of one record; None unless every one of several hosts was measured."""
+        one = self._study.single(record)
+        alone = self.of_hosts(one)
+        if one.median_log_rate is None or not alone:
+            return None
+        return math.exp(one.median_log_rate - log_slowest(alone, self.noise(one))) / len(alone)
 
     def noise(self, runs: Runs) -> float | None:
         """Return the standard deviation of the logarithm of images/s between runs of cells like these; None if not known."""
@@ -96,8 +117,10 @@ class Baselines:
         """Return what the efficiency of a record rests on: ids of the records of its baselines, and the noise if it is known."""
         one = self._study.single(record)
         ids = {str(gpu): [record.record_id for record in runs.records] for gpu, runs in self.of(one).items()}
+        hosts = {host: [record.record_id for record in runs.records] for host, runs in self.of_hosts(one).items()}
         noise = self.noise(one)
-        return {BASELINES: ids} if noise is None else {BASELINES: ids, NOISE: noise}
+        found: dict[str, object] = {BASELINES: ids, HOST_BASELINES: hosts, NOISE: noise}
+        return {name: value for name, value in found.items() if value or name == BASELINES}
 
 
 def efficiency(log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
@@ -155,6 +178,19 @@ def _condition(runs: Runs) -> Any:
     asked = frozenset(item for item in runs.request.items() if not is_irrelevant_alone(item[0], follows))
     around = frozenset(item for item in runs.provenance.items() if not is_irrelevant_alone(item[0], follows))
     return asked, around
+
+
+def _condition_of_host(runs: Runs) -> Any:
+    """Return a key that is equal for a cell on several hosts and those on one with the same GPUs.
+
+    One GPU uses neither NCCL's settings nor links; several of one host do.
+    """
+    if len(runs.cell.gpus) == 1:
+        return runs.cell.gpus, _condition(runs)
+    left_out = (*follows_from_gpus(runs), CONNECTIONS)
+    return runs.cell.gpus, *(
+        frozenset(item for item in one.items() if item[0] not in left_out) for one in (runs.request, runs.provenance)
+    )
 
 
 def is_irrelevant_alone(name: str, follows: Iterable[str]) -> bool:

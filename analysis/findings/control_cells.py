@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from analysis.findings.baselines import OF_SERVERS
+from analysis.findings.baselines import OF_SERVERS, Baselines
 from analysis.findings.model import Member
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
@@ -54,7 +54,7 @@ class ControlRuns:
 
     def __init__(self, study: Study) -> None:
         """Sort strategy=none and the one-GPU cells by their condition."""
-        self._study = study
+        self._study, self._baselines = study, Baselines(study)
         self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", *OF_SERVERS]
         self._strategy = [name for name in study.varied if name.startswith("strategy.")]
         without: dict[tuple[Any, ...], dict[tuple[Member, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
@@ -74,6 +74,10 @@ class ControlRuns:
     def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
         """Return the runs with strategy=none, by subset."""
         return self._without.get(self._key(runs, self._strategy), {})
+
+    def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
+        """Return the runs of the same strategy on each host alone with the same GPUs; empty unless every host has some."""
+        return self._baselines.of_hosts(runs)
 
     def alone(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the same strategy on one GPU, by GPU."""

@@ -69,6 +69,7 @@ class Point:
     slowest: Member | None = None  # which GPU that is
     speedup: Estimate | None = None  # over the slowest member alone
     efficiency: Estimate | None = None  # share of world_size times the slowest member
+    node_efficiency: Estimate | None = None  # of several hosts: share of their number times the slowest host alone
     clock_ratio: float | None = None  # SM clock of the slowest member alone, of that of the subset
     suspect: bool = False
     record_ids: tuple[str, ...] = ()
@@ -131,6 +132,7 @@ class Waterfall:
     residual: float  # images per second that no part explains
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None
+    hosts: tuple[str, ...] = ()  # where there are several
 
 
 VERDICTS = ("faster", "slower", "no difference seen")

@@ -21,7 +21,7 @@ from analysis.findings.baselines import (
 from analysis.findings.control_cells import WITHOUT
 from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.findings.labels import gpu_list, several, worded
-from analysis.findings.model import Curve, Member, Point, Scaling, ScalingLaw
+from analysis.findings.model import Curve, Estimate, Member, Point, Scaling, ScalingLaw
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -77,6 +77,7 @@ def point(runs: Runs, baselines: Baselines) -> Point:
         record_ids=tuple(record.record_id for record in runs.records),
         without_baseline=tuple(gpu for gpu in runs.gpus if gpu not in members) if size > 1 else (),
     )
+    made = replace(made, node_efficiency=_of_hosts(runs, baselines))
     found = log_speedup(runs, baselines)
     if found is None:
         return made
@@ -92,12 +93,19 @@ def point(runs: Runs, baselines: Baselines) -> Point:
     )
 
 
+def _of_hosts(runs: Runs, baselines: Baselines) -> Estimate | None:
+    """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not measured alone."""
+    hosts = baselines.of_hosts(runs)
+    found = _log_speedup(runs, hosts, baselines.noise(runs))
+    return scaled(exponential(next_run(found.value, found.draws, found.freedom)), 1 / len(hosts)) if found else None
+
+
 @dataclass(frozen=True)
 class LogSpeedup:
-    """The logarithm of a subset's rate over that of its slowest member alone."""
+    """The logarithm of a subset's rate over that of its slowest member alone, or of its slowest host alone."""
 
     rate: Sample
-    alone: Mapping[Member, Sample]  # of the members that were measured alone
+    alone: Mapping[Member, Sample]  # of the members, or hosts, that were measured alone
     slowest: float  # the logarithm of the slowest of them
     slowest_draws: Draws | None  # (2, DRAWS); None where the scatter is not known
 
@@ -120,9 +128,13 @@ class LogSpeedup:
 
 def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
-    members, noise = baselines.of(runs), baselines.noise(runs)
-    alone = {gpu: one.log_rate for gpu, one in members.items() if one.log_rate is not None}
-    if runs.world_size == 1 or runs.log_rate is None or not alone:
+    members = baselines.of(runs) if runs.world_size > 1 else {}
+    return _log_speedup(runs, members, baselines.noise(runs))
+
+
+def _log_speedup(runs: Runs, members: Mapping[Member, Runs], noise: float | None) -> LogSpeedup | None:
+    alone = {member: one.log_rate for member, one in members.items() if one.log_rate is not None}
+    if runs.log_rate is None or not alone:
         return None
     draws = _draws_of_slowest(list(alone.values()), noise)
     return LogSpeedup(runs.log_rate, alone, log_slowest(members, noise), draws)

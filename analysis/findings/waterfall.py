@@ -11,6 +11,8 @@ and not zero by construction (METHOD.md, Waterfall):
                 at the clocks of these ranks
     exposed     steps with and without exchange in turn (ABBA),    the cell itself: strategy/cost_ms
                 minus the same on one GPU, else minus the overhead
+                on several hosts: inside them      the strategy on each host alone with all its GPUs
+                and between them                   the rest of it
     waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
 
 Subtracted one after the other they become images per second.
@@ -19,13 +21,16 @@ Subtracted one after the other they become images per second.
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from analysis.findings import labels
+from analysis.findings.communication.by_hosts import COMMUNICATION, Parts, by_hosts
+from analysis.findings.communication.exposed import COST
+from analysis.findings.communication.steps import Step, mean_step, step_of
 from analysis.findings.control_cells import WITHOUT, ControlRuns
-from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled, slowest
+from analysis.findings.estimates import Sample, exponential, freedom, next_run, scaled, slowest
 from analysis.findings.labels import gpu_list, several
 from analysis.findings.model import Estimate, Member, Waterfall, WaterfallPart
 from analysis.findings.next_run.floors import CLOCK
@@ -33,14 +38,12 @@ from analysis.findings.next_run.interval import WIDEST
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 
-COST = "strategy/cost_ms"
 WAIT = "trace/wait_ms_per_step"
-SPREAD, OVERHEAD, CLOCKS, CONTENTION, COMMUNICATION, WAITING = (
+SPREAD, OVERHEAD, CLOCKS, CONTENTION, WAITING = (
     "spread between GPUs",
     "strategy overhead on one GPU",
     "other clocks than alone",
     "contention",
-    "exposed communication",
     "waiting for a peer",
 )
 
@@ -59,24 +62,6 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
             without.append(f"{labels.label(study, runs)} on {gpu_list(runs.gpus)}")
     sentence = f"where the loss of {several(without)} comes from: run with waterfall=true" if without else ""
     return tuple(found), (sentence,) if sentence else ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A step time, or a part of one."""
-
-    ms: float
-    draws: Draws | None  # ms; None where the scatter is not known
-
-    def __add__(self, other: "Step") -> "Step":
-        """Return the sum."""
-        known = self.draws is not None and other.draws is not None
-        return Step(self.ms + other.ms, self.draws + other.draws if known else None)  # type: ignore[operator]
-
-    def __sub__(self, other: "Step") -> "Step":
-        """Return the difference."""
-        known = self.draws is not None and other.draws is not None
-        return Step(self.ms - other.ms, self.draws - other.draws if known else None)  # type: ignore[operator]
 
 
 def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | None:
@@ -101,14 +86,16 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
     of_its_clock = without[(min(bare, key=lambda gpu: bare[gpu].value),)]
     computing = of_slowest + overhead if overhead else of_slowest
     own_work = _cost_alone(runs, alone) or overhead
+    at_clock = own_work and (_at_clock_of(runs, own_work, of_its_clock) or own_work)
     for name, step, why in (
         (OVERHEAD, overhead, "" if overhead else "the strategy was not measured on one of these GPUs alone"),
         _clocks(runs, of_its_clock, computing),
         _contention(runs, without, of_its_clock, of_slowest, images),
-        *_communication(
+        *by_hosts(
             runs,
-            own_work and (_at_clock_of(runs, own_work, of_its_clock) or own_work),
-            _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None,
+            _communication(runs, at_clock, _for_the_slowest(of_slowest, bare, batch) if len(bare) == size else None),
+            controls.hosts(runs),
+            own_work,
         ),
     ):
         after = spent + step if step else spent
@@ -125,6 +112,7 @@ def _waterfall(study: Study, runs: Runs, controls: ControlRuns) -> Waterfall | N
         residual.value,
         residual.low,
         residual.high,
+        runs.cell.hosts if len(runs.cell.hosts) > 1 else (),
     )
 
 
@@ -173,21 +161,12 @@ def _overhead(runs: Runs, bare: Mapping[Member, Sample], alone: Mapping[Member, 
         for gpu in runs.gpus
         if gpu in bare and gpu in alone and (rate := alone[gpu].log_rate) is not None
     ]
-    return _mean(steps)
+    return mean_step(steps)
 
 
 def _cost_alone(runs: Runs, alone: Mapping[Member, Runs]) -> Step | None:
     """Return what steps with and without exchange in turn say that the strategy costs on one GPU, the mean over the members."""
-    return _mean([step for gpu in runs.gpus if gpu in alone and (step := _metric(alone[gpu], COST)) is not None])
-
-
-def _mean(steps: Sequence[Step]) -> Step | None:
-    """Return the mean of steps; None where there is none."""
-    if not steps:
-        return None
-    known = [step.draws for step in steps if step.draws is not None]
-    draws = np.mean(known, axis=0) if len(known) == len(steps) else None
-    return Step(sum(step.ms for step in steps) / len(steps), draws)
+    return mean_step([step for gpu in runs.gpus if gpu in alone and (step := step_of(alone[gpu], COST)) is not None])
 
 
 def _at_clock_of(together: Runs, step: Step, alone: Runs) -> Step | None:
@@ -232,23 +211,23 @@ def _contention(
 
 def _for_the_slowest(of_slowest: Step, bare: Mapping[Member, Sample], batch: int) -> Step:
     """Return how long the mean rank waits in a step for a slower GPU: that is the spread, which the ideal is without."""
-    behind = _mean([of_slowest - _step(rate, batch * 1e3) for rate in bare.values()])
+    behind = mean_step([of_slowest - _step(rate, batch * 1e3) for rate in bare.values()])
     assert behind is not None  # there is a member
     return behind
 
 
-def _communication(runs: Runs, alone: Step | None, for_the_slowest: Step | None) -> list[tuple[str, Step | None, str]]:
+def _communication(runs: Runs, alone: Step | None, for_the_slowest: Step | None) -> Parts:
     """Return the exposed communication without what the strategy costs on one GPU, and the waiting, which a trace shows.
 
     A trace shows how long the mean rank waits; the part in which it waits for a slower GPU is the spread.
     """
-    whole = _metric(runs, COST)
+    whole = step_of(runs, COST)
     if whole is None:
         why = "steps without the exchange were not timed (benchmark.exposed_rounds=0)"
         return [(COMMUNICATION, None, why), (WAITING, None, why)]
     why = "" if alone else "this includes what the strategy costs on one GPU"
     exposed = whole - alone if alone else whole
-    waiting = _metric(runs, WAIT)
+    waiting = step_of(runs, WAIT)
     if waiting is None:
         return [
             (COMMUNICATION, exposed, why),
@@ -265,8 +244,3 @@ def _communication(runs: Runs, alone: Step | None, for_the_slowest: Step | None)
     if waiting.ms > exposed.ms:  # part of it was hidden behind compute
         return [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
     return [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]
-
-
-def _metric(runs: Runs, name: str) -> Step | None:
-    found = runs.difference(name)
-    return None if found is None else Step(found.value, found.draws)

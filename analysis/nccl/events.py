@@ -101,6 +101,28 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkDevice:
+    """`NET/IB : Using [0]mlx5_0:1/IB …`, `NET/Socket : Using [0]eth0:10.0.0.1<0>`: the device behind `via NET/IB/0`.
+
+    A device made of several has their names joined by `+`.
+    """
+
+    process: LogProcess
+    network: str  # IB, Socket
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`comm 0x… rank 0 nRanks 8 nNodes 2 …`: on how many hosts NCCL sees the ranks of a communicator."""
+
+    process: LogProcess
+    nranks: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels` is their number."""
 
@@ -122,4 +144,5 @@ class Statement:
     value: str
 
 
-Event = Connection | CollNet | RingLine | Trees | ChannelCounts | Membership | Setting | Tuning | Statement
+Described = Setting | NetworkDevice | Nodes | Tuning | Statement
+Event = Connection | CollNet | RingLine | Trees | ChannelCounts | Membership | Described

@@ -3,11 +3,22 @@
 Each function adds to `notes` what it could not use.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
 from analysis.nccl.communicators import Group, RankGpu, Sorted
-from analysis.nccl.events import CHANNELS, ChannelCounts, CollNet, Connection, RingLine, Trees
+from analysis.nccl.events import (
+    CHANNELS,
+    ChannelCounts,
+    CollNet,
+    Connection,
+    Event,
+    NetworkDevice,
+    Nodes,
+    RingLine,
+    Trees,
+)
 
 
 def connections_of(found: Sorted, largest: Group, notes: list[str]) -> list[Connection]:
@@ -57,6 +68,27 @@ def transports_of(connections: list[Connection]) -> dict[str, tuple[str, ...]]:
     for one in sorted(connections, key=lambda one: (one.source, one.target)):
         transports[f"{one.source}->{one.target}"].add(one.transport)
     return {pair: tuple(sorted(words)) for pair, words in transports.items()}
+
+
+def nics_of(connections: Iterable[Connection], events: Iterable[Event]) -> dict[int, tuple[str, ...]]:
+    """Return {rank: the network devices that its connections use}, sorted; `NET/IB/0` for one that no line names.
+
+    Both ends of a connection announce it, each with a device of its own host.
+    """
+    # What is made of several devices is announced after these, and has the index that connections name.
+    named = {(one.process, one.network, one.index): one.name for one in events if isinstance(one, NetworkDevice)}
+    found: dict[int, set[str]] = defaultdict(set)
+    for one in connections:
+        if (words := re.match(r"NET/([^/]+)/(\d+)", one.transport)) and one.end is not None:
+            rank = one.source if one.end == "send" else one.target
+            found[rank].add(named.get((one.process, words[1], int(words[2])), words[0]))
+    return {rank: tuple(sorted(names)) for rank, names in sorted(found.items())}
+
+
+def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
+    """Return on how many hosts NCCL sees the ranks of a communicator; None where no line or several say it."""
+    told = {one.nodes for one in events if isinstance(one, Nodes) and one.nranks == group.nranks}
+    return told.pop() if len(told) == 1 else None
 
 
 def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:

@@ -34,9 +34,12 @@ class LogEvents:
         return self.damaged + self.torn + len(self.unparsed)
 
 
-def read_events(text: str, number: int = 0) -> LogEvents:
-    """Read every event of one text; `number` tells texts apart in `LogProcess`. Raises nothing."""
-    reader = _TextReader(number)
+def read_events(text: str, number: int = 0, host: str = "") -> LogEvents:
+    """Read every event of one text; `number` tells texts apart in `LogProcess`. Raises nothing.
+
+    `host` is that of the text, where it is known; otherwise the lines say it.
+    """
+    reader = _TextReader(number, host)
     rows = text.split("\n")
     last = rows.pop()
     # Without its newline the last line may have lost its end, a number its last digits, and NCCL's mark may be still to come.
@@ -49,9 +52,9 @@ def read_events(text: str, number: int = 0) -> LogEvents:
 class _TextReader:
     """Reads one text line by line; knows whether the tails of torn lines are still to come."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, host: str) -> None:
         self.found = LogEvents()
-        self._number = number
+        self._number, self._host = number, host
         self._waiting = 0  # heads of torn lines whose tail has not come
         self._left = 0  # lines until a tail is no longer awaited
 
@@ -110,6 +113,6 @@ class _TextReader:
         prefix = None if is_first else _PREFIX.search(head[-300:])
         if prefix is None:
             return LogProcess(self._number, "", -1)
-        process = LogProcess(self._number, prefix[1], int(prefix[2]))
+        process = LogProcess(self._number, self._host or prefix[1], int(prefix[2]))
         self.found.processes.add(process)
         return process

@@ -5,7 +5,7 @@ What the text does not say is absent or None, never 0. Transports and channels a
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from analysis.errors import UnreadableInput
 from analysis.nccl.communicators import Group, Sorted, bracket_kind, sort_by_communicator
@@ -15,6 +15,8 @@ from analysis.nccl.facts import (
     collnet_of,
     connections_of,
     devices_of,
+    nics_of,
+    nodes_of,
     rings_of,
     transports_of,
     trees_of,
@@ -32,9 +34,12 @@ _KEPT = 100  # distinct warnings and errors kept; a retry loop writes thousands
 _RANKS_SHOWN = 20
 
 
-def parse_nccl_log(*texts: str) -> NcclLog:
-    """Read one log of all ranks, or one log per rank. Raises UnreadableInput if no text has a line of NCCL."""
-    read = [read_events(text, number) for number, text in enumerate(texts)]
+def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
+    """Read one log of all ranks, or one log per rank. Raises UnreadableInput if no text has a line of NCCL.
+
+    `hosts` are those of the texts, where they are known: machines in containers may all have one name and one process id.
+    """
+    read = [read_events(text, number, hosts[number] if hosts else "") for number, text in enumerate(texts)]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
             "no line from NCCL found; expected whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
@@ -78,6 +83,8 @@ def parse_nccl_log(*texts: str) -> NcclLog:
         algorithms=_choices(events),
         multicast=multicast,
         network=_only(events, "network", notes, "networks"),
+        nics=nics_of(connections, events),
+        nodes=nodes_of(largest, events),
         warnings=_distinct(events, "warning", notes),
         errors=_distinct(events, "error", notes),
         truncated=any(one.truncated for one in read),

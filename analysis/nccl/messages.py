@@ -14,6 +14,8 @@ from analysis.nccl.events import (
     Event,
     LogProcess,
     Membership,
+    NetworkDevice,
+    Nodes,
     RingLine,
     Setting,
     Statement,
@@ -58,6 +60,10 @@ _TUNING = re.compile(
     r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time (\d+\.\d+))"
 )
 _MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+.*")
+_NETWORK = re.compile(r"NET/(\w+) : Using((?: \[\d+\](?:=\{[^}]*\}|\S+))+).*")
+_DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)\}|([^:\s]+):\S+)")
+_JOINED = re.compile(r"NET/(\w+) : Made virtual device \[(\d+)\] name=(\S+) .*")
+_NODES = re.compile(r"comm \S+ rank \d+ nRanks (\d+) nNodes (\d+) .*")
 _ERROR = re.compile(r"\S+\.(?:cc|cu|h):\d+ (?:\(\w+\) )?-> \d+\b.*")
 
 
@@ -185,6 +191,23 @@ def _network(body: str, process: LogProcess) -> Events:
     return [Statement(process, "network", body.removeprefix("Using network ").strip())]
 
 
+def _network_devices(body: str, process: LogProcess) -> Events:
+    if made := _JOINED.fullmatch(body):
+        return [NetworkDevice(process, made[1], int(made[2]), made[3])]
+    found = _NETWORK.fullmatch(body)
+    if found is None:
+        return []
+    return [
+        NetworkDevice(process, found[1], int(index), one or "+".join(re.findall(r"\] ?([^:\s]+):", joined)))
+        for index, joined, one in _DEVICE.findall(found[2])
+    ]
+
+
+def _nodes(body: str, process: LogProcess) -> Events:
+    found = _NODES.fullmatch(body)
+    return [Nodes(process, int(found[1]), int(found[2]))] if found else []
+
+
 def _multicast(body: str, process: LogProcess) -> Events:
     found = _MULTICAST.fullmatch(body)
     return [Statement(process, "multicast", "no" if found[1] else "yes")] if found else []
@@ -215,6 +238,8 @@ _KINDS: tuple[tuple[Callable[[str], bool], Callable[[str, LogProcess], Events]],
     (_holds(" Bytes -> Algo "), _tuning),
     (_starts("NCCL version "), _version),
     (_starts("Using network "), _network),
+    (_starts("NET/"), _network_devices),
+    (_holds(" nNodes "), _nodes),
     (_starts("NVLS multicast support is "), _multicast),
     (_starts("Comm config "), _env),
     (_holds("-> "), _error),

@@ -41,6 +41,8 @@ class NcclLog:
     - `channels`: a number or None per kind, from the summary line, or, if `channels_from` is "rings", the collective
       count of `Channel 00/04`.
     - `trees`: {channel: {rank: parent, -1 at the root}}.
+    - `nics`: the network devices that each rank's connections use.
+    - `nodes`: the hosts that NCCL sees.
     - `settings`: announced values; a setting on which ranks differ is in `conflicts` instead.
     - `announced_by`: processes that announced each setting, of `processes` that wrote lines with a prefix.
     - `env_logged`: a line shows that the ENV subsystem was logged.
@@ -65,6 +67,8 @@ class NcclLog:
     algorithms: tuple[AlgorithmChoice, ...]
     multicast: bool | None
     network: str | None
+    nics: Mapping[int, tuple[str, ...]]
+    nodes: int | None
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
     truncated: bool

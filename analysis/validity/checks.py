@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.validity import as_asked, baseline, conditions, results, surroundings, timing
+from analysis.validity import as_asked, conditions, results, surroundings, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -16,6 +16,7 @@ from conf.schema import ValidityLimits
 CHECKS = (
     Check("missing_rank", "invalid", "rank {} wrote no complete samples", results.missing_rank),
     Check("wrong_gpu", "invalid", "ranks ran on other GPUs than requested: {}", results.wrong_gpu),
+    Check("wrong_peers", "invalid", "the ranks met others than those of their own hosts: {}", results.wrong_peers),
     Check(
         "replicas_differ",
         "invalid",
@@ -130,7 +131,7 @@ CHECKS = (
         "efficiency_above_one",
         "suspect",
         "the efficiency is too high to be true: {}",
-        baseline.efficiency_above_one,
+        conditions.efficiency_above_one,
     ),
     Check(
         "warmup_not_flat",
@@ -158,6 +159,7 @@ SETTINGS = {
     "channels_unexpected": "NCCL used more or fewer channels than requested",
     "profiled": "a trace was recorded in a separate pass; the numbers are not from that pass",
     "does_not_verify": "the record does not say what its raw samples say",
+    "hosts_unexpected": "NCCL sees another number of hosts than the cell has",
     "effect_not_checked": "a variable of nccl.other was set, and its effect is not checked",
     "setting_no_effect": "a setting changed nothing that NCCL's log shows",
 }

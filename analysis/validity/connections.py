@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from analysis.nccl.model import NcclLog
-from analysis.nccl.transports import pair_class
+from analysis.nccl.transports import NET, pair_class
 from analysis.validity.evidence import Evidence, SettingResult, list_some
 from conf.nccl_vocabulary import DISTANCES, level_word
 
@@ -76,6 +76,8 @@ def _level(value: str, evidence: Evidence) -> Iterator[SettingResult]:
     for pair, words in evidence.log.transports.items():
         link = pair_class(pair, evidence.log, evidence.link_classes, evidence.gpus)
         for word in words:
+            if link == NET and not word.startswith("P2P/"):
+                continue  # between hosts there is no peer access that a level could allow
             _judge_connection(word, pair, link, DISTANCES.index(level), judged)
     if judged.beyond:
         # between PCIe levels a virtual machine may show another class than NCCL found

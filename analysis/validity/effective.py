@@ -3,30 +3,42 @@
 It is compared with what the cell requested.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.findings.model import Member
 from analysis.findings.runs import request_of
 from analysis.findings.study import Study
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
-from analysis.topology.link_classes import distinct_classes
 from analysis.validity.evidence import Evidence, SettingResult
+from analysis.validity.hosts import class_between, gloo_between_hosts, hosts_seen, links_of, nics_of_hosts
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
 from benchmarks.record.raw_files import read_text
 
 
-def read_logs(folder: CellFolder) -> NcclLog | None:
-    """Read NCCL's logs of one cell, a file for each rank; None if none can be read."""
+def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
+    """Read NCCL's logs of one cell, a file for each rank; None if none can be read.
+
+    `hosts` are those of the cell: an agent puts the number of its host before the names of files, from the second host on.
+    """
     try:
-        texts = [read_text(path) for path in folder.nccl_logs()]
-        return parse_nccl_log(*texts) if texts else None
+        paths = folder.nccl_logs()
+        of_files = [_host_of(path.name, hosts) for path in paths] if hosts else ()
+        texts = [read_text(path) for path in paths]
+        return parse_nccl_log(*texts, hosts=of_files) if texts else None
     except (UnreadableInput, EOFError, zlib.error):
         return None
+
+
+def _host_of(name: str, hosts: Sequence[str]) -> str:
+    found = re.match(r"([0-9]+)-", name)
+    return hosts[int(found[1])] if found and int(found[1]) < len(hosts) else hosts[0]
 
 
 def observe(
@@ -35,18 +47,21 @@ def observe(
     """Return the `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …
 
     `known` are the other records of the study: the same cell without a setting shows whether the setting had an effect.
-    CPU workers have `findings` only.
+    CPU workers have `findings` only; on several hosts also the interfaces that gloo was given.
     """
     if record.cell.device != "cuda":
-        return {"findings": [_not_applicable(name, value) for name, value in record.cell.nccl.items()]}
-    links: Mapping[str, str] = record.environment.get("links", {})
-    gpus = record.cell.gpus
-    log, tuning = read_logs(folder), read_logs(folder.tuning)
+        return gloo_between_hosts(record) | {
+            "findings": [_not_applicable(name, value) for name, value in record.cell.nccl.items()]
+        }
+    links, gpus, hosts = links_of(record), record.cell.members, record.cell.every_host
+    log, tuning = read_logs(folder, hosts), read_logs(folder.tuning, hosts)
     effective: dict[str, Any] = {}
-    if link_class := distinct_classes(gpus, links):
+    if link_class := class_between(record):
         effective["link_class"] = link_class
     if log is not None:
         effective |= _used(log, links, gpus)
+        if hosts:
+            effective["nccl"] |= {"nodes": log.nodes, "nics": nics_of_hosts(log, record)}
     if tuning is not None and tuning.algorithms:
         effective["choices"] = [
             {"function": c.function, "bytes": c.size, "algorithm": c.algorithm, "protocol": c.protocol}
@@ -57,10 +72,11 @@ def observe(
     study = Study.of(known if record.cell.nccl else ())
     for name, value in record.cell.nccl.items():
         reference = without(record, name, study)
-        reference_log = read_logs(folder_of(reference)) if reference else None
+        reference_log = read_logs(folder_of(reference), hosts) if reference else None
         # the timed pass logs no choice of algorithm; the tuning pass does
         choices = tuning if name in ("NCCL_ALGO", "NCCL_PROTO") else None
         findings += check_setting(name, value, evidence, reference_log, choices)
+    findings += hosts_seen(log, record)
     if findings:
         effective["findings"] = [
             {"code": one.code, "sentence": one.sentence, "severity": one.severity, "setting": one.setting}
@@ -69,7 +85,7 @@ def observe(
     return effective
 
 
-def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[int]) -> dict[str, Any]:
+def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[Member]) -> dict[str, Any]:
     """Return what the log says that NCCL used."""
     used: dict[str, Any] = {}
     if log.transports:

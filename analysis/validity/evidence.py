@@ -21,7 +21,7 @@ class Evidence:
     """One cell: its requested settings, its log, and its machine.
 
     - `requested`: `{"NCCL_P2P_LEVEL": "LOC"}`.
-    - `link_classes`: `{"0-1": "NV18"}` by GPU id.
+    - `link_classes`: `{"0-1": "NV18"}` by GPU id, `{"a:0-1": "NV18"}` where the cell has hosts.
     - `gpus`: the subset in rank order, used if the log has no NVML index.
     - `env_logged`: whether NCCL_DEBUG_SUBSYS had ENV; None: only if the log itself shows it.
     """
@@ -29,7 +29,7 @@ class Evidence:
     requested: Mapping[str, str]
     log: NcclLog
     link_classes: Mapping[str, str] | None = None
-    gpus: Sequence[int] | None = None
+    gpus: Sequence[int | str] | None = None
     env_logged: bool | None = None
 
 

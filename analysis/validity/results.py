@@ -4,6 +4,7 @@ Each function returns None for a record that passes.
 """
 
 import math
+from collections.abc import Sequence
 
 from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
@@ -30,6 +31,40 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> CheckResult | None:
         if number in reported and reported[number] != uuid
     ]
     return CheckResult("; ".join(wrong)) if wrong else None
+
+
+def wrong_peers(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Find ranks of several hosts that met others than were started: on another host, as another process, with another GPU.
+
+    What the ranks told each other over the network is compared with what each one wrote, which came through the agent of
+    its own host, and with the plan.
+    """
+    cell, rows = record.cell, record.checks.get("peers")
+    if not cell.hosts:
+        return None
+    if not isinstance(rows, list):
+        several = len(cell.every_host) > 1
+        return unchecked("no rank wrote whom it met") if several else not_applicable("all ranks are on one host")
+    planned = record.environment.get("planned_uuids") or []
+    own = {rank.get("rank"): rank for rank in record.ranks}
+    wrong = []
+    for number, place in enumerate(cell.places[: cell.world_size]):
+        met = [row[1:] for row in rows if isinstance(row, list) and row[:1] == [number]]
+        started = [own.get(number, {}).get(name) for name in ("node", "pid", "uuid")]
+        if len(met) != 1 or met[0] != started:
+            wrong.append(f"rank {number} is {_told(met[0] if met else [])}, and {_told(started)} was started")
+        elif met[0][0] != place.host or (number < len(planned) and planned[number] not in (None, met[0][2])):
+            wrong.append(f"rank {number} is {_told(met[0])}, and host {place.host} was planned")
+    if len(rows) != cell.world_size:
+        wrong.append(f"{len(rows)} ranks met, and {cell.world_size} were started")
+    return CheckResult("; ".join(wrong[:3])) if wrong else None
+
+
+def _told(of_rank: Sequence[object]) -> str:
+    """Return what a rank is in words; nobody where nothing is known of it."""
+    host, pid, uuid = (*of_rank, None, None, None)[:3]
+    parts = [f"host {host}"] * bool(host) + [f"process {pid}"] * bool(pid) + [str(uuid)] * bool(uuid)
+    return ", ".join(parts) or "nobody"
 
 
 def replicas_differ(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -27,7 +27,7 @@ def check_settings(
     same_cell_without: NcclLog | None,
     link_classes: Mapping[str, str] | None,
     *,
-    gpus: Sequence[int] | None = None,
+    gpus: Sequence[int | str] | None = None,
     env_logged: bool | None = None,
 ) -> list[SettingResult]:
     """Compare requested settings (`{"NCCL_P2P_LEVEL": "LOC"}`) with the cell's log; empty if all is well.

@@ -57,6 +57,7 @@ _TABLE = (
     Metric("throughput/tokens", "tokens that were counted", "tokens", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
+    _higher_is_better("scaling/node_efficiency", "efficiency against whole hosts", "%", decimals=1),
     _higher_is_better("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%", decimals=1),
     _lower_is_better("data/cost_share", "share of a step that the loader costs", "%", decimals=1, column="data", signed=True),
     _lower_is_better("data/cost_ms", "cost of the loader in a step", "ms", signed=True),

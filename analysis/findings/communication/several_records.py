@@ -6,7 +6,14 @@ The launching process imports this module, so it needs neither numpy nor scipy.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from analysis.findings.baselines import AT_EQUAL_CLOCKS, BASELINES, EFFICIENCY, Baselines
+from analysis.findings.baselines import (
+    AT_EQUAL_CLOCKS,
+    BASELINES,
+    EFFICIENCY,
+    HOST_BASELINES,
+    NODE_EFFICIENCY,
+    Baselines,
+)
 from analysis.findings.communication.exposed import EXPOSED, HIDDEN, Exposures, disagreement
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, Scatters
 from analysis.findings.next_run.interval import names_of
@@ -30,6 +37,7 @@ class SeveralRecords:
         share, found = self.baselines.efficiency(record), self.exposures.of(record)
         equal = self.baselines.at_equal_clocks(record, share)
         values: dict[str, float | None] = {EFFICIENCY: share, AT_EQUAL_CLOCKS: equal}
+        values[NODE_EFFICIENCY] = self.baselines.node_efficiency(record)
         if found is not None:
             values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
         known = {name: value for name, value in values.items() if value is not None}
@@ -48,7 +56,7 @@ class SeveralRecords:
     def facts(self, record: Record) -> dict[str, object]:
         """Return what the values rest on, as a record's checks have it: the ids of other records."""
         facts: dict[str, object] = {}
-        if self.baselines.efficiency(record) is not None:
+        if self.baselines.efficiency(record) is not None or self.baselines.node_efficiency(record) is not None:
             facts |= self.baselines.facts(record)
         found = self.exposures.of(record)
         if found is not None and found.exposed_ms is not None:
@@ -66,8 +74,8 @@ def values_of(records: Iterable[Record], others: Scatters | None = None) -> dict
 
 def rests_on(record: Record) -> set[str]:
     """Return the ids of the other records that a record's values rest on."""
-    baselines = record.checks.get(BASELINES, {})
-    return {one for ids in baselines.values() for one in ids} | set(record.checks.get(COST_ALONE, ()))
+    baselines = [*record.checks.get(BASELINES, {}).values(), *record.checks.get(HOST_BASELINES, {}).values()]
+    return {one for ids in baselines for one in ids} | set(record.checks.get(COST_ALONE, ()))
 
 
 def again(record: Record, others: Iterable[Record]) -> dict[str, float]:

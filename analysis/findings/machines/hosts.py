@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.record import Record
@@ -28,6 +29,24 @@ def facts_of_hosts(record: Record) -> dict[str, Mapping[str, Any]]:
     told = {str(one.get("name")): one for one in listed(environment.get("hosts"))}
     own = {name: value for name, value in environment.items() if name != "hosts"}
     return {name: told.get(name, {} if place else own) for place, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class HostInterface:
+    """The network interface through which a host reaches the others; its name is empty where that is not known."""
+
+    name: str = ""
+    gbit_per_s: float | None = None  # as the driver has it
+
+
+def interface_of(facts: Mapping[str, Any]) -> HostInterface:
+    """Return the interface that gloo and NCCL's sockets were given on a host, by its facts."""
+    variables = mapping(facts.get("variables"))
+    name = str(variables.get("GLOO_SOCKET_IFNAME") or variables.get("NCCL_SOCKET_IFNAME") or "").lstrip("=")
+    name = name.partition(",")[0]  # gloo opens a connection for each entry of a list, all of one interface here
+    known = next((one for one in listed(facts.get("interfaces")) if one.get("name") == name), {})
+    mbit = known.get("mbit_per_s")
+    return HostInterface(name, mbit / 1000 if isinstance(mbit, int | float) and mbit > 0 else None)
 
 
 def gpus_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -22,6 +22,7 @@ ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
 # Of other records too, so that a record alone has no scatter of it: analysis.findings computes them.
 OF_SEVERAL_RECORDS = (
     "scaling/efficiency",
+    "scaling/node_efficiency",
     "scaling/efficiency_at_equal_clocks",
     "comm/exposed_ms",
     "comm/hidden_share",
