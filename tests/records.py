@@ -84,9 +84,11 @@ def facts_of(host, gpus=4, mbit=1000):
 
 def on_hosts(number, hosts, gpus, rate, **changes):
     """A record of a cell with hosts, as `record` makes one."""
-    environment = {"hosts": [facts_of(host) for host in hosts], "host": f"node-{hosts[0]}"} | changes.pop(
-        "environment", {}
-    )
+    environment = {
+        "inherited": [],
+        "hosts": [facts_of(host) for host in hosts],
+        "host": f"node-{hosts[0]}",
+    } | changes.pop("environment", {})
     metrics = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus) / len(hosts)} | changes.pop("metrics", {})
     cell = {"hosts": list(hosts)} | changes.pop("cell", {})
     made = record(number, gpus, rate, cell=cell, metrics=metrics, environment=environment, **changes)

@@ -1,15 +1,19 @@
 """Requested against effective: every code where it is planted, and nowhere in captures that are as asked."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+from cells import make_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import make_record
 
 from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
 from analysis.validity.evidence import SettingResult
+from analysis.validity.hosts import hosts_seen
 from analysis.validity.settings import check_settings
 from conf.nccl_vocabulary import ALGORITHMS, allowed, level_word
 
@@ -364,3 +368,82 @@ def test_judge_never_raises(asked, other):
         for finding in check_settings(asked, log, logs[1] if other else None, NV):
             assert finding.severity in ("invalid", "suspect", "finding", "unchecked")
             assert finding.sentence
+
+
+# Several hosts
+
+
+HOSTS = ("a", "b")
+ACROSS = tuple(f"{host}:{gpu}" for host in HOSTS for gpu in (0, 1))
+INSIDE = {f"{host}:0-1": "NV18" for host in HOSTS}
+
+
+def of_hosts(using, via, nodes=2, hosts=HOSTS):
+    """The log of two ranks on each of two hosts. All have one host name and the same process ids, as containers may have."""
+    texts = []
+    for rank in range(4):
+        peer, here = (rank + 1) % 4, rank // 2
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 4 cudaDev {rank % 2} nvmlDev {rank % 2}"
+        member += f" busId {rank % 2}0 commId 0x1 - Init"
+        word = "P2P/CUMEM" if peer // 2 == here else via
+        ends = ["" if peer // 2 == here else "[send] "]
+        bodies = [
+            "Bootstrap: Using eth0",
+            f"{using[here]}",
+            "Using network IB",
+            f"{member} START",
+            f"comm 0x{rank}a rank {rank} nRanks 4 nNodes {nodes} localRanks 2 localRank {rank % 2} MNNVL 0",
+            f"{member} COMPLETE",
+            *(f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}" for end in ends),
+        ]
+        if rank % 2 == 0:  # the first of a host receives from the last of the other
+            bodies.append(f"Channel 00/0 : {(rank + 3) % 4}[1] -> {rank}[0] [receive] via {via}")
+        texts.append("".join(f"vm:{rank % 2 + 1}:1 [0] NCCL INFO {body}\n" for body in bodies))
+    return parse_nccl_log(*texts, hosts=[hosts[rank // 2] for rank in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("using", "via", "named", "said"),
+    [
+        (
+            ["NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"] * 2, "NET/IB/1/GDRDMA",
+            {rank: ("mlx5_1",) for rank in range(4)}, "NET/IB/GDRDMA + P2P/CUMEM over NV18",
+        ),
+        (
+            ["NET/Socket : Using [0]eth0:10.0.0.1<0>", "NET/Socket : Using [0]ib0:10.0.0.2<0> [1]lo:127.0.0.1<0>"],
+            "NET/Socket/0", {0: ("eth0",), 1: ("eth0",), 2: ("ib0",), 3: ("ib0",)}, "NET/Socket + P2P/CUMEM over NV18",
+        ),
+        (
+            ["NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE ; OOB eth0:10.0.0.1<0>"] * 2,
+            "NET/IB/0", {rank: ("mlx5_0+mlx5_1",) for rank in range(4)}, "NET/IB + P2P/CUMEM over NV18",
+        ),
+        (
+            ["NET/IB : Made virtual device [4] name=mlx5_0+mlx5_1 speed=800000 ndevs=2"] * 2, "NET/IB/4(5)/GDRDMA(PCI)",
+            {rank: ("mlx5_0+mlx5_1",) for rank in range(4)}, "NET/IB/GDRDMA(PCI) + P2P/CUMEM over NV18",
+        ),
+        (["NET/Plugin: Could not find: libnccl-net.so"] * 2, "NET/AWS Libfabric/3",
+         {rank: ("NET/AWS Libfabric/3",) for rank in range(4)}, "NET/AWS Libfabric + P2P/CUMEM over NV18"),
+    ],
+)  # fmt: skip
+def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, said):
+    log = of_hosts(using, via)
+    assert (log.nranks, log.nodes, log.lost) == (4, 2, 0), log.notes
+    assert log.nics == named
+    assert describe_transport(log, INSIDE, ACROSS) == said
+    assert pair_class("1->2", log, INSIDE, ACROSS) == "NET" and pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
+    assert [device.host for device in log.communicators[0].devices.values()] == ["a", "a", "b", "b"]
+    # What a level allows says nothing of hosts.
+    found = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, INSIDE, gpus=ACROSS)
+    assert not [one for one in found if one.code == "transport_unexpected"]
+
+
+def test_nccl_that_sees_another_number_of_hosts_is_told():
+    cell = dataclasses.replace(make_cell((0, 1)), device="cuda", hosts=HOSTS)
+    record = make_record(cell=cell)
+    (found,) = hosts_seen(of_hosts(["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2, "NET/Socket/0", nodes=1), record)
+    assert (found.code, found.severity) == (
+        "hosts_unexpected",
+        "suspect",
+    ) and "on 1 host, and the cell has 2" in found.sentence
+    assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), record)
+    assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), make_record())

@@ -133,7 +133,31 @@ PHASE = {
     "foreign_bytes": 0,
 }
 
+
+def met(fault):
+    """A change: the cell is on two hosts and its ranks met; `fault` changes the rows of who met."""
+
+    def plant(record):
+        asked(record, gpus=(0,), hosts=("a", "b"))
+        for number, rank in enumerate(record.ranks):
+            rank.update(node="ab"[number], pid=100 + number)
+        rows = [[number, rank["node"], rank["pid"], rank["uuid"]] for number, rank in enumerate(record.ranks)]
+        record.checks["peers"] = rows
+        fault(rows)
+
+    return plant
+
+
 PLANTED = {
+    "wrong_peers": [
+        met(lambda rows: rows[1].__setitem__(1, "c")),  # of another host
+        met(lambda rows: rows[1].__setitem__(2, 7)),  # another process
+        met(lambda rows: rows[0].__setitem__(3, "GPU-other")),
+        met(lambda rows: rows.append([2, "c", 9, None])),  # a stranger
+        met(lambda rows: rows.pop()),
+        met(lambda rows: rows[0].__setitem__(0, 1)),  # two of one number
+        lambda r: met(lambda rows: rows[1].__setitem__(1, "a"))(r) or r.ranks[1].update(node="a"),  # not as planned
+    ],
     "missing_rank": [
         lambda r: r.ranks.pop(),
         lambda r: r.ranks[0].update(done=False),
@@ -307,6 +331,8 @@ def test_a_planted_fault_has_its_code_and_no_other(code, number):
 
 
 CLEAN = [
+    met(lambda rows: None),
+    met(lambda rows: rows.reverse()),
     loader(cost_share=0.019, low=4.0),  # a loader that keeps up
     loader(cost_share=0.3, low=-1.0),  # noise
     lambda r: r.metrics.update({"comm/ideal_ratio": 1.05}),
@@ -337,6 +363,7 @@ def test_the_sentence_names_what_was_found():
 
 
 UNCHECKED = {
+    "wrong_peers": lambda r: met(lambda rows: None)(r) or r.checks.pop("peers"),
     "wrong_gpu": lambda r: r.environment.update(planned_uuids=[]),
     "gradient_not_mean": lambda r: r.checks.update(gradient_spread=0.0),
     "bytes_miscounted": lambda r: r.checks.pop("trained_bytes"),

@@ -18,6 +18,7 @@ from analysis.findings.next_run.interval import LEVEL
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.study import Study
+from analysis.findings.wires.between_hosts import host_wires
 from analysis.findings.wires.measured import MachineLinks, transport_of
 from analysis.topology.link_classes import best_first, is_known
 
@@ -36,6 +37,7 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
             continue
         machine, transport = machines[runs.provenance["machine"]], transport_of(runs)
         point = points.get(runs.records[0].record_id)
+        between = host_wires(runs)
         links = SubsetLinks(
             runs.gpus,
             runs.key,
@@ -44,8 +46,8 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
             class_of(machine, runs),
             transport,
             busbw,
-            machine.measured_gb_per_s(runs.gpus, transport),
-            machine.nominal_gb_per_s(runs.gpus),
+            machine.measured_gb_per_s(runs.gpus, transport) if between is None else between.link_gb_per_s,
+            machine.nominal_gb_per_s(runs.gpus) if between is None else between.nominal_gb_per_s,
             point.efficiency.value if point and point.efficiency else None,
         )
         listed.append((links, runs))

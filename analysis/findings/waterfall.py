@@ -60,6 +60,7 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
             found.append(made)
         else:
             without.append(f"{labels.label(study, runs)} on {gpu_list(runs.gpus)}")
+    found.sort(key=lambda one: -len(one.hosts))  # most hosts first, otherwise as they ran
     sentence = f"where the loss of {several(without)} comes from: run with waterfall=true" if without else ""
     return tuple(found), (sentence,) if sentence else ()
 

@@ -17,6 +17,7 @@ from itertools import combinations, product
 from math import comb, prod
 
 from analysis.topology.link_classes import NET, NET_CLASSES
+from analysis.topology.model import Topology
 
 MOST_HOSTS = 1 << 17  # that a list of hosts may name: of more a text is damaged
 MOST_SETS = 100_000  # of hosts that are sorted into classes
@@ -75,6 +76,15 @@ def _numbers(inside: str) -> Iterator[str]:
         first, _, last = one.partition("-")
         if first.isdecimal() and (last or first).isdecimal() and int(last or first) - int(first) < MOST_HOSTS:
             yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
+
+
+def rails(topology: Topology) -> dict[int, tuple[str, ...]]:
+    """Return {GPU: the NICs that it reaches through PCIe switches alone}: what the GPU sends to other hosts goes through them."""
+    near = ("PIX", "PXB")
+    best = {gpu: [nic for nic in topology.nics if topology.link_between(gpu, nic) in near] for gpu in topology.gpus}
+    # Of several the nearest: one behind the same switch before those behind several.
+    pix = {gpu: [nic for nic in nics if topology.link_between(gpu, nic) == near[0]] for gpu, nics in best.items()}
+    return {gpu: tuple(pix[gpu] or nics) for gpu, nics in best.items()}
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Any
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.provenance import SAFETY, SET_BY_RINGSIDE, inherited, variables
+from analysis.findings.provenance import INHERITED, SAFETY, SET_BY_RINGSIDE, inherited, variables
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
 from analysis.validity.evidence import list_some
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
 GIB = 2**30
+BETWEEN_HOSTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 TIMED = "timed"
 MOSTLY = 0.5  # share of the samples from which on a GPU is at its power cap
 STEPS = (TIMED, "exposed")  # phases in which every GPU trains
@@ -41,8 +42,15 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> CheckResult | None:
         if name not in record.cell.nccl
         and SAFETY.get(name) != value
         and SET_BY_RINGSIDE.get(name, "") not in (None, value)
+        and not _is_our_interface(record, name)
     ]
     return CheckResult(list_some(found)) if found else None
+
+
+def _is_our_interface(record: Record, name: str) -> bool:
+    """Tell whether a variable names the interface that Ringside found between hosts."""
+    names = record.environment.get(INHERITED)
+    return bool(record.cell.hosts) and name in BETWEEN_HOSTS and isinstance(names, list) and name not in names
 
 
 # Clocks

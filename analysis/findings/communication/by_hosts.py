@@ -8,7 +8,7 @@ from analysis.findings.model import Member
 from analysis.findings.runs import Runs
 
 COMMUNICATION = "exposed communication"
-INSIDE, BETWEEN = "exposed inside hosts", "exposed between hosts"  # together the exposed communication of several hosts
+INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  # together what is exposed of it
 Parts = list[tuple[str, Step | None, str]]  # of a waterfall: name, time, why it is not known or what qualifies it
 
 

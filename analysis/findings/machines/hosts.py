@@ -61,7 +61,7 @@ def hardware(record: Record) -> str:
     """
     facts = list(facts_of_hosts(record).values())
     if record.cell.device == "cuda":
-        named = [_gpu_names(one) for one in facts]
+        named = [gpu_names(one) for one in facts]
         if any(named):
             return _each([one or "no known GPU" for one in named], " each")
     return f"CPU workers on {_each([str(mapping(one.get('cpu')).get('model') or 'an unknown CPU') for one in facts])}"
@@ -78,7 +78,8 @@ def _each(kinds: Sequence[str], every: str = "") -> str:
     return " + ".join(parts)
 
 
-def _gpu_names(facts: Mapping[str, Any]) -> str:
+def gpu_names(facts: Mapping[str, Any]) -> str:
+    """Return the GPUs of a host by its facts: `4 × NVIDIA H200`; empty without any."""
     kinds = Counter(str(gpu.get("name", "unknown GPU")) for gpu in gpus_of(facts))
     return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
 

@@ -10,6 +10,7 @@ from analysis.report.measured_values import RATE
 from analysis.report.names import things_of, unit_of
 from analysis.report.text import count, join_words, single_line
 from benchmarks.record import Record
+from conf.cell import folded
 
 NAMED = 3  # models, strategies, benchmarks or machines that are named; of more only the number is told
 
@@ -49,9 +50,20 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
     unit = unit_of(study)
     sizes = [str(size) for size in sorted({record.cell.world_size for record in records})]
     many = f"{join_words(sizes)} {unit if sizes[-1:] != ['1'] else unit.removesuffix('s')}"
-    places = list(dict.fromkeys(hardware(record) for record in records))
-    where = [single_line(place.removeprefix("CPU workers on ")) for place in places]
+    widest: dict[tuple[str, ...], Record] = {}  # a host alone is part of several
+    for record in records:
+        if not any({*record.cell.every_host} < {*known} for known in widest):
+            widest.setdefault(tuple(sorted(record.cell.every_host)), record)
+    largest = [one for hosts, one in widest.items() if not any({*hosts} < {*known} for known in widest) or not hosts]
+    places = list(dict.fromkeys(_place(record) for record in (largest if any(widest) else records)))
+    where = [single_line(place) for place in places]
     return f"{many} {'of' if unit == 'GPUs' else 'on'} {join_words(where, NAMED)}"
+
+
+def _place(record: Record) -> str:
+    """Return the hardware that a record ran on, and the hosts where the cell names them."""
+    hosts = sorted(record.cell.every_host)
+    return hardware(record).removeprefix("CPU workers on ") + (f" ({folded(hosts)})" if hosts else "")
 
 
 def _batch(study: Study, records: Sequence[Record]) -> str:

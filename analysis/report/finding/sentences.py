@@ -12,6 +12,7 @@ from analysis.report.finding.main_point import MainPoint, main_point
 from analysis.report.finding.measured import measured
 from analysis.report.finding.next_step import COMPARE, next_step
 from analysis.report.finding.settings import told_settings
+from analysis.report.finding.wire import wire
 from analysis.report.measured_values import first_records, median_and_interval
 from analysis.report.microbenchmarks import largest_cells
 from analysis.report.names import run_name
@@ -46,11 +47,11 @@ def _of_training(study: Study, findings: Findings, main: MainPoint) -> list[str]
     point = main[1]
     settings = told_settings(findings, main)
     following = next_step(study, findings, main)
-    answers = [answer(study, main), *settings, others(findings, main)]
+    answers = [answer(study, main), wire(study, point), *settings, others(findings, main)]
     # The last ones are left out where there are more than a screen has room for.
-    by_weight = [measured(study), answers[0], doubt(study, point), *settings[:1]]
+    by_weight = [measured(study), *answers[:2], doubt(study, point), *settings[:1]]
     by_weight += [following] if following != COMPARE else []
-    by_weight += [*answers[1:], certainty(study, findings, point), loss(study, findings, main), following]
+    by_weight += [*answers[2:], certainty(study, findings, point), loss(study, findings, main), following]
     kept = [text for text in dict.fromkeys(by_weight) if text][:SENTENCES]
     order = [measured(study), *answers, certainty(study, findings, point), doubt(study, point)]
     order += [loss(study, findings, main), following]

@@ -25,6 +25,7 @@ from analysis.report.tables import Column, Table, Value, metric_column
 from analysis.report.text import count, join_words, single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric
+from conf.cell import folded
 
 DIFFERENT = 4  # values of one variable that are named
 
@@ -128,9 +129,12 @@ def _inherited(study: Study) -> tuple[str, ...]:
 def _facts(record: Record) -> dict[str, Any]:
     known = record.environment
     cpu, gpu, versions, git = (mapping(known.get(name)) for name in ("cpu", "gpu", "versions", "git"))
+    hosts = record.cell.every_host
     memory = cpu.get("memory_bytes")
     facts = {
-        "hardware": hardware(record), "host": known.get("host"), "driver": gpu.get("driver"), "platform": known.get("platform"),
+        "hardware": hardware(record),
+        "hosts": folded(sorted(hosts)), "host": None if hosts else known.get("host"),
+        "driver": gpu.get("driver"), "platform": known.get("platform"),
         "CPU": cpu.get("model"), "cores": cpu.get("cores"), "NUMA nodes": known.get("numa_nodes"),
         "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
         **{str(name): version for name, version in versions.items()},

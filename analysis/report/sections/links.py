@@ -12,7 +12,14 @@ from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, drawn, marker, rendered
 from analysis.report.tables import Column, Table
 from analysis.report.text import count, first_lines, join_words, sentence, single_line
-from analysis.topology.link_classes import best_first
+from analysis.topology.link_classes import NET, best_first
+
+BETWEEN_HOSTS = " Between hosts: by the reference net_link, and by the rate of the interface."
+
+
+def is_between_hosts(links: SubsetLinks) -> bool:
+    """Tell whether a subset is on several hosts."""
+    return (links.link_class or "").startswith(NET)
 
 
 def wires(study: Study, findings: Findings) -> Section | None:
@@ -29,7 +36,8 @@ def wires(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     table = Table(
         "wires",
-        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data sheets.",
+        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data sheets."
+        + BETWEEN_HOSTS * any(is_between_hosts(w) for w in findings.wires),
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
@@ -102,6 +110,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; vertical strokes: what all rings carry at the measured peer copies"
+        caption += ", between hosts what the wire carries" * any(is_between_hosts(wire) for wire in wires)
     rows = [
         (order[key[0]], key[2], gpu_ids(one.gpus), one.transport, one.exchange_gb_per_s, one.p2p_gb_per_s)
         for key in shown for one in groups[key]

@@ -1,4 +1,4 @@
-"""The machine: a drawing of its links, and heat maps of the bandwidth and latency between pairs."""
+"""The machine: its hosts, a drawing of its links, and heat maps of the bandwidth and latency between pairs."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,15 +6,18 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.hosts import facts_of_hosts, gpu_names, gpus_of, mapping
 from analysis.findings.model import Findings, Member
 from analysis.findings.study import Study
+from analysis.findings.wires.between_hosts import HostWire, wires_of
 from analysis.p2p.heat_map import scale_of, squares
 from analysis.report.names import run_name
 from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.style import MUTED, Picture, drawn, figure_width, new_figure, rendered
+from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
+from analysis.topology.fabric import rails
 from benchmarks.record import Record
 
 LARGEST_MAP = 16
@@ -51,26 +54,63 @@ def heat_map(
 def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
-    pictures = [*_drawings(study, lines), *_maps(study, findings)]
+    pictures, hosts = [*_drawings(study, lines), *_maps(study, findings)], hosts_table(study)
     if not pictures:
         lines.append("No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p).")
-    return Section("links", "The machine and its links", tuple(lines), tuple(pictures), place=40)
+    tables = (hosts,) if hosts.rows else ()
+    return Section("links", "The machine and its links", tuple(lines), tuple(pictures), tables, place=40)
+
+
+def hosts_table(study: Study) -> Table:
+    """Return what the newest record of each host says of it; no rows where cells have no hosts."""
+    newest: dict[str, tuple[Mapping[str, Any], HostWire]] = {}
+    for record in study.records:
+        wires = wires_of(record)
+        newest |= {host: (facts, wires[host]) for host, facts in facts_of_hosts(record).items() if host}
+    rows = []
+    for host, (facts, wire) in sorted(newest.items()):
+        cpu, driver = mapping(facts.get("cpu")), mapping(facts.get("gpu")).get("driver")
+        rows.append((
+            host, str(facts.get("host") or ""), gpu_names(facts), str(cpu.get("model") or ""), finite(cpu.get("cores")),
+            str(driver or ""), "+".join(wire.names), wire.gbit_per_s, _rails(facts),
+        ))  # fmt: skip
+    return Table(
+        "hosts", "The hosts, and the interface of each through which ranks exchange with other hosts. Gbit/s: by its driver.",
+        (
+            Column("host", "host"), Column("own_name", "its own name"), Column("gpus", "GPUs"), Column("cpu", "CPU"),
+            Column("cores", "cores", "count"), Column("driver", "driver"), Column("interface", "interface"),
+            Column("gbit_per_s", "Gbit/s", "number"), Column("rails", "rails"),
+        ),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def _rails(facts: Mapping[str, Any]) -> str:
+    """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`; empty where that is not known."""
+    from analysis.topology.source import parse_topology
+
+    try:
+        found = rails(parse_topology(str(facts.get("topology") or "")))
+    except UnreadableInput:
+        return ""
+    return ", ".join(f"{gpu}: {'+'.join(nics)}" for gpu, nics in found.items() if nics)
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
-    texts: dict[str, Record] = {}
+    texts: dict[str, tuple[Record, Mapping[str, Any]]] = {}
     for record in study.records:
-        text = record.environment.get("topology")
-        if isinstance(text, str) and text and record.cell.device == "cuda":
-            texts.setdefault(text, record)
+        for facts in facts_of_hosts(record).values():
+            text = facts.get("topology")
+            if isinstance(text, str) and text and record.cell.device == "cuda":
+                texts.setdefault(text, (record, facts))
     if not texts:
         return
     from analysis.topology.drawing import saved, topology_figure
     from analysis.topology.source import parse_topology
 
-    for place, (text, record) in enumerate(list(texts.items())[:2], 1):
-        gpus = mapping(record.environment.get("gpu")).get("gpus")
-        name = mapping(gpus[0]).get("name") if isinstance(gpus, list) and gpus else None
+    for place, (text, (record, facts)) in enumerate(list(texts.items())[:2], 1):
+        gpus = gpus_of(facts)
+        name = gpus[0].get("name") if gpus else None
         try:
             topology = parse_topology(text, name if isinstance(name, str) else None)
         except UnreadableInput as error:

@@ -27,10 +27,12 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         return None
     curves, one = findings.scaling.curves, unit_of(study).removesuffix("s")
     names = short_names(dict.fromkeys(curve.label for curve in curves))
+    of_hosts = any(p.node_efficiency for curve in curves for p in curve.points)
     rows = tuple(
         (
             names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
-            p.slowest, p.speedup, p.efficiency, p.at_equal_clocks, gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
+            p.slowest, p.speedup, p.efficiency, *[p.node_efficiency][:of_hosts], p.at_equal_clocks,
+            gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
         )
         for curve in curves for p in curve.points
     )  # fmt: skip
@@ -51,6 +53,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
             Column("efficiency", "efficiency", "share", True),
+            *[Column("node_efficiency", "against whole hosts", "share", True)][:of_hosts],
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
             Column("without_baseline", "not measured alone"),
             Column("mark", "verdict"),

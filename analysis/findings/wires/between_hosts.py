@@ -1,0 +1,97 @@
+"""The wires between the hosts of a cell: which interfaces its exchange used, what they carried, and what they could carry."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from analysis.findings.machines.hosts import facts_of_hosts, interface_of, listed, mapping
+from analysis.findings.runs import Runs
+from benchmarks.record import Record
+from conf.cell import folded
+
+EXCHANGE, NET_LINK, BUSBW = "comm/exchange_ms", "reference/net_link_ms", "comm/busbw_gb_per_s"
+NAMED = 2  # hosts whose interfaces are told one by one
+
+
+@dataclass(frozen=True)
+class HostWire:
+    """What a host reaches the others through."""
+
+    names: tuple[str, ...]  # network devices that NCCL used, else the interface that gloo was given; empty: not known
+    gbit_per_s: float | None  # of all of them, as the driver has it
+
+
+@dataclass(frozen=True)
+class HostWires:
+    """The wires between the hosts of one cell; medians over its runs, None where no run measured it."""
+
+    of_hosts: Mapping[str, HostWire]  # in rank order, then hosts that have servers only
+    exchange_ms: float | None
+    link_ms: float | None  # what the bytes of an exchange take if nothing but the wire is used: reference net_link
+    gb_per_s: float | None  # of each host while it exchanges; known where a host has one rank
+
+    @property
+    def share(self) -> float | None:
+        """The share of what the wires carry that the exchange reached."""
+        return self.link_ms / self.exchange_ms if self.link_ms and self.exchange_ms else None
+
+    @property
+    def link_gb_per_s(self) -> float | None:
+        """What the wires of a host carry by the reference net_link."""
+        return self.gb_per_s / self.share if self.gb_per_s and self.share else None
+
+    @property
+    def nominal_gb_per_s(self) -> float | None:
+        """What the wires of the slowest host carry by its driver; None unless every driver says it."""
+        known = [wire.gbit_per_s for wire in self.of_hosts.values() if wire.gbit_per_s is not None]
+        return min(known) / 8 if len(known) == len(self.of_hosts) else None
+
+    @property
+    def worded(self) -> str:
+        """`a's eth0 ↔ b's ib0`, of many hosts `eth0 of node[01-16]`; empty where not every interface is known."""
+        names = {host: "+".join(wire.names) for host, wire in self.of_hosts.items()}
+        if not all(names.values()):
+            return ""
+        if len(names) <= NAMED:
+            return " ↔ ".join(f"{host}'s {name}" for host, name in names.items())
+        return f"{', '.join(dict.fromkeys(names.values()))} of {folded([*names])}"
+
+
+def host_wires(runs: Runs) -> HostWires | None:
+    """Return the wires between the hosts of a cell; None where it has one."""
+    if len(runs.cell.every_host) < 2:
+        return None
+    exchange, link = (_middle(runs, name) for name in (EXCHANGE, NET_LINK))
+    alone = len(runs.cell.gpus) == 1  # what a rank sends is then what its host sends
+    return HostWires(wires_of(runs.records[0]), exchange, link, _middle(runs, BUSBW) if alone else None)
+
+
+def wires_of(record: Record) -> dict[str, HostWire]:
+    """Return what each host of a record reaches the others through."""
+    used = mapping(mapping(record.effective.get("nccl")).get("nics"))
+    return {host: _wire(facts, used.get(host)) for host, facts in facts_of_hosts(record).items()}
+
+
+def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
+    devices = [str(one) for one in used] if isinstance(used, list) else []
+    if not devices:
+        one = interface_of(facts)
+        return HostWire((one.name,) if one.name else (), one.gbit_per_s)
+    rates = {str(port.get("device")): _gbit(str(port.get("rate"))) for port in listed(facts.get("infiniband"))}
+    interfaces = {str(one.get("name")): one.get("mbit_per_s") for one in listed(facts.get("interfaces"))}
+    rates |= {name: mbit / 1000 for name, mbit in interfaces.items() if isinstance(mbit, int | float) and mbit > 0}
+    known = [rates.get(name) for device in devices for name in device.split("+")]
+    return HostWire(tuple(devices), sum(filter(None, known)) if all(known) else None)
+
+
+def _gbit(rate: str) -> float | None:
+    """Return the Gbit/s of `400 Gb/sec (4X NDR)`, as the kernel writes the rate of a port."""
+    found = re.match(r"([0-9.]+) Gb/sec", rate)
+    return float(found[1]) if found else None
+
+
+def _middle(runs: Runs, metric: str) -> float | None:
+    values = runs.values(metric)
+    return median(values) if values else None
