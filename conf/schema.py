@@ -130,7 +130,7 @@ class Engine:
         None, "hosts of the submitted job; null: as many as nodes= names", least=1, most=4096
     )
     gpus_per_node: int | None = option(None, "GPUs of each host of the submitted job; null: none", least=1, most=64)
-    sbatch: dict[str, Any] = option({}, "further options of sbatch by their long names: {qos: high, constraint: h200}")
+    sbatch: dict[str, Any] = option({}, "further options of sbatch by their long names, as in +engine.sbatch.qos=high")
 
 
 @dataclass

@@ -19,17 +19,20 @@ from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
+from conf.resolve import checked
 from conf.schema import Config
 from launch.display.closing import MESSAGE_LENGTH, close
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.local import LocalEngine
+from launch.engines.submit import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
 from launch.plan.plan import Plan, Request, plan
 from launch.plan.small_form import about_small_form
 from launch.plan.time_estimate import estimates, worded
+from launch.plan.time_left import TimeLeft
 from launch.run_cell import CellRunner
 from launch.study.done_before import done_before
 from launch.study.identity import Sweep
@@ -54,18 +57,23 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
         Refused: the request is wrong; nothing was started.
     """
     refuse_several(os.environ)
-    surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
-    with _refused("the request could not be planned"):
-        planned = plan([Request(*one) for one in composed], surrounding)
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
+    stopping = Stopping(console)
+    if composed[0][0].engine.submit and not composed[0][0].dry_run:
+        with stopping.listening():
+            return submit([checked(config)[0] for config, _ in composed], typed, os.environ, console).to_its_end(
+                stopping
+            )
+    surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
+    with _refused("the request could not be planned"):
+        planned = plan([Request(*one) for one in composed], surrounding)
     for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
         _print_plan(planned, console)
         return 0
-    stopping = Stopping(console)
     with stopping.listening(), _refused(f"output_dir={planned.config.output_dir}: cannot be written"):
         return SweepRun(
             planned, [argument_without_secrets(text) for text in typed], surrounding, stopping, console
@@ -97,6 +105,7 @@ class SweepRun:
             self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
+        self.time_left = TimeLeft(limits, surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
         # By others or by earlier invocations; the key is the cell's place in the order.
         self.done: dict[int, Record] = {}
@@ -130,7 +139,7 @@ class SweepRun:
             for number in range(len(self.cells)):
                 if number in self.done:
                     screen.settle(number, "done before", self.done[number])
-                elif not self.stopping() and self._writable:
+                elif not self.stopping() and self._writable and self.time_left.fits(self.cells[number].cell, known):
                     self._try_cell(number, known, screen)
             self._wait_for_others(known, screen)
         if self._writable:
@@ -143,7 +152,7 @@ class SweepRun:
         where = [*([f"report   {page}"] if page else []), *self.projector.where()]
         unfinished = len(self.cells) - len(self.done) - sum(record.state == "finished" for record in self.measured)
         close(self.console, self.study, self.measured, unfinished, finding, where)
-        if self.stopping():
+        if self.stopping() or self.time_left.too_short:
             return 130
         if self._refused or not self._writable:
             return 1

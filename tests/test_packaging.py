@@ -337,7 +337,7 @@ def test_the_project_is_an_application_with_its_extras():
     project = PROJECT["project"]
     assert project["name"] == "ringside"
     assert "Private :: Do Not Upload" in project["classifiers"]
-    assert {"test", "timm", "notebook"} <= set(project["optional-dependencies"])
+    assert {"test", "timm", "notebook", "slurm"} <= set(project["optional-dependencies"])
     assert project["requires-python"] == ">=3.10"
 
 
@@ -365,7 +365,7 @@ def test_every_third_party_import_is_a_dependency():
         "triton": "torch",  # its own dependency where there is CUDA
     }
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [*PROJECT["project"]["dependencies"], *extras["timm"], *extras["notebook"]]
+    declared = [*PROJECT["project"]["dependencies"], *extras["timm"], *extras["notebook"], *extras["slurm"]]
     declared = {re.split(r"[<>=!~\[; ]", text)[0].lower() for text in declared}
     used = {name.split(".")[0] for path in [*MODULES, ROOT / "launch.py"] for name in imported(path)}
     foreign = used - set(sys.stdlib_module_names) - set(ARROWS)
