@@ -33,6 +33,7 @@ from launch.plan.plan import Plan, Request, plan
 from launch.plan.small_form import about_small_form
 from launch.plan.time_estimate import estimates, worded
 from launch.plan.time_left import TimeLeft
+from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
 from launch.study.done_before import done_before
 from launch.study.identity import Sweep
@@ -63,9 +64,9 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
     stopping = Stopping(console)
     if composed[0][0].engine.submit and not composed[0][0].dry_run:
         with stopping.listening():
-            return submit([checked(config)[0] for config, _ in composed], typed, os.environ, console).to_its_end(
-                stopping
-            )
+            configs = [checked(config)[0] for config, _ in composed]
+            refuse_engines(configs)
+            return submit(configs, typed, os.environ, console).to_its_end(stopping)
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
         planned = plan([Request(*one) for one in composed], surrounding)

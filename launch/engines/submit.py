@@ -18,18 +18,17 @@ from rich.console import Console
 
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import make_folder, open_to_read
+from conf.nodes import COUNT, is_name
 from conf.options import Refused
 from conf.schema import Config
 from launch.engines import slurm
 from launch.engines.environment import ROOT
-from launch.engines.words import refuse_engine
 
 FOLDER = ".slurm"  # in output_dir: the jobs' scripts, commands and logs
 WARNED_S = 60  # before the job's limit, or before another job takes its place: time to close a cell
 POLL_S = 2.0  # between two questions to Slurm
 GRACE_S = 60.0  # for a job that is asked to stop
 INTERRUPTED = 130
-WORDS = ("all", "each", "pairs", "scale", "classes")
 # States after which a job does not run again, and the exit status where the job's own says nothing.
 ENDED = {
     "COMPLETED": 0, "FAILED": 1, "TIMEOUT": INTERRUPTED, "CANCELLED": INTERRUPTED, "PREEMPTED": INTERRUPTED, "NODE_FAIL": 1,
@@ -45,7 +44,6 @@ def submit(
     Raises:
         Refused: Slurm or submitit is not there, or Slurm does not accept the job.
     """
-    refuse_engine(configs[0].engine)
     if inside := surrounding.get(slurm.JOB):
         raise Refused(
             f"engine.submit=true: this is inside job {inside} of Slurm; accepted here is the command without it"
@@ -75,10 +73,8 @@ def submit(
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the parameters of the job as submitit names them. Raises Refused: the number of its hosts is not known."""
     engine = configs[0].engine
-    named = dict.fromkeys(
-        host for config in configs for host in config.nodes if not host.isdecimal() and host not in WORDS
-    )
-    counts = [int(text) for config in configs for text in config.nodes if text.isdecimal()]
+    named = dict.fromkeys(host for config in configs for host in config.nodes if is_name(host))
+    counts = [int(text) for config in configs for text in config.nodes if COUNT.fullmatch(text)]
     nodes = engine.job_nodes or max([len(named), *counts])
     if not nodes:
         typed = ",".join(configs[0].nodes)

@@ -4,13 +4,12 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from conf.options import Refused
 from conf.schema import Engine
 from launch.engines import slurm
 from launch.engines.environment import ROOT
 
 AGENT = ("-m", "benchmarks.rank.serve")
-HOST = "{host}"
+HOST = "{host}"  # in engine.prefix
 # No question is ever asked; a host whose key is not known is refused; a dead connection ends after 15 s. An existing shared
 # connection (ControlMaster) is used, but none of ours outlives its host's agent, and no port of the user's is forwarded.
 SSH = ("ssh", "-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveInterval=5",
@@ -36,18 +35,3 @@ def command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[s
         return [*SRUN, *cores, f"--nodelist={host}", f"--chdir={folder}", python, *AGENT]
     # Not every such program keeps the working folder.
     return [*(word.replace(HOST, host) for word in engine.prefix), "env", f"--chdir={folder}", python, *AGENT]
-
-
-def refuse_engine(engine: Engine) -> None:
-    """Refuse options of an engine that contradict each other. Raises Refused."""
-    of_one = (("prefix", "command"), ("ssh_config", "ssh"), ("submit", "slurm"))
-    for option, name in of_one:
-        if (value := getattr(engine, option)) and engine.name != name:
-            typed = str(value).lower() if isinstance(value, bool) else value
-            raise Refused(f"engine.{option}={typed}: accepted with engine={name} only; this is engine={engine.name}")
-    if engine.name == "command" and not any(HOST in word for word in engine.prefix):
-        typed = f"[{','.join(engine.prefix)}]"
-        raise Refused(
-            f"engine.prefix={typed}: names no host; accepted are the words before the agent's command, with {HOST} where the "
-            f"host's name stands, as in engine.prefix=[kubectl,exec,-i,{HOST},--]"
-        )

@@ -13,7 +13,6 @@ from conf.gpus import by_link
 from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
-from launch.engines.words import refuse_engine
 from launch.machine.devices import Machine, look
 from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
@@ -101,7 +100,6 @@ def _check(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]
     notices: list[str] = []
     for request in requests:
         config, found = checked(request.config)
-        refuse_engine(config.engine)
         configs.append(config)
         notices += found
         benchmark = config.benchmark["name"]

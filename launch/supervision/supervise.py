@@ -1,5 +1,6 @@
 """Run one cell to its end, whatever happens in it: start its job, keep deadlines, name the cause, leave no process behind."""
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from launch.supervision.progress import Rank, WallClock, Watch
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
 REST_SECONDS = 0.5  # without another line: they have written all
+SIGNAL_SECONDS = 2.0  # at most, between the end of an agent and the signal to this process that came with it
 AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
 
 
@@ -81,6 +83,10 @@ def run(
         # Also after an exception of our own: nothing of a cell outlives it.
         immortal = job.stop(limits.stop_grace_s if ended else 0.0)
     watch.update()
+    if (ended and ended.cause == "node_lost") or (not ended and status == -signal.SIGTERM):
+        # Slurm asks all processes of a job to end, this one perhaps last.
+        _until(stopping, SIGNAL_SECONDS, clock)
+        ended = _stopped() if stopping() else ended
     if ended is not None and ended.cause == "interrupted":
         return Outcome("interrupted", ended, immortal)
     failure = ended or _cause(watch, folder, status, vanished)
