@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
-from analysis.findings.provenance import LEFT_OUT
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
@@ -20,7 +19,6 @@ from conf.cell import Cell
 from conf.schema import Config
 from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
-from launch.machine.facts import left_out
 from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
@@ -60,7 +58,6 @@ class CellRunner:
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
         variable = self.here.variables(cell, folder, token)
-        uuids = [d.uuid for gpu in cell.gpus for d in self.here.machine.devices if d.id == gpu and d.uuid]
         attempt = self.study.begin(
             cell,
             token,
@@ -69,11 +66,7 @@ class CellRunner:
                 "sweep_id": self.sweep.sweep_id,
                 "overrides": self.sweep.overrides,
                 "drift": planned.drift,
-                "environment": {
-                    **self.here.around(cell, variable),
-                    "planned_uuids": uuids,
-                    LEFT_OUT: left_out(variable),
-                },
+                "environment": self.here.around(cell, variable),
             },
         )
         outcome = self._run(cell, folder, variable, progress, sampled=self.config.sample_gpus)

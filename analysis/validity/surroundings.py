@@ -48,9 +48,15 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 
 def _is_our_interface(record: Record, name: str) -> bool:
-    """Tell whether a variable names the interface that Ringside found between hosts."""
-    names = record.environment.get(INHERITED)
-    return bool(record.cell.hosts) and name in BETWEEN_HOSTS and isinstance(names, list) and name not in names
+    """Tell whether a variable names the interface that Ringside found between hosts: no host had it around its agent."""
+    hosts = record.environment.get("hosts")
+    told = [record.environment, *(map(mapping, hosts) if isinstance(hosts, list) else ())]
+    names = [one.get(INHERITED) for one in told]
+    return (
+        name in BETWEEN_HOSTS
+        and bool(record.cell.hosts)
+        and all(isinstance(own, list) and name not in own for own in names)
+    )
 
 
 # Clocks

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.host.environment import CELL_FOLDER
+from benchmarks.host.environment import CELL_FOLDER, Variables
 from benchmarks.host.messages import Do, Say
 from benchmarks.record import CellFolder
 from conf import schema
@@ -87,9 +87,7 @@ class HostsEngine:
         port = 0
         for part in parts:
             host = self._fleet[part.host.name]
-            interface = self._meetings[names].interfaces[host.name] if address else LOOPBACK
-            where = OnHost(host.name, interface, bool(self._limits.interface), self._fleet.forbidding_multicast({}))
-            variables = asked(cell, host.machine, FOLDER, token, where).to_dict()
+            variables = self.variables(cell, host.name, token).to_dict()
             variables["set"] |= logged | part.host.clock
             meeting = {"port": port, "host": part.number, "hosts": len(parts)} | (
                 {"address": address} if address else {}
@@ -106,6 +104,14 @@ class HostsEngine:
             if part.number == 0 and len(parts) > 1:
                 port = self._port(part)
         return job
+
+    def variables(self, cell: Cell, name: str, token: str) -> Variables:
+        """Return what a cell asks for in the environment of its processes on one of its hosts, without the host's clock."""
+        meeting, host = self._meetings.get(cell.every_host), self._fleet[name]
+        interface = meeting.interfaces[name] if meeting else LOOPBACK
+        forbidden = self._fleet.forbidding_multicast(self._surrounding)
+        where = OnHost(name, interface, bool(self._limits.interface), forbidden)
+        return asked(cell, host.machine, FOLDER, token, where)
 
     def close(self) -> None:
         """End all agents, at the same time."""

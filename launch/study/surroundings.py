@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.findings.machines.hosts import mapping, short_hardware
 from analysis.findings.machines.identity import Machines
-from analysis.findings.provenance import CONNECTIONS, INHERITED, PROVENANCE, inherited, provenance
+from analysis.findings.provenance import CONNECTIONS, INHERITED, LEFT_OUT, PROVENANCE, inherited, provenance
 from benchmarks.host.environment import with_absolute_path
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
@@ -46,19 +46,24 @@ class Surroundings:
         return environment(cell, self.machine, folder, token, self.surrounding)
 
     def around(self, cell: Cell, variable: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a record says of its environment before any rank has started."""
-        names = names_inherited(variable, cell, self.surrounding)
-        return {**facts.facts(), "variables": facts.variables(variable), INHERITED: names}
+        """Return what a record says of its environment before any rank has started, with these variables."""
+        planned = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
+        return {
+            **facts.facts(),
+            **of_variables(variable, cell, self.surrounding),
+            "planned_uuids": planned,
+            LEFT_OUT: facts.left_out(variable),
+        }
 
     def differences(self, record: Record) -> list[str]:
         """Return what was otherwise around a record, in words: 'driver 550.1, now 560.2'.
 
         What one of the two does not know counts as equal.
         """
-        found = _differences(record, self._measured_here(record, {}))
+        found = differences_of(record, self._measured_here(record, {}))
         if found or record.cell.device != "cuda":
             return found
-        return _differences(record, self._measured_here(record, self._versions_on_gpus))
+        return differences_of(record, self._measured_here(record, self._versions_on_gpus))
 
     def other_code(self, record: Record) -> bool:
         """Return whether a record was measured by another version of the code that measures."""
@@ -95,7 +100,12 @@ class Surroundings:
             return {}
 
 
-def _differences(before: Record, now: Record) -> list[str]:
+def of_variables(variable: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a record says of the variables of ranks, around which these were set."""
+    return {"variables": facts.variables(variable), INHERITED: names_inherited(variable, cell, surrounding)}
+
+
+def differences_of(before: Record, now: Record) -> list[str]:
     """Return what is otherwise around the second of two records of one cell."""
     before = dataclasses.replace(before, ranks=[])  # what ranks say of their GPUs is not known yet
     machines = Machines((before, now))

@@ -1,0 +1,121 @@
+"""What a record says of the hosts of its cell, and on which of them something is otherwise when the study goes on."""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from cells import make_cell
+from described import GPUS, WITH_GPUS, fleet
+
+from analysis.validity.surroundings import setting_not_asked
+from benchmarks import record as records
+from benchmarks.record import CellFolder
+from conf.schema import ValidityLimits
+from launch.engines.environment import OnHost, asked
+from launch.study.done_before import done_before
+from launch.study.hosts_around import HostsAround
+from launch.study.study import StudyFolder
+
+REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
+CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
+TOPOLOGY = {"facts.topology": "GPU0 GPU1\n", "facts.links": {"0-1": "NV18"}}
+OF_A = {**WITH_GPUS, **TOPOLOGY, "facts.host": "n1"}
+OF_B = {
+    **OF_A,
+    "facts.host": "n2",
+    "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
+    "facts.gpu": {"driver": "580.65.06", "gpus": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS]},
+    "variables": {"NCCL_ALGO": "Ring"},
+}
+
+
+def here(**changes):
+    """The surroundings of two hosts; `changes` are of host b."""
+    hosts = fleet(a=OF_A, b={**OF_B, **changes})
+
+    def variables(cell, name, token):
+        return asked(cell, hosts[name].machine, CellFolder(Path("{cell}")), token, OnHost(name, f"eth-{name}"))
+
+    return HostsAround(hosts.hosts[0].machine, {}, hosts, variables)
+
+
+def measured(around, **changes):
+    """A record of the cell in these surroundings."""
+    environment = around.around(CELL, {}) | {"versions": {"torch": "of the ranks"}}
+    made = dataclasses.replace(
+        REAL, cell=CELL, cell_key=CELL.key, environment=json.loads(json.dumps(environment)), **changes
+    )
+    return dataclasses.replace(made, ranks=[{"rank": rank, "name": "NVIDIA H200"} for rank in range(4)])
+
+
+def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
+    environment = here().around(CELL, {})
+    first, second = environment["hosts"]
+    assert (
+        environment["host"] == first["host"] == "n1"
+        and second["host"] == "n2"
+        and (first["name"], second["name"]) == ("a", "b")
+    )
+    assert environment["planned_uuids"] == ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"], "in the order of the ranks"
+    assert environment["topology"] == "GPU0 GPU1\n" and not {"topology", "links"} & (first.keys() | second.keys())
+    assert (
+        second["variables"]["NCCL_ALGO"] == "Ring" and second["inherited"] == ["NCCL_ALGO"] and first["inherited"] == []
+    )
+    assert (first["interface"], second["interface"]) == ("eth-a", "eth-b")
+    assert first["interfaces"] and first["versions"]["torch"] and first["gpu"] != second["gpu"]
+    other = here(**{"facts.topology": "GPU0\n"}).around(CELL, {})["hosts"]
+    assert "topology" not in other[0] and other[1]["topology"] == "GPU0\n"
+
+
+def test_the_variables_of_a_cell_are_those_of_its_first_host():
+    found = here().variables(CELL, CellFolder(Path("x")), "t")
+    assert found["RINGSIDE_TOKEN"] == "t" and found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
+    assert found["NCCL_SOCKET_IFNAME"] == "=eth-a" and "NCCL_ALGO" not in found
+
+
+CHANGES = [
+    ({"facts.host": "n7"}, ["host b: host n2, now n7"]),
+    ({"facts.gpu": {"driver": "580.99"}}, ["host b: driver 580.65.06, now 580.99"]),
+    ({"versions.torch": "2.99"}, ["host b: torch "]),
+    ({"versions.nccl": "2.99"}, ["host b: NCCL "]),
+    ({"facts.cpu.cores": 3}, ["host b: CPU "]),
+    ({"variables": {"NCCL_ALGO": "Tree"}}, ["host b: NCCL_ALGO Ring, now Tree"]),
+    ({"variables": {}}, ["host b: NCCL_ALGO Ring, now unset"]),
+    ({"facts.nccl_conf": "NCCL_ALGO=Tree\n"}, ["host b: /etc/nccl.conf has changed"]),
+    ({"machine.devices": GPUS, "facts.gpu": WITH_GPUS["facts.gpu"]}, ["host b: other GPUs of this host, also 2 × H200"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), CHANGES)
+def test_what_is_otherwise_on_a_host_is_told_with_its_name(changes, said):
+    found = here(**changes).differences(measured(here()))
+    assert len(found) == len(said) and all(one.startswith(words) for one, words in zip(found, said, strict=True)), found
+
+
+def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
+    study = StudyFolder(str(tmp_path), "study")
+    folder = CellFolder(study.folder / CELL.folder)
+    folder.path.mkdir()
+    records.write(folder, measured(here(), state="finished"))
+    assert here().differences(measured(here())) == []
+    notes = []
+    assert list(done_before([CELL], study, here(), notes.append)) == [0] and notes == []
+    assert done_before([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append) == {}
+    assert notes == ["1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured before is kept"]
+
+
+@pytest.mark.parametrize("hosts", [None, 7, [], [{}, 7], [{"name": "b"}], [{"name": ["b"]}]])
+def test_a_damaged_list_of_hosts_is_measured_again(hosts):
+    record = measured(here())
+    record.environment["hosts"] = hosts
+    assert any(one.startswith("host a: ") for one in here().differences(record))
+
+
+def test_the_interface_that_ringside_chose_on_a_host_is_no_foreign_setting():
+    record = copy.deepcopy(measured(here()))
+    record.effective["nccl"] = {"settings": {"NCCL_SOCKET_IFNAME": "=eth-b"}}
+    assert setting_not_asked(record, ValidityLimits()) is None
+    record.environment["hosts"][1]["inherited"].append("NCCL_SOCKET_IFNAME")
+    assert "NCCL_SOCKET_IFNAME==eth-b from the environment" in setting_not_asked(record, ValidityLimits()).detail
