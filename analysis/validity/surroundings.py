@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.hosts import facts_of_hosts, mapping
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.provenance import INHERITED, SAFETY, SET_BY_RINGSIDE, inherited, variables
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
@@ -49,9 +49,7 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 def _is_our_interface(record: Record, name: str) -> bool:
     """Tell whether a variable names the interface that Ringside found between hosts: no host had it around its agent."""
-    hosts = record.environment.get("hosts")
-    told = [record.environment, *(map(mapping, hosts) if isinstance(hosts, list) else ())]
-    names = [one.get(INHERITED) for one in told]
+    names = [facts.get(INHERITED) for facts in facts_of_hosts(record).values()]
     return (
         name in BETWEEN_HOSTS
         and bool(record.cell.hosts)

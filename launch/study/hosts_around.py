@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.hosts import listed
 from analysis.findings.provenance import LEFT_OUT
 from benchmarks.host.environment import Variables, merged
 from benchmarks.record import CellFolder, Record
@@ -42,9 +42,8 @@ class HostsAround(Surroundings):
 
     def differences(self, record: Record) -> list[str]:
         """Return what was otherwise on a host of a record, in words: 'host b: driver 550.1, now 560.2'."""
-        then, now = record.environment.get(HOSTS), self.around(record.cell, {})[HOSTS]
-        then = then if isinstance(then, list) else []
-        known = {str(mapping(one).get("name")): mapping(one) for one in then}
+        now = self.around(record.cell, {})[HOSTS]
+        known = {str(one.get("name")): one for one in listed(record.environment.get(HOSTS))}
         return [
             f"host {one['name']}: {difference}"
             for one in now
