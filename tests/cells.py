@@ -111,3 +111,18 @@ def links_cell(workers, asked):
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}), strategy={"name": "none"}, benchmark=options,
         declared=declared({"name": "none"}, options),
     )  # fmt: skip
+
+
+def several_hosts_cells(hosts, gpus):
+    """Cells of every benchmark that works over several hosts, by name."""
+    staged, hierarchical = ({"strategy": strategy_of({"name": name})} for name in ("cpu_staged", "hierarchical"))
+    cells = {
+        "throughput": make_cell(**hierarchical),
+        "overhead": overhead_cell(),
+        "exchange": exchange_cell({"workers": gpus, "exchange": {}, **staged}),
+        "collectives": links_cell(
+            hosts * gpus, {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
+        ),
+    }
+    placed = {"gpus": list(range(gpus)), "hosts": [chr(ord("a") + number) for number in range(hosts)]}
+    return {name: changed_cell(cell, **placed) for name, cell in cells.items()}

@@ -18,7 +18,7 @@ import measuring
 import planted_ranks
 import torch
 import torch.distributed as dist
-from cells import exchange_cell, links_cell, strategy_of, target_of
+from cells import exchange_cell, links_cell, several_hosts_cells, strategy_of, target_of
 from derived_results import run_whole
 from torch import nn
 
@@ -206,6 +206,18 @@ def measured(rank, case, folder):
     return found
 
 
+def on_hosts(rank, case, folder):
+    """What whole cells find in ranks that are told to be on several hosts."""
+    hosts = hosts_of(case)
+    ranks = Ranks(rank, case["workers"], torch.device("cpu"), several_hosts=True)
+    found = {}
+    for name, cell in several_hosts_cells(len(hosts.ranks), len(hosts.ranks[0])).items():
+        made = CellFolder(folder / name)
+        made.rank_lines(rank).parent.mkdir(parents=True, exist_ok=True)
+        found[name] = run_whole(locate(cell.target("benchmark")), cell, ranks, made)
+    return found
+
+
 def wide_slab(nx, count):
     """A slab with the pitch that GPUs have, of random numbers."""
     base = torch.empty(2 * (count + 2) * 512 * 4, dtype=torch.uint8)
@@ -254,6 +266,8 @@ def rank_main(folder, name, case, rank):
                 found = planted_ranks.measure(rank, folder / name)
             elif name == "told":
                 found = told_by_ranks(rank)
+            elif name == "cells_on_hosts":
+                found = on_hosts(rank, case, folder / name)
             elif "benchmarks" in case:
                 found = measured(rank, case, folder / name)
             elif "kernels" in case:

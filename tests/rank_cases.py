@@ -2,7 +2,8 @@
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
 runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted` is planted_ranks.measure, `told` is forked_ranks.told_by_ranks.
+`planted` is planted_ranks.measure, `told` and `cells_on_hosts` are functions
+of forked_ranks.
 """
 
 import itertools
@@ -107,6 +108,7 @@ def _across():
             cases[f"across_{name}_{hook}"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": half, "steps": STEPS}
     cases["across_staged_adamw"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": SYNCHRONOUS["staged"], "steps": STEPS,
                                     "optimizer": "adamw"}  # fmt: skip
+    cases["cells_on_hosts"] = {"workers": 4, "hosts": HOSTS["2x2"]}
     for workers in (1, 2):
         cases[f"hierarchical_{workers}"] = {"workers": workers, "strategy": HIERARCHICAL, **common}
     return cases

@@ -2,9 +2,16 @@
 
 import numpy as np
 import pytest
-from cells import changed_cell, make_cell, strategy_of
+import torch
+from cells import changed_cell, make_cell, several_hosts_cells, strategy_of
+from derived_results import write_record
 from rank_cases import ACROSS, HOSTS
 
+from analysis.validity.checks import judge
+from benchmarks.rank.group import Ranks
+from benchmarks.record import CellFolder
+from conf.groups import choice
+from conf.schema import ValidityLimits
 from trainers.needed_memory import shared_bytes
 
 RANKS = {place: sum(map(len, hosts)) for place, hosts in HOSTS.items()}
@@ -72,3 +79,38 @@ def test_a_host_needs_the_shared_memory_of_its_own_ranks(staging):
     several = changed_cell(cell, hosts=("a", "b"))
     assert several.world_size == 4
     assert shared_bytes(several) == shared_bytes(cell) > 0
+
+
+# What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
+BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "pauses", "slow_rank",
+        "time_between_steps", "wrong_peers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", several_hosts_cells(2, 2))
+def test_every_check_of_a_cell_holds_on_several_hosts(forked, name):
+    found = forked("cells_on_hosts")[0][name]
+    cell = several_hosts_cells(2, 2)[name]
+    record = write_record(CellFolder(forked.folder / "cells_on_hosts" / name / "cells" / cell.key), 1)
+    assert not judge(record, ValidityLimits()).codes.keys() - BUSY
+    checks = found["checks"]
+    if name == "throughput":
+        assert checks["replicas_equal"] and checks["batches_differ"]
+        assert checks["gradient_error"] <= checks["gradient_tolerance"] < checks["gradient_spread"]
+    if name in ("throughput", "exchange"):
+        assert checks["exchange_error"] <= checks["exchange_tolerance"]
+        assert found["metrics"]["reference/net_link_ms"] > 0
+    if name == "collectives":
+        assert checks["wrong_elements"] == 0
+
+
+def test_benchmarks_with_shared_memory_of_all_ranks_keep_to_one_host():
+    ranks = Ranks(0, 2, torch.device("cpu"), several_hosts=True)
+    with pytest.raises(ValueError, match="ranks on several hosts share no memory"):
+        ranks.map_shared(8)
+    kept = {name: choice("benchmark", name).several_hosts for name in ("p2p", "host_link", "jacobi", *several())}
+    assert kept == {"p2p": False, "host_link": False, "jacobi": False} | dict.fromkeys(several(), True)
+
+
+def several():
+    """The names of the benchmarks that work over several hosts."""
+    return [cell.benchmark["name"] for cell in several_hosts_cells(2, 2).values()]

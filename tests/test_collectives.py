@@ -169,6 +169,19 @@ def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
     assert wrong_elements("all_reduce", mean / 2, "avg", 0, ranks) == 4096
 
 
+@pytest.mark.parametrize("size", [62, 63, 1024])
+def test_sums_over_many_ranks_are_exact_and_lack_no_rank(size):
+    parts = [known(rank, 0, 512, torch.bfloat16, "sum", torch.device("cpu"), size) for rank in range(size)]
+    total, ranks = torch.stack(parts).sum(0, dtype=torch.float64), Ranks(0, size, torch.device("cpu"))
+    assert (
+        wrong_elements("all_reduce", total.bfloat16(), "sum", 0, ranks) == 0 and 0 < total.min() <= total.max() <= 256
+    )
+    for one in (parts[0], parts[-1]):
+        lacking = int((one != 0).sum())
+        assert lacking >= 512 // 17
+        assert wrong_elements("all_reduce", (total - one).bfloat16(), "sum", 0, ranks) == lacking
+
+
 def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hydra, tmp_path):
     (tmp_path / "ranks").mkdir()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -76,7 +76,7 @@ class CollectiveBenchmark:
         )
         elements = self._largest // ELEMENT_BYTES[asked["dtype"]]
         self._into = torch.empty(elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device)
-        fill(self._into, ranks.rank, asked["op"])
+        fill(self._into, ranks.rank, asked["op"], ranks.world_size)
         self._out = self._into.clone() if "out_of_place" in self._placements else self._into
 
     def measure(self) -> None:
@@ -168,7 +168,7 @@ class CollectiveBenchmark:
         op, rank, size = self._asked["op"], self._ranks.rank, self._ranks.world_size
         send, receive = message.views(self._out, self._into, 0, rank, size)
         receive.zero_()
-        fill(send, rank, op)
+        fill(send, rank, op, size)
         call = self._joined([self._calls.prepare(self._name, send, receive)])
         if self._asked["cuda_graph"]:
             call = self._graph(call).replay  # not launched before: that would change its input

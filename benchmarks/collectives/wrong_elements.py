@@ -1,7 +1,8 @@
 """Wrong elements of a collective, counted on the device against an expectation that every rank computes for itself.
 
-Every rank's input is known: small whole numbers, mixed from the element's place and the rank, whose sums over up to 31
-ranks are exact in every dtype (products wrap alike in integers). No element is 0, so that what was never written is wrong.
+Every rank's input is known: small whole numbers, mixed from the element's place and the rank, whose sums are exact in every
+dtype (what is too large for an integer wraps alike). No element is 0, so that what was never written is wrong; only of sums
+over more than MOST_SUMMED ranks, which bfloat16 would round, each rank has a part and is 0 elsewhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from benchmarks.rank.group import Ranks
 
 # Elements compared at once: bounds the memory that comparing takes.
 CHUNK = {"cuda": 1 << 24, "cpu": 1 << 20}
+MOST_SUMMED = 62  # numbers of 1 to 4: their sum is at most 256, up to which bfloat16 has every whole number
 
 
 def mean_units(size: int) -> int:
@@ -20,21 +22,24 @@ def mean_units(size: int) -> int:
 
     Each rank's part and each sum is rounded by half of a unit.
     """
-    return max(2, size // 2 + 1)
+    return max(2, min(size, MOST_SUMMED) // 2 + 1)
 
 
-def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device: torch.device) -> Tensor:
-    """Return elements start to stop of a rank's input: 1 to 4; for products 1, and 2 at one place in sixteen."""
-    mixed = torch.arange(start, stop, device=device).add_((rank + 1) * 7919).mul_(2654435761).bitwise_right_shift_(16)
+def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device: torch.device, size: int = 1) -> Tensor:
+    """Return elements start to stop of the input of one of `size` ranks: 1 to 4; for products 1, and 2 at one in sixteen."""
+    places = torch.arange(start, stop, device=device)
+    mixed = ((places + (rank + 1) * 7919) * 2654435761).bitwise_right_shift_(16)
     if op == "prod":
         return (mixed.bitwise_and_(15) == 0).add(1).to(dtype)
-    return mixed.bitwise_and_(3).add_(1).to(dtype)
+    found = mixed.bitwise_and_(3).add_(1).to(dtype)
+    turns = -(-size // MOST_SUMMED)
+    return found.mul_((places + rank) % turns == 0) if turns > 1 and op in ("sum", "avg") else found
 
 
-def fill(tensor: Tensor, rank: int, op: str) -> None:
-    """Fill a tensor with a rank's known input."""
+def fill(tensor: Tensor, rank: int, op: str, size: int) -> None:
+    """Fill a tensor with the known input of one of `size` ranks."""
     for start, stop in _chunks(tensor):
-        tensor[start:stop] = known(rank, start, stop, tensor.dtype, op, tensor.device)
+        tensor[start:stop] = known(rank, start, stop, tensor.dtype, op, tensor.device, size)
 
 
 def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
@@ -64,7 +69,7 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
     for part, source in zip(received.split(share), sources, strict=True):
 
         def expected(start: int, stop: int, source: int = source) -> Tensor:
-            return known(source, first + start, first + stop, received.dtype, op, received.device)
+            return known(source, first + start, first + stop, received.dtype, op, received.device, size)
 
         wrong += _differing(part, expected, op, size)
     return wrong
@@ -72,9 +77,9 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
 
 def _reduced(start: int, stop: int, like: Tensor, op: str, size: int) -> Tensor:
     """Return elements start to stop of all ranks' inputs, reduced."""
-    total = known(0, start, stop, like.dtype, op, like.device)
+    total = known(0, start, stop, like.dtype, op, like.device, size)
     for rank in range(1, size):
-        other = known(rank, start, stop, like.dtype, op, like.device)
+        other = known(rank, start, stop, like.dtype, op, like.device, size)
         if op == "prod":
             total.mul_(other)
         elif op in ("min", "max"):

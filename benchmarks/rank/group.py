@@ -1,4 +1,4 @@
-"""The ranks of a cell as a benchmark sees them: this rank's number, the others' values, and what all do together on the host."""
+"""The ranks of a cell as a benchmark sees them: this rank's number, the others' values, and what all do together on hosts."""
 
 import mmap
 import time
@@ -16,11 +16,15 @@ POLL_SECONDS = 0.02  # between two looks while rank 0 works: far below the secon
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among all ranks. Host values travel over gloo, outside every timed window."""
+    """This rank among all ranks. What is told travels over gloo, outside every timed window.
+
+    Clocks of two hosts have nothing in common: no time that another rank tells may be subtracted from one of this rank's.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    several_hosts: bool = False
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return the values of every rank, by rank. Every rank passes the same number of values. Collective."""
@@ -54,7 +58,10 @@ class Ranks:
 
         Raises:
             OSError: there is not that much shared memory.
+            ValueError: the ranks are on several hosts, which share none.
         """
+        if self.several_hosts:
+            raise ValueError("ranks on several hosts share no memory; accepted is a cell on one host")
         path = shared_memory.named(told.by_first(shared_memory.new_path().name))
         if self.rank == 0:
             memory = shared_memory.create(path, size_bytes)

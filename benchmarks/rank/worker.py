@@ -124,7 +124,7 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter",
         if rank == 0:
             reporter.line(Kind.PEERS, rows=peers)
     run = locate(cell.target("benchmark"))
-    result = run(cell, Ranks(rank, cell.world_size, device), reporter)
+    result = run(cell, Ranks(rank, cell.world_size, device, len(cell.hosts) > 1), reporter)
     if rank == 0:
         reporter.line(Kind.RESULT, **dataclasses.asdict(result))
     dist.destroy_process_group()
