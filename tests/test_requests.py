@@ -342,7 +342,7 @@ def test_help_reads_well(launch):
     examples = [
         line.strip() for line in out.split("Examples")[1].splitlines() if line.strip().startswith("python launch.py")
     ]
-    assert len(examples) == 10
+    assert len(examples) == 11
     assert examples[1].startswith("python launch.py -m gpus=0,3 nccl.p2p_level=LOC")
     ours = out.replace(listed, "")  # that list is Hydra's, and grows with every choice
     assert max(map(len, ours.splitlines())) <= 130
