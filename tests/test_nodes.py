@@ -27,6 +27,8 @@ from launch.display.columns import asked
 from launch.help.completion import completions
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
+from launch.plan import nodes as nodes_of_plan
+from launch.plan import plan as plans
 from launch.plan.nodes import wanted_hosts
 from launch.plan.order import PlannedCell
 from launch.plan.plan import Request, plan
@@ -329,6 +331,22 @@ def test_control_cells_are_each_member_each_host_and_all_without_exchange():
     assert [(one.hosts, one.gpus) for one in one_host] == [(("a",), (0,)), (("a",), (1,))] * 2 + [(("a",), (0, 1))]
 
 
+FABRIC = """SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n3
+SwitchName=pod Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]
+"""
+
+
+def test_classes_are_one_set_for_each_way_in_which_switches_join_hosts(planned, monkeypatch):
+    request = ["nodes=classes", "gpus=0", "noise_pairs=0", "benchmark=collectives"]
+    monkeypatch.setattr(nodes_of_plan, "host_names", lambda *_: ("n1", "n2", "n3"))
+    monkeypatch.setattr(plans, "host_names", lambda *_: ("n1", "n2", "n3"))
+    monkeypatch.setattr(plans.slurm, "fabric", lambda _: FABRIC)
+    assert [hosts for hosts, _ in where(planned(request))] == [("n1",), ("n1", "n2"), ("n1", "n3"), ("n1", "n2", "n3")]
+    monkeypatch.setattr(plans.slurm, "fabric", lambda _: "")
+    assert [len(hosts) for hosts, _ in where(planned(request))] == [1, 2, 3], "nothing tells hosts apart"
+
+
 def test_cells_of_one_rank_and_of_one_host_come_first(planned):
     sweep = planned(["nodes=b,a", "gpus=0,1", "waterfall=true", "noise_pairs=0"])
     sizes = [(one.cell.world_size, len(one.cell.hosts)) for one in sweep.cells]
@@ -393,7 +411,6 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
         (["nodes=a", *COMMAND, "profiler=nsys"], "profiler=nsys: accepted on this machine only"),
         (["nodes=a,b", *COMMAND, "benchmark=p2p"], "benchmark=p2p: works inside one host"),
         (["nodes=a,b", *COMMAND, "benchmark=host_link"], "benchmark=host_link: works inside one host"),
-        (["nodes=classes", "hosts=HOSTS", *COMMAND], "nodes=classes: needs the switches between the hosts"),
         (
             ["-m", "hydra/launcher=submitit_local", "gpus=0,1"],
             "hydra/launcher=submitit_local: Hydra's launchers run each cell",
@@ -404,9 +421,7 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
     ],
 )
 def test_what_does_not_fit_is_one_sentence(launch, tmp_path, arguments, says):
-    (tmp_path / "hosts").write_text("a\nb\n")
-    typed = [one.replace("HOSTS", "hosts") for one in arguments]
-    code, out, err = launch(*typed, "model=fmnist_cnn")
+    code, out, err = launch(*arguments, "model=fmnist_cnn")
     assert (code, out) == (2, "") and err.startswith(f"launch.py: {says}") and err.count("\n") == 1, err
     assert not (tmp_path / "outputs").exists()
 

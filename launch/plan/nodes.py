@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.topology.fabric import Switches, placement_classes
 from conf.groups import SERVER_NODES
 from conf.nodes import host_sets, is_name, listed_hosts
 from conf.options import Refused
@@ -90,20 +91,17 @@ def _server_nodes(config: Config) -> list[str]:
 
 
 def placements(
-    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost]
+    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost], fabric: str
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Yield (hosts, the subset on each) of every cell that a request means; `names` are those of host_names.
+    """Yield (hosts, the subset on each) of every cell that a request means.
+
+    `names` are those of host_names, `fabric` is what Slurm says of the switches between them.
 
     Raises:
         Refused: a subset that not every host of its set has, or more ranks than the slots of a host.
     """
-    if config.nodes == [CLASSES]:
-        raise Refused(
-            "nodes=classes: needs the switches between the hosts, which Ringside cannot read yet; accepted are nodes=scale, "
-            "pairs, each, all, numbers and names"
-        )
     slots = {one.name: one for one in listed_hosts(config.hosts) if one.slots} if config.hosts is not None else {}
-    for chosen in host_sets(config.nodes, names):
+    for chosen in _classes(hosts, names, fabric) if config.nodes == [CLASSES] else host_sets(config.nodes, names):
         for subset in _alike(config, [hosts[name] for name in chosen]):
             for listed in (slots[name] for name in chosen if name in slots):
                 if len(subset) > (listed.slots or 0):
@@ -112,6 +110,16 @@ def placements(
                         f"slots={listed.slots} in line {listed.line} of hosts={config.hosts}"
                     )
             yield chosen, subset
+
+
+def _classes(hosts: Mapping[str, PlannedHost], names: Sequence[str], fabric: str) -> list[tuple[str, ...]]:
+    """Return one set for each way in which switches join hosts, of every size. Raises Refused."""
+    switches, kinds = Switches.read(fabric), {name: hosts[name].topology for name in names}
+    try:
+        found = [placement_classes(names, size, switches, kinds) for size in range(1, len(names) + 1)]
+    except ValueError as error:
+        raise Refused(f"nodes=classes: {error}") from None
+    return [one.representative for of_size in found for one in of_size]
 
 
 def _alike(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:

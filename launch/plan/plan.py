@@ -13,10 +13,11 @@ from conf.gpus import by_link
 from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
+from launch.engines import slurm
 from launch.machine.devices import Machine, look
 from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
-from launch.plan.nodes import PlannedHost, host_names, placements, planned_hosts, wanted_hosts
+from launch.plan.nodes import CLASSES, PlannedHost, host_names, placements, planned_hosts, wanted_hosts
 from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
@@ -116,11 +117,12 @@ def _expand(
 ) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
     names = host_names(configs, surroundings) if hosts else ()
+    fabric = slurm.fabric(surroundings) if any(config.nodes == [CLASSES] for config in configs) else ""
     everyone = {name: host.machine.everyone for name, host in hosts.items()} or {"": machine.everyone}
     cells: list[Cell] = []
     for config in configs:
         alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
-        for on, subset in placements(config, names, hosts) if config.nodes else alone:
+        for on, subset in placements(config, names, hosts, fabric) if config.nodes else alone:
             kind = hosts[on[0]].machine.kind if on else machine.kind
             cell = resolve(config, subset, kind, hosts=on, everyone=everyone)
             controls = control_cells(cell) if config.waterfall else []

@@ -12,6 +12,7 @@ SHARED = (
     "output_dir",
     "tracking",
     "engine",
+    "hosts",
     "validity",
     "device",
     "repeats",

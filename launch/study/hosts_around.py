@@ -10,11 +10,13 @@ from analysis.findings.provenance import LEFT_OUT
 from benchmarks.host.environment import Variables, merged
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
+from launch.engines import slurm
 from launch.machine import facts
 from launch.machine.fleet import Fleet, Host
 from launch.study.surroundings import Surroundings, differences_of, of_variables
 
 HOSTS = "hosts"  # of the environment of a record: an entry for each of Cell.every_host
+FABRIC = "fabric"  # what Slurm says of the switches between hosts
 LARGE = ("topology", "links")  # facts that equal hosts share: an entry has them where they are not those of the first
 
 
@@ -38,7 +40,8 @@ class HostsAround(Surroundings):
             entries.append({"name": host.name, **own, **self._of_host(cell, host)})
         shown = {name: entries[0][name] for name in ("variables", "inherited", LEFT_OUT)}
         uuids = [uuid for host in hosts[: len(cell.hosts)] for uuid in _planned(cell, host)]
-        return {**first, **shown, "planned_uuids": uuids, HOSTS: entries}
+        switches = {FABRIC: text} if (text := slurm.fabric(self.surrounding)) else {}
+        return {**first, **shown, **switches, "planned_uuids": uuids, HOSTS: entries}
 
     def differences(self, record: Record) -> list[str]:
         """Return what was otherwise on a host of a record, in words: 'host b: driver 550.1, now 560.2'."""
