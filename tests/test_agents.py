@@ -1,0 +1,249 @@
+"""The agent that serves a sweep: what it forks, what it hands on, and what a launcher believes of it."""
+
+import base64
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+
+import pytest
+from cells import make_cell
+from faults_seen import until
+
+from benchmarks.host import processes, scratch
+from benchmarks.host.messages import MOST_BYTES, Do, Inbox, Outbox, Say
+from benchmarks.host.own_environ import show_in_environ
+from benchmarks.host.scratch import Scratch
+from benchmarks.record import CellFolder, read_lines
+from conf.schema import Engine
+from conf.variables import NO_TOKEN, TOKEN
+from launch.engines.channel import AgentGone, Channel
+from launch.engines.environment import environment
+from launch.engines.local import LocalEngine
+from launch.engines.remote import CellOnHost
+from launch.machine.devices import Machine
+from launch.study.study import prepare
+from launch.supervision import supervise
+
+HERE = Machine("cpu", (), (0, 1), 2)
+AROUND = dict(os.environ)  # pytest changes a variable of its own for every test
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """An engine of this machine; its agent imports torch once for all tests."""
+    local = LocalEngine(HERE, AROUND, "auto", 1.0)
+    local.open()
+    yield local
+    local.close()
+
+
+def run(engine, folder, stopping=lambda: False, around=AROUND, **options):
+    """Run a cell of one worker: (outcome, its folder)."""
+    cell, token = make_cell(gpus=(0,), max_seconds=0.05, **options), uuid.uuid4().hex
+    inside = prepare(CellFolder(folder), cell)
+    variables = environment(cell, HERE, inside, token, around)
+    outcome = supervise.run(cell, inside, variables, engine, Engine(), stopping, lambda watch: None)
+    assert processes.of(token) == []
+    return outcome, inside
+
+
+def started(folder):
+    return next(read_lines(folder.rank_lines(0)))
+
+
+def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(engine, tmp_path):
+    pids = []
+    for number in range(2):
+        outcome, folder = run(engine, tmp_path / str(number))
+        assert outcome.state == "finished" and started(folder)["started"] == "fork"
+        pids.append(engine._agent.pid)
+    assert pids[0] == pids[1]
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: engine._agent.ended() is not None, 5)
+    outcome, _ = run(engine, tmp_path / "after")
+    assert outcome.state == "finished" and engine._agent.pid != pids[0]
+
+
+def test_an_agent_that_is_killed_ends_its_cell_with_that_cause(engine, tmp_path):
+    def kill_when_there(killed=[]):  # noqa: B006
+        if not killed and (tmp_path / "ranks/0.jsonl").exists():
+            killed.append(os.kill(engine._agent.pid, signal.SIGKILL))
+        return False
+
+    outcome, _ = run(engine, tmp_path, kill_when_there, min_seconds=20)
+    assert (outcome.state, outcome.failure.cause) == ("failed", "killed")
+    assert outcome.failure.message == "the agent ended by SIGKILL before any rank failed"
+
+
+def test_a_variable_that_torch_has_read_has_the_ranks_start_anew(engine, tmp_path):
+    outcome, folder = run(engine, tmp_path, around={**AROUND, "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    assert outcome.state == "finished" and started(folder)["started"] == "exec"
+    assert "TORCH_CPP_LOG_LEVEL must be set before torch is imported" in folder.agent_log.read_text()
+
+
+def test_the_end_of_its_input_ends_an_agent_and_its_cell(tmp_path):
+    local = LocalEngine(HERE, AROUND, "auto", 1.0)
+    cell, token = make_cell(gpus=(0,), min_seconds=60), uuid.uuid4().hex
+    folder = prepare(CellFolder(tmp_path), cell)
+    local.start(cell, folder, environment(cell, HERE, folder, token, AROUND))
+    until(folder.rank_lines(0).exists, 60)
+    before = time.monotonic()
+    local.close()
+    assert processes.of(token) == [] and time.monotonic() - before < 5
+
+
+def answers(program):
+    return Channel([sys.executable, "-c", program], os.environ)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import sys; print('Permission denied (publickey).', file=sys.stderr); sys.exit(255)",
+         "it ended with status 255: Permission denied (publickey)."),
+        ("print('Welcome to Ubuntu')", "what it said is no message of an agent"),
+        ("print('[1]')", "what it said is no message of an agent"),
+        ("print('{\"say\": \"hail\"}')", "what it said is no message of an agent"),
+        ("", "it ended with status 0: it printed nothing"),
+        ("import time; time.sleep(60)", "it gave no answer for 0.5 s"),
+    ],
+)  # fmt: skip
+def test_a_command_that_starts_no_agent_is_a_sentence(program, why):
+    channel = answers(program)
+    with pytest.raises(AgentGone, match=f"^{why[:40].replace('(', '.')}"):
+        channel.answer(Say.READY, 0.5 if "no answer" in why else 20)
+    if "status" in why:
+        with pytest.raises(AgentGone):
+            for _ in range(3):
+                channel.send(Do.BEAT)
+                time.sleep(0.1)
+    before = time.monotonic()
+    channel.close()
+    assert time.monotonic() - before < 7
+
+
+def test_messages_come_whole_whatever_the_pieces(monkeypatch):
+    monkeypatch.setattr("benchmarks.host.messages.MOST_BYTES", 100)
+    reading, writing = os.pipe()
+    inbox, outbox = Inbox(reading), Outbox(writing)
+    outbox.send({"say": "beat", "text": "ä\n"})
+    assert inbox.receive() == [{"say": "beat", "text": "ä\n"}]
+    os.write(writing, b'{"say": "be')
+    assert inbox.receive() == []
+    os.write(writing, b'at"}\n{"a": 1}\n')
+    assert inbox.receive() == [{"say": "beat"}, {"a": 1}]
+    os.write(writing, b"x" * 101)
+    with pytest.raises(ValueError, match="without end"):
+        inbox.receive()
+    assert MOST_BYTES > 100
+    outbox.send({"long": "y" * (1 << 18)})  # more than a pipe holds: nobody waits
+    assert outbox.waiting_bytes > 0
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        outbox.flush()
+    os.close(writing)
+
+
+def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
+    token = uuid.uuid4().hex
+    program = (
+        "import os, sys, time\n"
+        "from benchmarks.host.own_environ import show_in_environ\n"
+        "if os.fork() == 0:\n"
+        f"    show_in_environ('{TOKEN}', '{token}')\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(60)\n"
+        "print('x', flush=True); time.sleep(60)\n"
+    )
+    channel = Channel([sys.executable, "-c", program], {**os.environ, TOKEN: NO_TOKEN})
+    until(lambda: len(processes.of(token)) == 2, 20)
+    assert channel.pid in [one.pid for one in processes.of(NO_TOKEN)]
+    assert processes.end(token, 0.0) == []
+    channel._process.kill()
+    channel.close()
+    with pytest.raises(ValueError, match="did not begin with 3 characters"):
+        show_in_environ("RINGSIDE_NOTHING", "abc")
+
+
+@pytest.fixture
+def handed_on(tmp_path, monkeypatch):
+    """A scratch folder, and a function that brings what is new in it into another folder."""
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
+    made = Scratch.make("t", {"cell.json": "{}"})
+    here = CellFolder(tmp_path / "here").make()
+    part = CellOnHost(None, 1, here)
+
+    def bring():
+        for chunk in made.news():
+            part.take(Say.FILE, json.loads(json.dumps(chunk)))
+        return {
+            path.relative_to(here.path).as_posix(): path.read_text() for path in here.path.rglob("*") if path.is_file()
+        }
+
+    yield CellFolder(made.folder), part, bring
+    made.remove()
+    assert list(tmp_path.glob("ringside-*")) == []
+
+
+def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
+    there, part, bring = handed_on
+    assert bring() == {"nccl/nccl.conf": ""}
+    there.rank_lines(1).write_text("one\n")
+    there.rank_count(1).write_text("  7")
+    there.agent_log.write_text("a")
+    (there.path / "nccl/host.5.log").write_text("n")
+    (there.path / ".output.txt.x").write_text("half")
+    first = {"nccl/nccl.conf": "", "nccl/1-host.5.log": "n", "ranks/1.jsonl": "one\n", "logs/agent-1.log": "a"}
+    assert bring() == first | {"ranks/1.count": "  7"}
+    with there.rank_lines(1).open("a") as file:
+        file.write("two\n")
+    there.rank_count(1).write_text("  8")
+    there.failures.write_text('{"1": {"status": 1, "time": 2.0}}')
+    part.folder.failures.write_text('{"0": {"status": 3, "time": 1.0}}')
+    found = bring()
+    assert found["ranks/1.jsonl"] == "one\ntwo\n" and found["ranks/1.count"] == "  8"
+    assert json.loads(found["failures.json"]).keys() == {"0", "1"}
+    assert part.error is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "", "a/b/c", "a\n"]
+)
+def test_an_agent_writes_nowhere_else(handed_on, name):
+    _, part, _ = handed_on
+    with pytest.raises(ValueError, match="file"):
+        part.take(Say.FILE, {"name": name, "at": 0, "data": ""})
+
+
+def test_a_gap_in_a_file_is_no_sample(handed_on):
+    _, part, _ = handed_on
+    line = {"name": "ranks/1.jsonl", "at": 0, "data": base64.b64encode(b"x\n").decode()}
+    part.take(Say.FILE, line)
+    with pytest.raises(ValueError, match="2 bytes are here, the next are from 9"):
+        part.take(Say.FILE, {**line, "at": 9})
+    with pytest.raises(ValueError, match="2 bytes are here, the next are from 0"):
+        part.take(Say.FILE, line)
+
+
+def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
+    alive = Scratch.make("a", {})
+    left = tmp_path / "ringside-dead-1"
+    left.mkdir()
+    (left / ".agent").write_text("")
+    (tmp_path / "ringside-not-ours").mkdir()
+    scratch.remove_left()
+    assert not left.exists() and alive.folder.exists() and (tmp_path / "ringside-not-ours").exists()
+    alive.remove()
+
+
+def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
+    cell = dataclasses.replace(make_cell(gpus=(0, 3)), hosts=("b", "a"))
+    assert cell.world_size == 4 and cell.members == ("b:0", "b:3", "a:0", "a:3")
+    assert [place.host for place in cell.places] == ["b", "b", "a", "a"]
+    again = type(cell).from_dict(json.loads(json.dumps(cell.to_dict())))
+    assert again == cell and again.key == cell.key != make_cell(gpus=(0, 3)).key
