@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -24,15 +24,16 @@ from conf.schema import Config
 from launch.display.closing import MESSAGE_LENGTH, close
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
-from launch.engines.local import LocalEngine
+from launch.engines.engine import CellEngine
 from launch.engines.submit import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
-from launch.plan.plan import Plan, Request, plan
+from launch.plan.plan import Plan, Request
 from launch.plan.small_form import about_small_form
 from launch.plan.time_estimate import estimates, worded
 from launch.plan.time_left import TimeLeft
+from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
 from launch.study.done_before import done_before
@@ -69,16 +70,16 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
             return submit(configs, typed, os.environ, console).to_its_end(stopping)
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
-        planned = plan([Request(*one) for one in composed], surrounding)
+        planned, engine, here = prepared([Request(*one) for one in composed], surrounding)
     for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
         _print_plan(planned, console)
         return 0
-    with stopping.listening(), _refused(f"output_dir={planned.config.output_dir}: cannot be written"):
-        return SweepRun(
-            planned, [argument_without_secrets(text) for text in typed], surrounding, stopping, console
-        ).run()
+    words = [argument_without_secrets(text) for text in typed]
+    cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
+    with contextlib.closing(engine), stopping.listening(), _refused(cannot_write):
+        return SweepRun(planned, words, engine, here, stopping, console).run()
 
 
 @contextlib.contextmanager
@@ -94,23 +95,28 @@ class SweepRun:
     """One invocation: its cells, what measures them, and what was measured so far."""
 
     def __init__(
-        self, planned: Plan, typed: list[str], surrounding: Mapping[str, str], stopping: Stopping, console: Console
+        self,
+        planned: Plan,
+        typed: list[str],
+        engine: CellEngine,
+        here: Surroundings,
+        stopping: Stopping,
+        console: Console,
     ) -> None:
         self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
-        self.here = Surroundings(planned.machine, surrounding)
-        limits = self.config.engine
-        self.engine = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
+        self.engine, self.here = engine, here
         self.runner = CellRunner(
             self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
         )
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
-        self.time_left = TimeLeft(limits, surrounding, self._note)
+        self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
         # By others or by earlier invocations; the key is the cell's place in the order.
         self.done: dict[int, Record] = {}
         self.held: list[int] = []  # places of cells that other launchers are measuring
+        self.skipped: list[int] = []  # places of cells one of whose hosts is lost
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
@@ -133,16 +139,14 @@ class SweepRun:
             self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.engine.open()  # imports torch while the store of MLflow is opened
             self.projector.open()
-        with (
-            contextlib.closing(self.engine),
-            Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen,
-        ):
+        with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:
                     screen.settle(number, "done before", self.done[number])
                 elif not self.stopping() and self._writable and self.time_left.fits(self.cells[number].cell, known):
                     self._try_cell(number, known, screen)
             self._wait_for_others(known, screen)
+        self.engine.close()
         if self._writable:
             self._refuse_another_folder()
         if self._writable:
@@ -155,7 +159,7 @@ class SweepRun:
         close(self.console, self.study, self.measured, unfinished, finding, where)
         if self.stopping() or self.time_left.too_short:
             return 130
-        if self._refused or not self._writable:
+        if self._refused or self.skipped or not self._writable:
             return 1
         strict = self.config.validity.strict
         every = [*self.done.values(), *self.measured]
@@ -204,6 +208,11 @@ class SweepRun:
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
         planned = self.cells[number]
+        if lost := self.engine.lost(planned.cell):
+            self.skipped.append(number)
+            screen.settle(number, "skipped: node_lost", None)
+            self._note(f"{planned.cell.name} was not measured: {lost}")
+            return
         with self.study.lock(planned.cell) as ours:
             if not ours:
                 self.held.append(number)

@@ -36,7 +36,7 @@ class HostsEngine:
         self._meetings: dict[tuple[str, ...], MeetingAddress] = {}
         self._closed = threading.Event()
 
-    def open(self, names: Sequence[str], device: str) -> Fleet:
+    def open_on(self, names: Sequence[str], device: str) -> Fleet:
         """Start an agent on each host, all at the same time, and return the hosts as they describe themselves.
 
         Raises:
@@ -57,6 +57,9 @@ class HostsEngine:
         self._fleet = Fleet(tuple(found))
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         return self._fleet
+
+    def open(self) -> None:
+        """Do nothing: the agents run since the plan was made."""
 
     def meet(self, cells: Sequence[Cell]) -> None:
         """Find where the hosts of each cell meet, before the first cell. Raises Refused."""

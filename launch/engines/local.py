@@ -63,6 +63,9 @@ class LocalEngine:
             job.at_end = sampling.pop_all()
         return job
 
+    def lost(self, cell: Cell) -> None:
+        """Return that no host is lost."""
+
     def close(self) -> None:
         """End the agent."""
         if self._agent:

@@ -59,9 +59,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     """
     first = requests[0].config
     is_for_another_machine = first.topology is not None and first.dry_run
-    configs, notices = _check(requests)
-    refuse_engines(configs)
-    refuse_outputs(first)
+    configs, notices = refuse_wrong_options(requests)
     if not is_for_another_machine:
         refuse_small_limits()
     configs, profiler = with_profilers(configs, surroundings)
@@ -94,8 +92,12 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 
 
-def _check(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
-    """Check every option of every request; return the configurations and notices. Raises Refused."""
+def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
+    """Check every option of every request, as far as that needs no machine; return the configurations and notices.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
     refuse_several_values([request.config for request in requests], [request.overrides for request in requests])
     configs: list[CheckedConfig] = []
     notices: list[str] = []
@@ -106,6 +108,8 @@ def _check(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]
         benchmark = config.benchmark["name"]
         if idle := without_effect(benchmark, request.overrides):
             notices.append(f"benchmark={benchmark} trains nothing: {', '.join(idle)} changes nothing in it")
+    refuse_engines(configs)
+    refuse_outputs(requests[0].config)
     return configs, notices
 
 
