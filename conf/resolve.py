@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import Cell, Network, Optimizer
+from conf.cell import Cell, Network, Optimizer, folded
 from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
 from conf.options import Refused, canonical, check_fields, check_names
 from conf.schema import Config, OptimizerOptions, Sizes
@@ -265,9 +265,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
             if is_same_strategy
             else ()
         ),
-        f"servers on {'+'.join(cell.server_hosts)}"
-        if config.strategy.get(groups.SERVER_NODES, "auto") != "auto"
-        else "",
+        f"servers on {folded(cell.server_hosts)}" if config.strategy.get(groups.SERVER_NODES, "auto") != "auto" else "",
         f"data={cell.data['name']}" if cell.data else "",
         f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]

@@ -138,8 +138,8 @@ def nsys_exports():
 
 @functools.cache
 def record_seeds():
-    """Records of a training cell, of an older schema, of a benchmark with tables, and a failed one."""
-    from records import make_record
+    """Records of a training cell, of an older schema, of a benchmark with tables, a failed one, and one of two hosts."""
+    from records import make_record, on_hosts
 
     paths = [
         *sorted(CELLS.glob("*/record.json"))[:1],
@@ -147,7 +147,9 @@ def record_seeds():
     ]
     paths += sorted((DATA / "h200_x2" / "eager_a").glob("*/record.json"))[:1]
     made = json.dumps(dataclasses.asdict(make_record(state="failed"))).encode()
-    return [Seed(made), *(Seed(path.read_bytes()) for path in paths)]
+    served = {"strategy": {"name": "kvstore_dist_sync", "servers": 1}, "server_hosts": ["b"]}
+    hosts = json.dumps(on_hosts(1, ("a", "b"), [0, 1], 9000.0, cell=served)).encode()
+    return [Seed(made), Seed(hosts), *(Seed(path.read_bytes()) for path in paths)]
 
 
 CELLS_READ = ("resnet50-cpu_staged-gpus0-1-06d827de8c", "resnet50-kvstore_dist_sync-gpus0-1-7259ec65eb",

@@ -50,7 +50,7 @@ def worded(name: str, value: str) -> str:
     if name == "hosts":
         return f"hosts {value}" if value else "this machine"
     if name == "server_hosts":
-        return f"servers on {value}"
+        return f"servers on {folded(json.loads(value)) if value.startswith('[') else value}"
     if name == "data":
         data: dict[str, Any] = json.loads(value) if value.startswith("{") else {"name": value, "options": {}}
         return " ".join([f"data={data['name']}", *(f"{option}={one}" for option, one in data["options"].items())])

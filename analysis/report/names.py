@@ -8,7 +8,7 @@ from analysis.findings import labels
 from analysis.findings.study import Study
 from analysis.report.text import single_line
 from benchmarks.record import Record
-from conf.cell import Cell, counted
+from conf.cell import Cell, counted, folded
 from conf.options import canonical
 
 BETWEEN = labels.BETWEEN
@@ -51,7 +51,7 @@ def _asked(cell: Cell) -> dict[str, str]:
         if name == "gpus":
             flat[name] = labels.gpu_ids(value)
         elif name in ("hosts", "server_hosts"):
-            flat[name] = "+".join(value)
+            flat[name] = folded(value)
         elif name == "data":
             flat |= {"data": value["name"]} | {
                 f"data.{option}": canonical(one) for option, one in value["options"].items()

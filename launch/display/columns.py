@@ -8,7 +8,7 @@ from analysis.report.cell_numbers import COLUMNS, MARGIN, TRANSPORT
 from analysis.report.names import KIND, NCCL, differing
 from analysis.report.numbers import ABSENT
 from benchmarks.record import Record
-from conf.cell import Cell
+from conf.cell import Cell, folded
 from launch.plan.order import PlannedCell
 
 NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
@@ -38,7 +38,7 @@ _ASKED: dict[str, Callable[[Cell], str]] = {
     "model": lambda cell: cell.model.name if cell.trains else ABSENT,
     "benchmark": lambda cell: str(cell.benchmark["name"]),
     "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else ABSENT,
-    NODES: lambda cell: "+".join(cell.hosts) or ABSENT,
+    NODES: lambda cell: folded(cell.hosts) or ABSENT,
     GPUS: lambda cell: ",".join(map(str, cell.gpus)),
     SETTINGS: _settings,
     "batch": lambda cell: str(cell.batch_size) if cell.trains else ABSENT,
