@@ -60,6 +60,8 @@ def hosts_of(text: str) -> list[str]:
     A list that names more than MOST_HOSTS, or is damaged, names none.
     """
     found: list[str] = []
+    if not re.fullmatch(r"(?:[^\[\]]|\[[^\[\]]*\])*", text):
+        return found
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         pieces = [
             [*_numbers(inside)] if inside else [plain] for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", part)

@@ -131,6 +131,14 @@ def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
     return target
 
 
+def of_cell(trace: Trace, hosts: int) -> Trace:
+    """Return the trace of a cell on so many hosts. Profilers write the clock of their host, also where hosts have one name."""
+    if hosts < 2:
+        return trace
+    note = "each host's part has a clock of its own: how long ranks wait for those of other hosts is not known"
+    return replace(trace, one_clock=False, notes=(*trace.notes, note))
+
+
 def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
     """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
     kinds = {part.source.split(" ")[0] for part in parts}

@@ -10,7 +10,7 @@ from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.communication.several_records import COST_ALONE
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
-from analysis.trace.source import load_trace
+from analysis.trace.source import load_trace, of_cell
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize
 from analysis.validity.checks import judged, limits_of
@@ -118,7 +118,7 @@ def _with_trace(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
         names = {name for name in before.metrics if name.startswith("trace/")}
         return _as_recorded(own, made, metrics=names, tables={"trace"})
     try:
-        told = summarize(within_steps(load_trace(str(path))))
+        told = summarize(within_steps(of_cell(load_trace(str(path)), len(before.cell.every_host))))
     except UnreadableInput as error:
         raise IncompleteLines(f"the trace cannot be read: {error}") from None
     return dataclasses.replace(

@@ -17,7 +17,7 @@ from analysis.trace.drawing.timeline import draw_timeline
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
-from analysis.trace.source import load_trace
+from analysis.trace.source import load_trace, of_cell
 from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
 from analysis.validity.evidence import SettingResult
@@ -49,12 +49,14 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what it adds to the record."""
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
+        trace = of_cell(trace, len(cell.every_host))
         summary = summarize(within_steps(trace))
         own_files.write_whole(folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode())
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
         return Profiled(SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
     steps = cell.profiler_options["steps"]
     sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
+    sentence += "; how long ranks wait for those of other hosts is not known" * (len(cell.every_host) > 1)
     return Profiled(
         SettingResult(PROFILED, sentence, "finding"),
         trace_metrics(summary),

@@ -4,8 +4,10 @@ A cell's key is a hash of everything that its version knows, so a new option cha
 default are left out, and so is the hash of code: that is what may differ between two studies.
 """
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from analysis.findings import labels
 from analysis.findings.baselines import OF_SERVERS
@@ -14,6 +16,7 @@ from analysis.findings.runs import request_of
 from analysis.findings.strategy_options import chosen_options
 from analysis.findings.study import OF_TRAINING
 from conf.cell import Cell
+from conf.options import canonical
 
 AskedFor = frozenset[tuple[str, str]]  # (option, value)
 CellId = tuple[tuple[Member, ...], AskedFor]  # the GPUs in rank order, and what was asked; no GPUs: of a curve
@@ -21,14 +24,20 @@ ALWAYS = ("model.name", "strategy.name", "benchmark.name")
 _WITH_DEFAULTS = ("strategy", "benchmark")
 
 
-def cell_id(cell: Cell) -> CellId:
-    """Return what makes cells of several studies the same cell."""
+def cell_id(cell: Cell, hosts: Mapping[str, str] = MappingProxyType({})) -> CellId:
+    """Return what makes cells of several studies the same cell.
+
+    `hosts` gives hosts other names: those of one study are compared with those of another by their places.
+    """
     request = {name: value for name, value in request_of(cell).items() if not name.endswith(".sha256")}
     for group in _WITH_DEFAULTS:
         chosen = {f"{group}.{option}" for option, _ in chosen_options(cell, group)} | {f"{group}.name"}
         request = {name: value for name, value in request.items() if name in chosen or not name.startswith(f"{group}.")}
     request.pop("benchmark.format", None)  # how the output is printed
-    return cell.members, frozenset(request.items())
+    if "server_hosts" in request:
+        request["server_hosts"] = canonical([hosts.get(host, host) for host in cell.server_hosts])
+    placed = dataclasses.replace(cell, hosts=tuple(hosts.get(host, host) for host in cell.hosts))
+    return placed.members, frozenset(request.items())
 
 
 def curve_id(cell: Cell) -> CellId:

@@ -134,7 +134,7 @@ def _runs_by_cell(sides: Sequence[Side]) -> dict[CellId, Found]:
     found: dict[CellId, Found] = {}
     for side in sides:
         for runs in side.study.runs:
-            found.setdefault(cell_id(runs.cell), []).append((side, runs))
+            found.setdefault(cell_id(runs.cell, side.hosts), []).append((side, runs))
     return found
 
 
@@ -201,7 +201,7 @@ def _alone(name: str, cell: CellId, others: Sequence[Side]) -> str:
     """Return the name of a cell that one study has alone; with the reason where the other's attempts cannot be used."""
     for side in others:
         for record, why in side.study.left_out:
-            if not record.usable and cell_id(record.cell) == cell:
+            if not record.usable and cell_id(record.cell, side.hosts) == cell:
                 return f"{name} (the other study's is not usable: {why})"
     return name
 

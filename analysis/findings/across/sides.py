@@ -6,8 +6,8 @@ Every side is a Study of its own, so its baselines, its repeats and its noise fl
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from analysis.findings.machines.identity import Machines, first_gpu
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.findings.study import Study, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
+from conf.cell import folded
 
 _LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
 _ATTEMPT = re.compile(r"attempt-\d+")
@@ -44,6 +45,9 @@ class Side:
     name: str  # for people; no other side has it
     folder: Path  # of the study
     study: Study
+    hosts: Mapping[str, str] = field(
+        default_factory=dict
+    )  # {host: its name beside other sides} where these have others
 
 
 def open_sides(asked: Sequence[Asked], check: Check | None = None) -> list[list[Side]]:
@@ -60,7 +64,21 @@ def open_sides(asked: Sequence[Asked], check: Check | None = None) -> list[list[
         for one, of_one in zip(asked, folders, strict=True)
     ]
     names = iter(_names([each for of_one in found for each in of_one]))
-    return [[Side(next(names), folder, study) for _, folder, study in of_one] for of_one in found]
+    sides = [[Side(next(names), folder, study) for _, folder, study in of_one] for of_one in found]
+    hosts = {frozenset(_hosts(side.study)) for of_one in sides for side in of_one} - {frozenset()}
+    if len(hosts) < 2:
+        return sides
+    return [[dataclasses.replace(side, hosts=_places(side.study)) for side in of_one] for of_one in sides]
+
+
+def _hosts(study: Study) -> list[str]:
+    """Return the hosts that the cells of a study name, sorted."""
+    return sorted({host for record in study.records for host in record.cell.every_host})
+
+
+def _places(study: Study) -> dict[str, str]:
+    """Return {host: host1, host2, …} by their places among the hosts of a study."""
+    return {host: f"host{place}" for place, host in enumerate(_hosts(study), 1)}
 
 
 def studies_in(folder: Path) -> list[Path]:
@@ -107,6 +125,8 @@ def _names(sides: Sequence[tuple[Asked, Path, Study]]) -> list[str]:
 def _place(study: Study) -> str:
     """Return `4 × H200 on vm`."""
     first = study.records[0] if study.records else None
+    if first and first.cell.hosts:
+        return f"{short_hardware(first)} on {folded(_hosts(study))}"
     return f"{short_hardware(first)} on {first.environment.get('host', 'unknown host')}" if first else "no machine"
 
 

@@ -11,6 +11,7 @@ from analysis.findings.machines.identity import first_gpu
 from analysis.findings.provenance import inherited
 from analysis.findings.study import Study
 from benchmarks.record import Record
+from conf.cell import folded
 
 MOST = 3  # values of one fact that are named
 NOT_KNOWN = "not known"
@@ -29,7 +30,11 @@ def facts(study: Study) -> dict[str, str]:
         for name, value in _of_record(record).items():
             values.setdefault(name, Counter())[value] += 1
     every = len(study.records)
-    return {name: _said(counts, every - sum(counts.values())) for name, counts in values.items()}
+    found = {name: _said(counts, every - sum(counts.values())) for name, counts in values.items()}
+    widest = max(study.records, key=lambda record: len(record.cell.every_host), default=None)
+    if widest is not None and widest.cell.hosts:  # a cell on one of several hosts says nothing of the others
+        found |= {name: value for name, value in _of_record(widest).items() if name in ("GPUs", "host")}
+    return found
 
 
 def differing(sides: Sequence[Side]) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -76,7 +81,7 @@ def _of_record(record: Record) -> dict[str, str]:
         "CPU": cpu.get("model"),
         "cores": cpu.get("cores"),
         "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
-        "host": known.get("host"),
+        "host": folded(sorted(record.cell.every_host)) or known.get("host"),
         GPUS: first_gpu(record) and f"{first_gpu(record)}…",
         "SM clock, most": f"{max(clocks)} MHz" if clocks and all(isinstance(one, int) for one in clocks) else None,
         "date": f"{at:%Y-%m-%d}",

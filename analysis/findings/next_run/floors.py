@@ -28,6 +28,7 @@ OF_SEVERAL_RECORDS = (
     "comm/hidden_share",
     "trace/exposed_disagreement_ms",
 )
+SEVERAL_HOSTS = "hosts of nodes="  # stands for a host's name
 CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
 
 
@@ -155,9 +156,16 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
 
 
 def group_of(record: Record) -> FloorGroup:
-    """Return the group of a record's cell."""
+    """Return the group of a record's cell. All cells that name hosts, on GPUs or CPUs of one model, are of one machine."""
     gpu = record.environment.get("gpu")
     listed = gpu.get("gpus") if isinstance(gpu, Mapping) else None
+    if record.cell.hosts:
+        cpu = record.environment.get("cpu")
+        kinds = (
+            [str(one.get("name", "")) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+        )
+        kinds = kinds or [str(cpu.get("model", ""))] if isinstance(cpu, Mapping) else kinds
+        return group_of_cell(record.cell, SEVERAL_HOSTS, _digest(tuple(sorted({*kinds}))))
     uuids = [str(one.get("uuid", "")) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     return group_of_cell(record.cell, str(record.environment.get("host", "")), _digest(tuple(sorted(uuids))))
 
