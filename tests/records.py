@@ -61,24 +61,15 @@ HOSTS = {"a": "eth0", "b": "eth1", "c": "eth0"}  # and their interfaces
 
 def facts_of(host, gpus=4, mbit=1000):
     """What a record says of a host: GPUs of its own, and the interface that leads to the others."""
-    listed = [one | {"uuid": f"GPU-{host}{one['id']}"} for one in REAL["environment"]["gpu"]["gpus"][:gpus]]
-    known = {name: REAL["environment"][name] for name in ("cpu", "links", "topology")}
-    interface = {
-        "name": HOSTS[host],
-        "addresses": ["10.0.0.1/24"],
-        "mbit_per_s": mbit,
-        "loopback": False,
-        "inner": False,
-    }
-    variables = {"GLOO_SOCKET_IFNAME": HOSTS[host], "NCCL_SOCKET_IFNAME": f"={HOSTS[host]}"}
-    gpu = REAL["environment"]["gpu"] | {"gpus": listed}
+    real = REAL["environment"]
+    listed = [one | {"uuid": f"GPU-{host}{one['id']}"} for one in real["gpu"]["gpus"][:gpus]]
     return {
         "name": host,
         "host": f"node-{host}",
-        **known,
-        "gpu": gpu,
-        "interfaces": [interface],
-        "variables": variables,
+        "cpu": real["cpu"],
+        "gpu": real["gpu"] | {"gpus": listed},
+        "interface": HOSTS[host],
+        "interfaces": [{"name": HOSTS[host], "mbit_per_s": mbit}],
     }
 
 

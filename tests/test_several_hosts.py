@@ -166,7 +166,7 @@ def test_studies_on_other_hosts_are_compared_by_the_places_of_their_hosts(tmp_pa
     rows = [on_hosts(1, ("a",), [0], 2480.0), on_hosts(2, ("a", "b"), [0], 4000.0)]
     others = json.loads(json.dumps(rows).replace('"a"', '"n1"').replace('"b"', '"n2"'))
     folders = [study(tmp_path / name, made) for name, made in (("one", rows), ("two", others), ("three", rows))]
-    (one,), (two,), (three,) = (open_sides([Asked.of(str(folder))])[0] for folder in folders)
+    (one,), (two,) = (open_sides([Asked.of(str(folder))])[0] for folder in folders[:2])
     assert cell_id(one.study.records[1].cell, one.hosts) != cell_id(two.study.records[1].cell, two.hosts)
     (one,), (two,) = open_sides([Asked.of(str(folder)) for folder in folders[:2]])
     assert [cell_id(left.cell, one.hosts) for left in one.study.records] == [

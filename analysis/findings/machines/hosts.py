@@ -8,6 +8,9 @@ from typing import Any
 from benchmarks.record import Record
 
 
+SHARED = ("topology", "links")  # an entry of a host has them where they are not those of the first
+
+
 def mapping(value: object) -> Mapping[str, Any]:
     """Return a value if it is a mapping, else an empty one: a record's environment and tables may hold anything."""
     return value if isinstance(value, Mapping) else {}
@@ -21,14 +24,15 @@ def listed(value: object) -> list[Mapping[str, Any]]:
 def facts_of_hosts(record: Record) -> dict[str, Mapping[str, Any]]:
     """Return {host: its facts}, in rank order, then those that have servers only; of a cell without hosts {'': …}.
 
-    A host of which the record says nothing has no facts; of the first it says in its environment what it says of one machine.
+    What equal hosts share, and what the record says of no host, is that of its environment: the first host's.
     """
     environment, names = record.environment, record.cell.every_host
     if not names:
         return {"": environment}
     told = {str(one.get("name")): one for one in listed(environment.get("hosts"))}
     own = {name: value for name, value in environment.items() if name != "hosts"}
-    return {name: told.get(name, {} if place else own) for place, name in enumerate(names)}
+    shared = {name: own[name] for name in SHARED if name in own}
+    return {name: {**shared, **told.get(name, {} if place else own)} for place, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,7 @@ class HostInterface:
 
 def interface_of(facts: Mapping[str, Any]) -> HostInterface:
     """Return the interface that gloo and NCCL's sockets were given on a host, by its facts."""
-    variables = mapping(facts.get("variables"))
-    name = str(variables.get("GLOO_SOCKET_IFNAME") or variables.get("NCCL_SOCKET_IFNAME") or "").lstrip("=")
-    name = name.partition(",")[0]  # gloo opens a connection for each entry of a list, all of one interface here
+    name = str(facts.get("interface") or "").partition(",")[0]  # gloo opens a connection for each entry of a list
     known = next((one for one in listed(facts.get("interfaces")) if one.get("name") == name), {})
     mbit = known.get("mbit_per_s")
     return HostInterface(name, mbit / 1000 if isinstance(mbit, int | float) and mbit > 0 else None)
