@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.record import Record
 
-
 SHARED = ("topology", "links")  # an entry of a host has them where they are not those of the first
 
 
