@@ -121,6 +121,7 @@ NOTED = [
     ({"machine.cores": 3}, "the cores: a has 8; b has 3"),
     ({"facts.cpu.memory_bytes": 1 << 30}, "the memory: a has .* GiB; b has 1 GiB"),
     ({"interfaces": [interface("eth0", "10.0.0.2/24", mbit_per_s=25000)]}, "interfaces: a has 1 Gbit/s; b has 25 Gbit/s"),
+    ({"variables": {"NCCL_ALGO": "Ring", "TORCH_HOME": "x"}}, "the variable NCCL_ALGO: a has unset; b has Ring"),
     ({"infiniband": [{"device": "m", "port": "1", "rate": "400 Gb/sec", "state": ""}]}, "b has 1 Gbit/s, InfiniBand 400"),
 ]  # fmt: skip
 PLAIN = {**WITH_GPUS, "interfaces": [interface("eth0", "10.0.0.1/24")]}

@@ -242,8 +242,8 @@ def _cpus(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     known = [own for own in hosts if own]
     if not known or len(hosts) == 1:
         return hosts[0]
-    phases = {name for own in known for name in own["others_share"]}
-    worst = {name: max(own["others_share"].get(name, 0.0) for own in known) for name in sorted(phases)}
+    phases = dict.fromkeys(name for own in known for name in own["others_share"])
+    worst = {name: max(own["others_share"].get(name, 0.0) for own in known) for name in phases}
     return {"cores": known[0]["cores"], "others_share": worst, "hosts": list(hosts)}
 
 

@@ -1,9 +1,10 @@
 """Compare the hosts of a sweep before its first cell: what must be equal is refused by name, what may differ is noted."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.findings.provenance import NO_EFFECT
 from analysis.report.text import join_words
 from benchmarks.record.visible import one_line
 from conf.options import Refused
@@ -106,16 +107,24 @@ def compare(fleet: Fleet) -> list[str]:
     _refuse_useless(fleet)
     notes = []
     for compared in COMPARED:
-        groups = _groups(fleet, compared.of)
-        if len(groups) > 1:
-            sentence = f"hosts differ in {compared.what}: " + "; ".join(
-                f"{join_words(names, MOST_NAMES)} {'have' if len(names) > 1 else 'has'} {one_line(value, LONGEST)}"
-                for value, names in groups.items()
-            )
+        if found := _difference(compared.what, _groups(fleet, compared.of)):
             if compared.remedy:
-                raise Refused(f"{sentence}. What to do: {compared.remedy}")
-            notes.append(sentence)
-    return notes
+                raise Refused(f"{found}. What to do: {compared.remedy}")
+            notes.append(found)
+    names = {name for host in fleet for name in host.variables} - NO_EFFECT - {"CUDA_VISIBLE_DEVICES"}
+    values = (
+        (name, _groups(fleet, lambda host, name=name: host.variables.get(name, "unset"))) for name in sorted(names)
+    )
+    return notes + [found for name, groups in values if (found := _difference(f"the variable {name}", groups))]
+
+
+def _difference(what: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence that names the hosts with each value; '' where there is one value."""
+    parts = (
+        f"{join_words(list(names), MOST_NAMES)} {'have' if len(names) > 1 else 'has'} {one_line(value, LONGEST)}"
+        for value, names in groups.items()
+    )
+    return f"hosts differ in {what}: {'; '.join(parts)}" if len(groups) > 1 else ""
 
 
 def _refuse_useless(fleet: Fleet) -> None:
