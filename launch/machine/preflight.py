@@ -1,5 +1,6 @@
 """Compare the hosts of a sweep before its first cell: what must be equal is refused by name, what may differ is noted."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ def _speeds(host: Host) -> str:
     return ", ".join([f"{speed / 1000:g} Gbit/s" for speed in speeds] + [f"InfiniBand {rate}" for rate in ports])
 
 
+def _variable(name: str, host: Host) -> str:
+    return host.variables.get(name, "unset")
+
+
 def _commit(host: Host) -> str:
     return str(_mapping(host.facts.get("git")).get("commit") or "")[:12]
 
@@ -112,10 +117,8 @@ def compare(fleet: Fleet) -> list[str]:
                 raise Refused(f"{found}. What to do: {compared.remedy}")
             notes.append(found)
     names = {name for host in fleet for name in host.variables} - NO_EFFECT - {"CUDA_VISIBLE_DEVICES"}
-    values = (
-        (name, _groups(fleet, lambda host, name=name: host.variables.get(name, "unset"))) for name in sorted(names)
-    )
-    return notes + [found for name, groups in values if (found := _difference(f"the variable {name}", groups))]
+    groups = ((name, _groups(fleet, functools.partial(_variable, name))) for name in sorted(names))
+    return notes + [found for name, of in groups if (found := _difference(f"the variable {name}", of))]
 
 
 def _difference(what: str, groups: Mapping[str, Sequence[str]]) -> str:
