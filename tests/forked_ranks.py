@@ -54,8 +54,9 @@ class Network(nn.Module):
 
 
 def hosts_of(case):
-    """The hosts that the ranks of a case are told to be on."""
-    return Hosts(tuple(map(tuple, case.get("hosts", [range(case["workers"])]))))
+    """Where the processes of a case are told to be: the ranks of each host, and the host of each server."""
+    ranks = case.get("hosts", [range(case["workers"])])
+    return Hosts(tuple(map(tuple, ranks)), tuple(case.get("server_hosts", ())))
 
 
 def train(rank, case):

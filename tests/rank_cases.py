@@ -35,6 +35,13 @@ HALF = {
     "device": {"name": "kvstore_device"},
     "sync": {"name": "kvstore_dist_sync", "servers": 1},
 }
+# The same on several hosts: which case it equals, the ranks of each host, and the host of each server.
+FAR = {
+    "sync_far": ("sync_2", [[0], [1]], [0]),
+    "sync_3_far": ("sync_3_2", [[0], [1]], [1, 2, 0]),  # one host has a server only
+    "sync_fp16_far": ("sync_fp16", [[0], [1]], [2]),
+    "sync_4_far": ("sync_4_4", [[0, 1], [2, 3]], [1, 0, 2, 2]),
+}
 REFERENCE = {"name": "nccl_allreduce"}
 ADAMW = ("staged", "staged_gpu", "staged_sharded", "staged_gloo", "device", "device_owner", "sync_2_split")
 
@@ -65,7 +72,15 @@ def _kvstore():
     slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
     for bound in (None, 1, 3):
         cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
+    cases["async_far"] = {
+        **slow, "strategy": {"name": "kvstore_dist_async", "servers": 2, "bigarray_bound": 60}, "hosts": [[0], [1]], "server_hosts": [0, 2]
+    }  # fmt: skip
+    cases["async_far_3"] = {
+        **slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": 3}, "hosts": [[0], [1]], "server_hosts": [1]
+    }  # fmt: skip
     cases["async_device"] = {**slow, "strategy": {"name": "kvstore_dist_async_device"}, "more": True}
+    for name, (near, hosts, servers) in FAR.items():
+        cases[name] = {**cases[near], "hosts": hosts, "server_hosts": servers}
     for case in cases.values():
         case.setdefault("steps", STEPS)
         if "dist" in case["strategy"]["name"]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rank_cases import ADAMW, HALF, SYNCHRONOUS
+from rank_cases import ADAMW, FAR, HALF, SYNCHRONOUS
 
 
 @pytest.fixture
@@ -62,6 +62,28 @@ def test_gradients_only_and_the_exchange_alone_bring_the_mean(found, name):
     first, second = found(name)
     if not name.removesuffix("_2").endswith("_gpu"):  # there every rank goes on from its own weights
         assert first["after"] == second["after"]
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_servers_on_other_hosts_give_what_servers_on_one_host_give(found, name):
+    for far, reference in zip(found(name), found(FAR[name][0]), strict=True):
+        assert far["losses"] == reference["losses"] and far["weights"] == reference["weights"]
+        assert far.get("after") == reference.get("after") and far.get("returned") == reference.get("returned")
+        if "probes" in far:
+            assert [name for name, _, reference in far["probes"] if reference] == ["net_link"]
+
+
+def test_a_slow_worker_far_away_holds_back_nobody(found):
+    first, second = found("async_far")
+    assert first["facts"] == second["facts"]
+    assert first["facts"]["staleness/max"] > 3  # the slow rank sees many updates of the other
+    assert first["facts"]["staleness/updates"] == 2 * 60 * 2  # a bucket of each server
+    for rank in (first, second):
+        assert rank["losses"][-1] < 0.9 * rank["losses"][0]
+
+
+def test_servers_far_away_keep_the_bound_on_staleness(found):
+    assert 0 < found("async_far_3")[0]["facts"]["staleness/max"] <= 3
 
 
 def test_asynchronous_with_one_worker_is_synchronous(found):

@@ -62,7 +62,7 @@ class HostMeans(CpuArithmetic):
     def _reply(self, bucket: int, workers: list[int]) -> None:
         mode, *settings = self._control.settings[workers[0]].tolist()
         total = self._means[bucket]  # gloo has no mean
-        replies = [copy[bucket] for copy in self._regions.gradient_replies]
+        replies = [copy[bucket] for copy in self._regions.gradient_replies.values()]
         if mode == UPDATE:
             self._steps[bucket].begin()
         for piece in cpu_sums.pieces(len(total)):

@@ -48,6 +48,7 @@ class PushPull(Bucketed):
             arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
             self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
             optimizers.name_of(self.optimizer), copies, 1 if self._servers else len(self.hosts.ranks),
+            self.hosts if self._servers and self.hosts.several else None,
         )  # fmt: skip
 
     def set_up(self, order: list[int]) -> None:
@@ -124,7 +125,7 @@ class PushPull(Bucketed):
         return found
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes of every worker's gradients, of weights, of replies and of the control block."""
+        """Return the bytes of a host's workers' gradients, of weights, of replies and of the control block."""
         workers = workers if self._servers else len(self.hosts.ranks[0])
         config = self._config(parameters, range(len(parameters)), workers, on_gpu)
         return needed_bytes(config, config.layout())
@@ -140,7 +141,8 @@ class PushPull(Bucketed):
         """Return the threads of each server process, or of each worker whose threads are the servers."""
         if self.worker is None or self.worker.config.server_gpu:
             return None
-        return cpu_sums.thread_count(self._threads, self._servers) if self._servers else self.worker.threads
+        together = self.worker.config.servers_together
+        return cpu_sums.thread_count(self._threads, together) if self._servers else self.worker.threads
 
     def close(self) -> None:
         """End the servers. Collective."""

@@ -3,28 +3,34 @@
 Every probe moves or sums as many bytes as one exchange, and waits for no flag of another worker.
 """
 
+import threading
+
 import torch
 
 from trainers.kvstore import cpu_sums
+from trainers.kvstore.remote import Kind
 from trainers.kvstore.worker import Worker
 from trainers.strategy import ReferenceProbe
 
 # STREAM's add (McCalpin 1995): two float32 read and one written for each element.
 ADD_BYTES = 12
+CHECK_SECONDS = 0.5  # between two looks whether a connection has failed
 
 
 def probes(worker: Worker) -> list[ReferenceProbe]:
     """Return the references of an exchange: host link and host memory, or the link of the servers' GPUs; then its stages."""
-    if worker.config.server_gpu:
-        return [ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
     found = []
+    if worker.config.places:
+        found = [ReferenceProbe("net_link", lambda: send_far(worker), 1.0)]
+    if worker.config.server_gpu:
+        return [*found, ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
     if worker.on_gpu:
-        found = [
+        found += [
             host_link(worker),
             ReferenceProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, reference=False),
             ReferenceProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, reference=False),
         ]
-    if summed_bytes(worker):
+    if summed_bytes(worker) and not worker.config.places:  # the sums are on the servers' hosts
         found.append(ReferenceProbe("host_memory", HostMemory(worker, linked=False), 1.0))
         if worker.on_gpu:
             found.append(ReferenceProbe("all_at_once", HostMemory(worker, linked=True), 1.0, reference=False))
@@ -36,6 +42,16 @@ def probes(worker: Worker) -> list[ReferenceProbe]:
 def host_link(worker: Worker) -> ReferenceProbe:
     """Return the reference of the link between GPU and host, both ways at once. GPUs only."""
     return ReferenceProbe("host_link", lambda: copy_all(worker), 1.0)
+
+
+def send_far(worker: Worker) -> None:
+    """Send the buckets of servers on other hosts there, over the connections of the exchange, and wait until all are back."""
+    back = threading.Semaphore(0)
+    for bucket, server in sorted(worker.far.items()):
+        server.push(Kind.PROBE, bucket, worker.sent_on_host[bucket], worker.means_on_host[bucket], back.release)
+    for _ in worker.far:
+        while not back.acquire(timeout=CHECK_SECONDS):
+            worker.check()
 
 
 def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
@@ -63,8 +79,8 @@ def sum_alone(worker: Worker) -> None:
     with worker.on_threads():
         for number in worker.own_buckets():
             if not worker.config.replies_own_gradient:
-                pushed = [of_worker[number] for of_worker in regions.pushed]
-                cpu_sums.mean(pushed, [copy[number] for copy in regions.gradient_replies], space)
+                pushed = [of_worker[number] for of_worker in regions.pushed.values()]
+                cpu_sums.mean(pushed, [copy[number] for copy in regions.gradient_replies.values()], space)
 
 
 def summed_bytes(worker: Worker) -> float:

@@ -54,7 +54,8 @@ class CpuArithmetic(Arithmetic):
         if mode == UPDATE:
             self._update(bucket, workers, pushed, settings)
         elif not self._config.replies_own_gradient:
-            copies = regions.gradient_replies if self._config.synchronous else [regions.gradient_replies[workers[0]]]
+            replies = regions.gradient_replies
+            copies = replies.values() if self._config.synchronous else [replies[workers[0]]]
             cpu_sums.mean(pushed, [copy[bucket] for copy in copies], self._space)
         self._control.done[workers, bucket] = number
 

@@ -4,20 +4,23 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainers.kvstore import cpu_sums, server
+from trainers.kvstore import cpu_sums, remote, server
 from trainers.kvstore.server import Arithmetic, CpuArithmetic, GpuArithmetic, Server
-from trainers.kvstore.shared_regions import KvstoreConfig, Regions, SharedMapping
+from trainers.kvstore.shared_regions import KvstoreConfig, Regions, SharedMapping, path_on
 
+Met = TypeVar("Met")
 KEY = "config"
 PAUSE_SECONDS = 0.02  # between two looks while the cell starts
 
 
-def _store() -> PrefixStore:
+def store() -> PrefixStore:
     """Return the store where the cell's processes met (torchrun's variables)."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return PrefixStore("ringside/kvstore", TCPStore(address, port, is_master=False))
@@ -25,12 +28,12 @@ def _store() -> PrefixStore:
 
 def announce(path: Path, config: KvstoreConfig) -> None:
     """Give the servers the config and the path of the shared memory."""
-    _store().set(KEY, json.dumps({"path": str(path), "config": config.to_dict()}))
+    store().set(KEY, json.dumps({"path": str(path), "config": config.to_dict()}))
 
 
 def dismiss() -> None:
     """Let the servers end without work."""
-    _store().set(KEY, json.dumps(None))
+    store().set(KEY, json.dumps(None))
 
 
 def serve(
@@ -51,30 +54,51 @@ def serve(
         return
     path, config = announced
     layout = config.layout()
-    shared = SharedMapping(path, config, layout)
+    host = config.places.server_hosts[number] if config.places else 0
+    together = not config.places or host < len(config.places.ranks)  # with workers, whose memory this is
+    shared = SharedMapping(path_on(path, config, host) if together else None, config, layout, host=host)
     own_buckets = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
     row = config.workers + number  # in the control block, behind those of the workers
     arithmetic: Arithmetic
     if config.server_gpu:
         arithmetic = _on_gpu(row, device, config, shared, own_buckets, beat)
     else:
-        torch.set_num_threads(cpu_sums.thread_count(threads, config.servers))
+        torch.set_num_threads(cpu_sums.thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
+    elsewhere = _while_beating(lambda: remote.workers_elsewhere(store(), number, shared, own_buckets), beat)
+    if elsewhere:
+        arithmetic = remote.Answering(arithmetic, elsewhere)
     shared.control.attached[row] = 2
     phase("serving")
+
+    def stopped() -> bool:
+        for worker in elsewhere.values():
+            worker.thread.check()
+        return (not together or bool(shared.control.stop[0])) and all(one.stopped for one in elsewhere.values())
+
     Server(config, shared.control, number, own_buckets, arithmetic).run(
-        lambda: bool(shared.control.stop[0]), beat, server.PAUSE_SECONDS[worker_device]
+        stopped, beat, server.PAUSE_SECONDS[worker_device]
     )
+
+
+def _while_beating(meet: Callable[[], Met], beat: Callable[[int], None]) -> Met:
+    """Return what `meet` returns, which may wait for others without a sign of life."""
+    with ThreadPoolExecutor(1) as pool:
+        met = pool.submit(meet)
+        while not met.done():
+            beat(0)
+            time.sleep(PAUSE_SECONDS)
+    return met.result()
 
 
 def _wait_for_workers(beat: Callable[[int], None]) -> tuple[Path, KvstoreConfig] | None:
     """Return what the workers announce; None where they have no work."""
-    store = _store()
-    while not store.check([KEY]):
+    meeting = store()
+    while not meeting.check([KEY]):
         beat(0)
         time.sleep(PAUSE_SECONDS)
-    announced = json.loads(store.get(KEY))
+    announced = json.loads(meeting.get(KEY))
     return announced and (Path(announced["path"]), KvstoreConfig.from_dict(announced["config"]))
 
 

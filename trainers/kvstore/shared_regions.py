@@ -4,6 +4,8 @@ Both lie in one shared mapping (trainers.shared_memory). Where GPUs take part th
 (cudaHostRegister): their copy engines read and write it, and streams write flags and wait for them.
 """
 
+import mmap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainers import shared_memory
+from trainers.hosts import Hosts
 from trainers.kvstore.buckets import Array, BucketLayout, Placement, aligned, mxnet, whole
 from trainers.optimizers import SETTINGS
 
@@ -40,6 +43,7 @@ class KvstoreConfig:
     optimizer: str = "sgd"  # whose steps the servers take: sgd or adamw
     reply_copies: int = 1  # of each reply: one that all GPUs read, or one for each worker
     hosts: int = 1  # that have workers and servers like these, and reduce their means with each other
+    places: Hosts | None = None  # where workers and server processes are on several hosts; None: on one
 
     @property
     def server_count(self) -> int:
@@ -49,7 +53,7 @@ class KvstoreConfig:
     @property
     def replies_own_gradient(self) -> bool:
         """Return whether a mean gradient would be the worker's own, which a GPU can fetch from where it pushed it."""
-        return self.worker_gpu and self.hosts == 1 and (not self.synchronous or self.workers == 1)
+        return self.worker_gpu and self.places == 1 and (not self.synchronous or self.workers == 1)
 
     def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""
@@ -66,7 +70,33 @@ class KvstoreConfig:
     def from_dict(plain: dict[str, Any]) -> "KvstoreConfig":
         """Make the config of a to_dict."""
         arrays = tuple(Array(**array) for array in plain["arrays"])
-        return KvstoreConfig(**{**plain, "arrays": arrays, "order": tuple(plain["order"])})
+        places = plain["places"] and Hosts(
+            tuple(map(tuple, plain["places"]["ranks"])), tuple(plain["places"]["server_hosts"])
+        )
+        return KvstoreConfig(**{**plain, "arrays": arrays, "order": tuple(plain["order"]), "places": places})
+
+    @property
+    def servers_together(self) -> int:
+        """Return the most servers that a host has: they share its cores."""
+        placed = self.places.server_hosts if self.places else ()
+        return max(map(placed.count, placed), default=self.servers)
+
+    def processes_on(self, host: int) -> list[int]:
+        """Return the rows in `Control.attached` of a host's workers and servers."""
+        if self.places is None:
+            return list(range(self.workers + self.servers))
+        servers = [self.workers + number for number, place in enumerate(self.places.server_hosts) if place == host]
+        return [*self.places.ranks[host], *servers]
+
+    def elsewhere(self, host: int) -> list[int]:
+        """Return the workers that are not on a host."""
+        return [worker for worker in range(self.workers) if self.places and self.places.host_of(worker) != host]
+
+    def rows(self, host: int) -> tuple[int, ...] | None:
+        """Return the workers that have gradients and replies of their own in a host's memory; None: as `reply_copies` says."""
+        if self.places is None:
+            return None
+        return self.places.ranks[host] if host < len(self.places.ranks) else ()
 
 
 class Regions:
@@ -74,28 +104,43 @@ class Regions:
 
     The base holds, one after the other: weights, `reply_copies` replies, and the pushed gradients of every worker. A reply
     is weights in their dtype or the mean gradient in the dtype in which gradients travel; both views start at the same byte.
+    Of several hosts, the memory of one has a reply and gradients for some workers only, its `rows`.
     """
 
-    def __init__(self, base: Tensor, config: KvstoreConfig, layout: BucketLayout) -> None:
-        """`base` is uint8 and holds `Regions.size(config, layout)` bytes."""
-        pull, copies = layout.pull_bytes, config.reply_copies
-        replies = [base[pull * (1 + copy) :] for copy in range(copies)]
+    def __init__(
+        self, base: Tensor, config: KvstoreConfig, layout: BucketLayout, rows: Sequence[int] | None = None
+    ) -> None:
+        """`base` is uint8 and holds `Regions.size(config, layout, rows)` bytes."""
+        copies = range(config.reply_copies) if rows is None else rows
+        replies = {copy: base[layout.pull_bytes * place :] for place, copy in enumerate(copies, 1)}
+        pushed = base[layout.pull_bytes * (1 + len(copies)) :]
         self.weights = views(base, layout, in_weight_dtype=True)
-        self.weight_replies = [views(reply, layout, in_weight_dtype=True) for reply in replies]
-        self.gradient_replies = [views(reply, layout, in_weight_dtype=False) for reply in replies]
-        self.pushed = [
-            views(base[self.pushed_start(config, layout, worker) :], layout, in_weight_dtype=False, push=True)
-            for worker in range(config.workers)
-        ]
+        self.weight_replies = {copy: views(reply, layout, in_weight_dtype=True) for copy, reply in replies.items()}
+        self.gradient_replies = {copy: views(reply, layout, in_weight_dtype=False) for copy, reply in replies.items()}
+        self.pushed = {
+            worker: views(pushed[layout.push_bytes * place :], layout, in_weight_dtype=False, push=True)
+            for place, worker in enumerate(range(config.workers) if rows is None else rows)
+        }
+
+    def add(self, others: "Regions", synchronous: bool) -> None:
+        """Have the rows of other memory, too. Synchronously one copy of the mean is enough for all of them."""
+        self.pushed |= others.pushed
+        for mine, more in (
+            (self.weight_replies, others.weight_replies),
+            (self.gradient_replies, others.gradient_replies),
+        ):
+            mine |= dict(list(more.items())[: 0 if mine else 1]) if synchronous else more
 
     @staticmethod
-    def size(config: KvstoreConfig, layout: BucketLayout) -> int:
+    def size(config: KvstoreConfig, layout: BucketLayout, rows: Sequence[int] | None = None) -> int:
         """Return the bytes of the base."""
+        if rows is not None:
+            return layout.pull_bytes * (1 + len(rows)) + layout.push_bytes * len(rows)
         return Regions.pushed_start(config, layout, config.workers)
 
     @staticmethod
     def pushed_start(config: KvstoreConfig, layout: BucketLayout, worker: int) -> int:
-        """Return the bytes from the base to a worker's gradients."""
+        """Return the bytes from the base to a worker's gradients, where every worker has some."""
         return layout.pull_bytes * (1 + config.reply_copies) + layout.push_bytes * worker
 
 
@@ -158,30 +203,41 @@ class Control:
         return Control(np.empty(0, np.uint8), config, buckets).size
 
 
-def needed_bytes(config: KvstoreConfig, layout: BucketLayout) -> int:
-    """Return the bytes of shared memory that one mapping takes."""
+def path_on(path: Path, config: KvstoreConfig, host: int) -> Path:
+    """Return the path of a host's mapping, from the one that rank 0 names."""
+    return path.with_name(f"{path.name}-{host}") if config.places else path
+
+
+def needed_bytes(config: KvstoreConfig, layout: BucketLayout, host: int = 0) -> int:
+    """Return the bytes of shared memory that the mapping of a host takes."""
     control = Control.bytes(config, len(layout.buckets))
-    return control if config.server_gpu else control + Regions.size(config, layout)
+    return control if config.server_gpu else control + Regions.size(config, layout, config.rows(host))
 
 
 class SharedMapping:
-    """The mapping as one process sees it."""
+    """The mapping of a host as one process sees it."""
 
     regions: Regions | None  # None where servers keep them on their GPUs
 
-    def __init__(self, path: Path, config: KvstoreConfig, layout: BucketLayout, create: bool = False) -> None:
-        """Map the file; one process creates it.
+    def __init__(
+        self, path: Path | None, config: KvstoreConfig, layout: BucketLayout, create: bool = False, host: int = 0
+    ) -> None:
+        """Map the file; one process of the host creates it. None: a server shares no memory, and has its own.
 
         Raises:
             OSError: not enough shared memory; says how much was needed.
         """
         self.path, self.config, self.layout = path, config, layout
-        mapping = (shared_memory.create if create else shared_memory.attach)(path, needed_bytes(config, layout))
+        size_bytes = needed_bytes(config, layout, host)
+        if path is None:
+            mapping = mmap.mmap(-1, size_bytes)  # takes pages as they are written
+        else:
+            mapping = (shared_memory.create if create else shared_memory.attach)(path, size_bytes)
         raw = np.frombuffer(mapping, dtype=np.uint8)
         self.bytes = torch.from_numpy(raw)
         self.control = Control(raw, config, len(layout.buckets))
         on_host = not config.server_gpu
-        self.regions = Regions(self.bytes[self.control.size :], config, layout) if on_host else None
+        self.regions = Regions(self.bytes[self.control.size :], config, layout, config.rows(host)) if on_host else None
 
     @property
     def address(self) -> int:

@@ -5,21 +5,23 @@ backward. A CPU worker's buffers are the shared memory itself.
 """
 
 import contextlib
+import functools
 import os
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainers import shared_memory
-from trainers.kvstore import cpu_sums, server_process
+from trainers.kvstore import cpu_sums, remote, server_process
 from trainers.kvstore.across_hosts import ServerAcrossHosts
 from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, views
+from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, path_on, views
 from trainers.peers.groups import HostGroups, Peers
 from trainers.prctl import sleep_precisely
 
@@ -57,24 +59,31 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
-        path = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
-        if peers.rank == 0:
-            self.shared = SharedMapping(path, config, self.layout, create=True)
+        self._place = config.places.host_of(peers.rank) if config.places else 0
+        first = peers.rank == (config.places.ranks[self._place][0] if config.places else 0)  # of this host
+        announced = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
+        path = path_on(announced, config, self._place)
+        if first:
+            self.shared = SharedMapping(path, config, self.layout, create=True, host=self._place)
         peers.barrier()
-        if peers.rank != 0:
-            self.shared = SharedMapping(path, config, self.layout)
+        if not first:
+            self.shared = SharedMapping(path, config, self.layout, host=self._place)
         self._control = self.shared.control
         if self.on_gpu:
             self._gpu_buffers()
-        else:
-            self._host_buffers()
         if config.servers and peers.rank == 0:
-            server_process.announce(path, config)
+            server_process.announce(announced, config)
         self._meet(MAPPED)
-        if peers.rank == 0:
+        if first:
             path.unlink()
+        self.servers_elsewhere = self._meet_elsewhere()
+        # By bucket, its server if that is on another host.
+        self.far = {bucket: server for server in self.servers_elsewhere for bucket in server.buckets}
+        if not config.server_gpu:
+            self._host_buffers()
         if self.on_gpu:
             self._connect()
+            self._leaving = remote.AfterCopies(device)
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
@@ -84,16 +93,22 @@ class Worker:
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:
             for number, flat in enumerate(weights):
-                if self.on_gpu:
+                if self.on_gpu and number not in self.far:
                     self.pushing.stream.wait_stream(torch.cuda.current_stream())
                     self.pushing.copy(self._weights_at[number], flat.data_ptr(), flat.nbytes)
                     self.pushing.stream.synchronize()
-                else:
+                elif number not in self.far:
                     assert self.shared.regions is not None
                     self.shared.regions.weights[number].copy_(flat)
+                else:
+                    self.far[number].give_weights(number, flat.cpu())
+        for server in self.servers_elsewhere:
+            server.ask(remote.Kind.COUNT)  # it answers when it has the weights
         if not self.config.servers:
             self._start_own_server()
         self._meet(READY)
+        if self.config.places:
+            self.peers.barrier()  # until the servers on other hosts have the weights
 
     def set_reply(self, only_gradients: bool) -> None:
         """Choose the replies to later pushes: weights, or the mean gradient. No exchange may be under way."""
@@ -101,19 +116,39 @@ class Worker:
         self._control.settings[self.peers.rank, 0] = REDUCE if only_gradients else UPDATE
 
     def _meet(self, stage: int) -> None:
-        """Say that this worker has reached a stage, and wait for all workers and servers."""
+        """Say that this worker has reached a stage, and wait for all workers and servers of this host."""
         self._control.attached[self.peers.rank] = stage
-        everyone = self.config.workers + self.config.servers
-        while (self._control.attached[:everyone] < stage).any():
+        everyone = self.config.processes_on(self._place)
+        while (self._control.attached[everyone] < stage).any():
             time.sleep(PAUSE_SECONDS["cpu"])
 
+    def _meet_elsewhere(self) -> list[remote.ServerElsewhere]:
+        """Connect to the servers on other hosts."""
+        if self.config.places is None:
+            return []
+        return remote.servers_elsewhere(server_process.store(), self.peers.rank, self.config, self.layout)
+
     def _host_buffers(self) -> None:
-        """Use the shared regions themselves."""
-        config, regions, rank = self.config, self.shared.regions, self.peers.rank
+        """Find this worker's buckets in the shared memory. A CPU worker has no others."""
+        regions = self.shared.regions
         assert regions is not None
-        self.sent = regions.pushed[rank]
-        self.means = self.sent if config.replies_own_gradient else regions.gradient_replies[rank]
-        self.weights = regions.weights if config.synchronous else regions.weight_replies[rank]
+        self.sent_on_host = regions.pushed[self.peers.rank]
+        self.means_on_host, self.weights_on_host = self._places_of_replies(regions)
+        if not self.on_gpu:
+            self.sent, self.means, self.weights = self.sent_on_host, self.means_on_host, self.weights_on_host
+
+    def _places_of_replies(self, regions: Regions) -> tuple[list[Tensor], list[Tensor]]:
+        """Return where the replies to this worker lie, for each bucket: mean gradients, and weights."""
+        config, rank, everyone = self.config, self.peers.rank, range(len(self.layout.buckets))
+        # A GPU that shares the reply with others finds it in the first copy.
+        means = regions.gradient_replies[rank if rank in regions.gradient_replies else 0]
+        near_means = regions.pushed[rank] if config.replies_own_gradient else means
+        far_weights = regions.weight_replies.get(rank, regions.weights)
+        near_weights = regions.weights if config.synchronous else far_weights
+        return (
+            [(means if bucket in self.far else near_means)[bucket] for bucket in everyone],
+            [(far_weights if bucket in self.far else near_weights)[bucket] for bucket in everyone],
+        )
 
     def _gpu_buffers(self) -> None:
         """Make buffers, streams and events on this worker's GPU, and page-lock the shared memory."""
@@ -153,9 +188,8 @@ class Worker:
         def addresses(region: list[Tensor]) -> list[int]:
             return [view.data_ptr() + offset for view in region]
 
-        self.push_to, self._weights_at = addresses(regions.pushed[rank]), addresses(regions.weights)
-        self.means_from = self.push_to if self.config.replies_own_gradient else addresses(regions.gradient_replies[0])
-        self._weights_from = self._weights_at if self.config.synchronous else addresses(regions.weight_replies[rank])
+        self.push_to, self._weights_at = addresses(self.sent_on_host), addresses(regions.weights)
+        self.means_from, self._weights_from = addresses(self.means_on_host), addresses(self.weights_on_host)
 
     def _start_own_server(self) -> None:
         """Start this worker's own server.
@@ -196,7 +230,10 @@ class Worker:
         """
         number = self._number + 1
         if not self.on_gpu:
-            self._control.pushed[self.peers.rank, bucket] = number
+            if bucket in self.far:
+                self.push_far(bucket, number, self._only_gradients)
+            else:
+                self._control.pushed[self.peers.rank, bucket] = number
             return
         sent, copies = self.sent[bucket], self.pushing
         self._staged[bucket].record()
@@ -204,13 +241,27 @@ class Worker:
         if after_reply:
             copies.stream.wait_event(self._fetched[bucket])
         copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
-        copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
+        if bucket in self.far:
+            self._leaving.call(copies.stream, functools.partial(self.push_far, bucket, number, self._only_gradients))
+        else:
+            copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
         if not self.config.server_gpu:  # such a server writes into our memory itself
             reply = (self.means if self._only_gradients else self.weights)[bucket]
             source = (self.means_from if self._only_gradients else self._weights_from)[bucket]
             self.pulling.copy(reply.data_ptr(), source, reply.nbytes)
         self._fetched[bucket].record(self.pulling.stream)
+
+    def push_far(self, bucket: int, number: int, only_gradients: bool) -> None:
+        """Send a bucket in host memory to its server on another host; the flag says when the reply is in host memory."""
+        done, rank = self._control.done, self.peers.rank
+
+        def arrived() -> None:
+            done[rank, bucket] = number
+
+        settings = [REDUCE if only_gradients else UPDATE, *self._control.settings[rank, 1:]]
+        reply = (self.means_on_host if only_gradients else self.weights_on_host)[bucket]
+        self.far[bucket].push(remote.Kind.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings)
 
     def wait_for_replies(self, one_behind: bool = False) -> None:
         """Make the current stream (on a CPU: this thread) wait for all replies. Every bucket was pushed.
@@ -227,8 +278,14 @@ class Worker:
         done = self._control.done[self.peers.rank]
         with self.on_threads():
             while (done < self._number).any():
+                self.check()
                 if self._server is None or not self._server.turn():
                     time.sleep(PAUSE_SECONDS["cpu"])
+
+    def check(self) -> None:
+        """Raises RuntimeError: a connection to a server on another host has failed."""
+        for server in self.servers_elsewhere:
+            server.thread.check()
 
     def close(self) -> None:
         """End the servers. Collective over the peers."""
@@ -236,15 +293,19 @@ class Worker:
             torch.cuda.synchronize()
         self.peers.barrier()
         self._control.stop[0] = 1
+        for server in self.servers_elsewhere:
+            server.close()
         if self._thread:
             self._thread.join()
 
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""
-        updates = int(self._control.staleness_counts.sum())
-        mean = float(self._control.staleness_sum.sum()) / updates if updates else float("nan")
-        worst = float(self._control.staleness_max.max())
-        return {"staleness/mean": mean, "staleness/max": worst, "staleness/updates": float(updates)}
+        control = self._control
+        here = [control.staleness_counts.sum(), control.staleness_sum.sum(), control.staleness_max.max()]
+        counts = [here, *(server.ask(remote.Kind.COUNT) for server in self.servers_elsewhere)]
+        updates, total, worst = (np.array(counts, dtype=float).T[place] for place in range(3))
+        mean = total.sum() / updates.sum() if updates.sum() else float("nan")
+        return {"staleness/mean": mean, "staleness/max": worst.max(), "staleness/updates": updates.sum()}
 
     @contextlib.contextmanager
     def on_threads(self) -> Iterator[None]:
