@@ -76,9 +76,12 @@ def train(rank, case):
     x = torch.randn(16, 7, generator=generator)
     y = torch.randint(3, (16,), generator=generator)
     losses = []
+    meeting = server_process.store() if "ahead" in case else None
     for step in range(case["steps"]):
         if rank == case.get("slow_rank") and step % 15 == 5:
             time.sleep(0.1)  # long beside a step, on a busy machine too
+        if ahead := case.get("ahead"):
+            wait_until_the_other_is_ahead(meeting, rank, step, ahead)
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(prepared(x), y)
         loss.backward()
@@ -91,6 +94,14 @@ def train(rank, case):
         found |= more(rank, strategy, model, optimizer, prepared, x, y)
     strategy.close()
     return found
+
+
+def wait_until_the_other_is_ahead(meeting, rank, step, ahead):
+    """Hold rank 1 back in its sixth step until rank 0 has made that many more: for ever, if rank 0 waits for rank 1."""
+    if rank == 0:
+        meeting.add("steps", 1)
+    while rank == 1 and step == 5 and meeting.add("steps", 0) < step + ahead:
+        time.sleep(0.01)
 
 
 def more(rank, strategy, model, optimizer, prepared, x, y):

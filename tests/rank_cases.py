@@ -73,7 +73,9 @@ def _kvstore():
     for bound in (None, 1, 3):
         cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
     cases["async_far"] = {
-        **slow, "strategy": {"name": "kvstore_dist_async", "servers": 2, "bigarray_bound": 60}, "hosts": [[0], [1]], "server_hosts": [0, 2]
+        "workers": 2, "steps": 30, "learning_rate": 0.02, "ahead": 20,
+        "strategy": {"name": "kvstore_dist_async", "servers": 2, "bigarray_bound": 60},
+        "hosts": [[0], [1]], "server_hosts": [0, 2]
     }  # fmt: skip
     cases["async_far_3"] = {
         **slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": 3}, "hosts": [[0], [1]], "server_hosts": [1]

@@ -76,10 +76,9 @@ def test_servers_on_other_hosts_give_what_servers_on_one_host_give(found, name):
 def test_a_slow_worker_far_away_holds_back_nobody(found):
     first, second = found("async_far")
     assert first["facts"] == second["facts"]
-    assert first["facts"]["staleness/max"] > 3  # the slow rank sees many updates of the other
-    assert first["facts"]["staleness/updates"] == 2 * 60 * 2  # a bucket of each server
-    for rank in (first, second):
-        assert rank["losses"][-1] < 0.9 * rank["losses"][0]
+    assert first["facts"]["staleness/max"] > 15  # of the push that the slow worker held back
+    assert first["facts"]["staleness/updates"] == 2 * 30 * 2  # a bucket of each server
+    assert first["losses"][-1] < 0.97 * first["losses"][0]
 
 
 def test_servers_far_away_keep_the_bound_on_staleness(found):

@@ -5,7 +5,7 @@ bucketed        a strategy that starts the exchange of a bucket while backward s
 sharding        buckets that collectives move, a share for each rank
 push_pull       the strategy whose workers push gradients to servers and pull weights
 worker          a worker's side of that
-remote          … where a worker and a server are on different hosts: messages over gloo
+remote          … where a worker and a server are on different hosts: messages
 references      what simpler operations on the same bytes take
 server          waits for gradients, updates, sends weights; in a rank's thread or a process of its own (server_process)
 shared_regions  the memory that workers and servers share, with its control block

@@ -8,7 +8,7 @@ import threading
 import torch
 
 from trainers.kvstore import cpu_sums
-from trainers.kvstore.remote import Kind
+from trainers.kvstore.remote.messages import Demand
 from trainers.kvstore.worker import Worker
 from trainers.strategy import ReferenceProbe
 
@@ -47,11 +47,11 @@ def host_link(worker: Worker) -> ReferenceProbe:
 def send_far(worker: Worker) -> None:
     """Send the buckets of servers on other hosts there, over the connections of the exchange, and wait until all are back."""
     back = threading.Semaphore(0)
-    for bucket, server in sorted(worker.far.items()):
-        server.push(Kind.PROBE, bucket, worker.sent_on_host[bucket], worker.means_on_host[bucket], back.release)
-    for _ in worker.far:
+    for bucket, server in sorted(worker.elsewhere.by_bucket.items()):
+        server.push(Demand.PROBE, bucket, worker.sent_on_host[bucket], worker.means_on_host[bucket], back.release)
+    for _ in worker.elsewhere.by_bucket:
         while not back.acquire(timeout=CHECK_SECONDS):
-            worker.check()
+            worker.elsewhere.check()
 
 
 def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:

@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainers.kvstore import cpu_sums, remote, server
+from trainers.kvstore import cpu_sums, server
+from trainers.kvstore.remote.workers import Answering, workers_elsewhere
 from trainers.kvstore.server import Arithmetic, CpuArithmetic, GpuArithmetic, Server
 from trainers.kvstore.shared_regions import KvstoreConfig, Regions, SharedMapping, path_on
 
@@ -66,15 +67,15 @@ def serve(
         torch.set_num_threads(cpu_sums.thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
-    elsewhere = _while_beating(lambda: remote.workers_elsewhere(store(), number, shared, own_buckets), beat)
+    elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
     if elsewhere:
-        arithmetic = remote.Answering(arithmetic, elsewhere)
+        arithmetic = Answering(arithmetic, elsewhere)
     shared.control.attached[row] = 2
     phase("serving")
 
     def stopped() -> bool:
         for worker in elsewhere.values():
-            worker.thread.check()
+            worker.check()
         return (not together or bool(shared.control.stop[0])) and all(one.stopped for one in elsewhere.values())
 
     Server(config, shared.control, number, own_buckets, arithmetic).run(

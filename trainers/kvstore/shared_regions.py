@@ -53,7 +53,7 @@ class KvstoreConfig:
     @property
     def replies_own_gradient(self) -> bool:
         """Return whether a mean gradient would be the worker's own, which a GPU can fetch from where it pushed it."""
-        return self.worker_gpu and self.places == 1 and (not self.synchronous or self.workers == 1)
+        return self.worker_gpu and self.hosts == 1 and (not self.synchronous or self.workers == 1)
 
     def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""

@@ -12,14 +12,15 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainers import shared_memory
-from trainers.kvstore import cpu_sums, remote, server_process
+from trainers.kvstore import cpu_sums, server_process
 from trainers.kvstore.across_hosts import ServerAcrossHosts
+from trainers.kvstore.remote.messages import Demand
+from trainers.kvstore.remote.servers import AfterCopies, ServersElsewhere
 from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
 from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, path_on, views
 from trainers.peers.groups import HostGroups, Peers
@@ -76,14 +77,13 @@ class Worker:
         self._meet(MAPPED)
         if first:
             path.unlink()
-        self.servers_elsewhere = self._meet_elsewhere()
-        # By bucket, its server if that is on another host.
-        self.far = {bucket: server for server in self.servers_elsewhere for bucket in server.buckets}
+        self.elsewhere = ServersElsewhere(peers.rank, config, self.layout)
+        self._far = self.elsewhere.by_bucket
         if not config.server_gpu:
             self._host_buffers()
         if self.on_gpu:
             self._connect()
-            self._leaving = remote.AfterCopies(device)
+            self._leaving = AfterCopies(device) if self._far else None
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
@@ -93,17 +93,16 @@ class Worker:
         self._control.settings[self.peers.rank, 1:] = settings
         if self.peers.rank == 0:
             for number, flat in enumerate(weights):
-                if self.on_gpu and number not in self.far:
+                if number in self._far:
+                    self._far[number].give_weights(number, flat.cpu())
+                elif self.on_gpu:
                     self.pushing.stream.wait_stream(torch.cuda.current_stream())
                     self.pushing.copy(self._weights_at[number], flat.data_ptr(), flat.nbytes)
                     self.pushing.stream.synchronize()
-                elif number not in self.far:
+                else:
                     assert self.shared.regions is not None
                     self.shared.regions.weights[number].copy_(flat)
-                else:
-                    self.far[number].give_weights(number, flat.cpu())
-        for server in self.servers_elsewhere:
-            server.ask(remote.Kind.COUNT)  # it answers when it has the weights
+        self.elsewhere.counts()  # they answer when they have the weights
         if not self.config.servers:
             self._start_own_server()
         self._meet(READY)
@@ -122,12 +121,6 @@ class Worker:
         while (self._control.attached[everyone] < stage).any():
             time.sleep(PAUSE_SECONDS["cpu"])
 
-    def _meet_elsewhere(self) -> list[remote.ServerElsewhere]:
-        """Connect to the servers on other hosts."""
-        if self.config.places is None:
-            return []
-        return remote.servers_elsewhere(server_process.store(), self.peers.rank, self.config, self.layout)
-
     def _host_buffers(self) -> None:
         """Find this worker's buckets in the shared memory. A CPU worker has no others."""
         regions = self.shared.regions
@@ -139,16 +132,13 @@ class Worker:
 
     def _places_of_replies(self, regions: Regions) -> tuple[list[Tensor], list[Tensor]]:
         """Return where the replies to this worker lie, for each bucket: mean gradients, and weights."""
-        config, rank, everyone = self.config, self.peers.rank, range(len(self.layout.buckets))
-        # A GPU that shares the reply with others finds it in the first copy.
-        means = regions.gradient_replies[rank if rank in regions.gradient_replies else 0]
-        near_means = regions.pushed[rank] if config.replies_own_gradient else means
-        far_weights = regions.weight_replies.get(rank, regions.weights)
-        near_weights = regions.weights if config.synchronous else far_weights
-        return (
-            [(means if bucket in self.far else near_means)[bucket] for bucket in everyone],
-            [(far_weights if bucket in self.far else near_weights)[bucket] for bucket in everyone],
-        )
+        rank, own = self.peers.rank, self.config.replies_own_gradient
+        copy = rank if rank in regions.gradient_replies else 0  # one that all GPUs read
+        far = (regions.gradient_replies[copy], regions.weight_replies[copy])
+        near = (regions.pushed[rank] if own else far[0], regions.weights if self.config.synchronous else far[1])
+        chosen = [far if bucket in self._far else near for bucket in range(len(self.layout.buckets))]
+        means, weights = ([one[kind][bucket] for bucket, one in enumerate(chosen)] for kind in (0, 1))
+        return means, weights
 
     def _gpu_buffers(self) -> None:
         """Make buffers, streams and events on this worker's GPU, and page-lock the shared memory."""
@@ -229,11 +219,10 @@ class Worker:
         `after_reply` (on a GPU): not before the reply to the last push of the same bucket is here.
         """
         number = self._number + 1
+        if not self.on_gpu and bucket in self._far:
+            return self._push_far(bucket, number, self._only_gradients)
         if not self.on_gpu:
-            if bucket in self.far:
-                self.push_far(bucket, number, self._only_gradients)
-            else:
-                self._control.pushed[self.peers.rank, bucket] = number
+            self._control.pushed[self.peers.rank, bucket] = number
             return
         sent, copies = self.sent[bucket], self.pushing
         self._staged[bucket].record()
@@ -241,8 +230,8 @@ class Worker:
         if after_reply:
             copies.stream.wait_event(self._fetched[bucket])
         copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
-        if bucket in self.far:
-            self._leaving.call(copies.stream, functools.partial(self.push_far, bucket, number, self._only_gradients))
+        if self._leaving and bucket in self._far:
+            self._leaving.call(copies.stream, functools.partial(self._push_far, bucket, number, self._only_gradients))
         else:
             copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
@@ -252,7 +241,7 @@ class Worker:
             self.pulling.copy(reply.data_ptr(), source, reply.nbytes)
         self._fetched[bucket].record(self.pulling.stream)
 
-    def push_far(self, bucket: int, number: int, only_gradients: bool) -> None:
+    def _push_far(self, bucket: int, number: int, only_gradients: bool) -> None:
         """Send a bucket in host memory to its server on another host; the flag says when the reply is in host memory."""
         done, rank = self._control.done, self.peers.rank
 
@@ -261,7 +250,7 @@ class Worker:
 
         settings = [REDUCE if only_gradients else UPDATE, *self._control.settings[rank, 1:]]
         reply = (self.means_on_host if only_gradients else self.weights_on_host)[bucket]
-        self.far[bucket].push(remote.Kind.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings)
+        self._far[bucket].push(Demand.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings)
 
     def wait_for_replies(self, one_behind: bool = False) -> None:
         """Make the current stream (on a CPU: this thread) wait for all replies. Every bucket was pushed.
@@ -278,14 +267,9 @@ class Worker:
         done = self._control.done[self.peers.rank]
         with self.on_threads():
             while (done < self._number).any():
-                self.check()
+                self.elsewhere.check()
                 if self._server is None or not self._server.turn():
                     time.sleep(PAUSE_SECONDS["cpu"])
-
-    def check(self) -> None:
-        """Raises RuntimeError: a connection to a server on another host has failed."""
-        for server in self.servers_elsewhere:
-            server.thread.check()
 
     def close(self) -> None:
         """End the servers. Collective over the peers."""
@@ -293,8 +277,7 @@ class Worker:
             torch.cuda.synchronize()
         self.peers.barrier()
         self._control.stop[0] = 1
-        for server in self.servers_elsewhere:
-            server.close()
+        self.elsewhere.close()
         if self._thread:
             self._thread.join()
 
@@ -302,10 +285,9 @@ class Worker:
         """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""
         control = self._control
         here = [control.staleness_counts.sum(), control.staleness_sum.sum(), control.staleness_max.max()]
-        counts = [here, *(server.ask(remote.Kind.COUNT) for server in self.servers_elsewhere)]
-        updates, total, worst = (np.array(counts, dtype=float).T[place] for place in range(3))
-        mean = total.sum() / updates.sum() if updates.sum() else float("nan")
-        return {"staleness/mean": mean, "staleness/max": worst.max(), "staleness/updates": updates.sum()}
+        updates, total, worst = zip(map(float, here), *self.elsewhere.counts(), strict=True)
+        mean = sum(total) / sum(updates) if sum(updates) else float("nan")
+        return {"staleness/mean": mean, "staleness/max": max(worst), "staleness/updates": sum(updates)}
 
     @contextlib.contextmanager
     def on_threads(self) -> Iterator[None]:
