@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.markup import escape
@@ -68,6 +69,12 @@ def _count(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
+def _ranks_of_devices(log: NcclLog) -> dict[str, str]:
+    """Return {network device: `3 ranks`}."""
+    ranks = Counter(name for names in log.nics.values() for name in names)
+    return {name: f"{count} rank{'s' * (count > 1)}" for name, count in sorted(ranks.items())}
+
+
 def _print(log: NcclLog, out: SafeConsole) -> None:
     channels = ", ".join(f"{count} {kind}" for kind, count in log.channels.items() if count is not None)
     source = " (from the rings)" if log.channels_from == "rings" else ""
@@ -91,6 +98,8 @@ def _print(log: NcclLog, out: SafeConsole) -> None:
         ("settings", settings or "none announced"),
         ("several values", conflicts),
         ("network", log.network or ""),
+        ("network devices", ", ".join(f"{name} of {many}" for name, many in _ranks_of_devices(log).items())),
+        ("hosts", str(log.nodes) if (log.nodes or 1) > 1 else ""),
         ("NVLS multicast", multicast),
     ):
         if text:

@@ -40,10 +40,11 @@ def _run(one: Mapping[str, Any], content: Mapping[str, Any]) -> Run:
     run.environment = {
         str(name): str(value) for name, value in cell["nccl"].items() if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)
     }
-    run.listed = [(0, rank) for rank in range(len(cell["gpus"]))]
+    gpus = cell["gpus"] * max(1, len(cell.get("hosts", ())))
+    run.listed = [(0, rank) for rank in range(len(gpus))]
     run.devices = [
         {"rank": place, "device": whole_number(gpu), **({"name": str(rank["name"])} if "name" in rank else {})}
-        for place, (gpu, rank) in enumerate(zip(cell["gpus"], content["ranks"], strict=False))
+        for place, (gpu, rank) in enumerate(zip(gpus, content["ranks"], strict=False))
     ]
     run.rows = [_row(row) for row in one["rows"]]
     run.avg_busbw = number(one["avg_busbw"])

@@ -28,7 +28,7 @@ class RecordError(ValueError):
 class Failure:
     """Why a cell did not finish."""
 
-    cause: str  # hang, oom, killed, nccl, exception, start, interrupted
+    cause: str  # hang, oom, killed, nccl, exception, start, node_lost, interrupted
     rank: int | None  # the first failing rank, where one is known
     message: str  # one sentence
     log_tail: str = ""  # the last lines of that rank's log

@@ -120,8 +120,9 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         links = [(a, b, topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)]
         svg, pdf = saved(figure, "svg").decode(), saved(figure, "pdf")
         more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
+        what = "A host" if record.cell.hosts else "The machine"
         yield Picture(
-            f"topology-{place}", f"The machine, from {single_line(topology.source)}{more}.", svg, pdf, card=True,
+            f"topology-{place}", f"{what}, from {single_line(topology.source)}{more}.", svg, pdf, card=True,
             figure=figure,
             data=drawn(("gpu", "other_gpu", "link"), links),
         )  # fmt: skip

@@ -44,16 +44,17 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     ]  # fmt: skip
     table = Table(
         "points",
-        f"Every set of {unit_of(study)} that was measured. Efficiency and speed-up are against its slowest {one} alone."
+        f"Every set of {unit_of(study)} that was measured. Efficiency and speed-up are against its slowest {one} alone"
+        f"{', by hosts against the slowest host alone with as many' * of_hosts}."
         f"{in_parentheses(study)}",
         (
             Column("curve", "cells"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
-            Column("world_size", "how many", "count"),
-            Column("runs", "runs", "count"), Column("batch_size", f"{things_of(study)} per {one}", "count"),
+            Column("world_size", "how many", "count", shown=not of_hosts),
+            Column("runs", "runs", "count"), Column("batch_size", f"{things_of(study)} per {one}", "count", shown=not of_hosts),
             Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
             Column("efficiency", "efficiency", "share", True),
-            *[Column("node_efficiency", "against whole hosts", "share", True)][:of_hosts],
+            *[Column("node_efficiency", "by hosts", "share", True)][:of_hosts],
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
             Column("without_baseline", "not measured alone"),
             Column("mark", "verdict"),
