@@ -17,6 +17,7 @@ from benchmarks.host import processes, scratch
 from benchmarks.host.messages import MOST_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.own_environ import show_in_environ
 from benchmarks.host.scratch import Scratch
+from benchmarks.host.wire_watch import WireWatch
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import Engine
 from conf.variables import NO_TOKEN, TOKEN
@@ -227,6 +228,27 @@ def test_a_gap_in_a_file_is_no_sample(handed_on):
         part.take(Say.FILE, {**line, "at": 9})
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 0"):
         part.take(Say.FILE, line)
+
+
+def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
+    first, second, stranger = WireWatch("t", 0, 0.3), WireWatch("t", 2, 0.3), WireWatch("other", 1, 0.3)
+    port = first.listen("127.0.0.1")
+    for one in (second, stranger):
+        one.connect("127.0.0.1", port, 5)
+    monkeypatch.setattr("benchmarks.host.wire_watch.BEAT_SECONDS", 0.05)
+    until(lambda: (second.look(), first.look(), [*first._others] == [2])[2], 5)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:  # longer than a host may be silent
+        assert second.look() == {} or second.look().keys() == {0}
+        assert first.look() == {}
+        time.sleep(0.02)
+    silent = until(first.look, 5)  # nobody calls second.look any more
+    assert silent.keys() == {2} and silent[2] > 0.3
+    second.close()
+    until(lambda: first.sockets == [first._listener], 5)  # one that leaves is not lost
+    assert first.look() == {}
+    first.close()
+    stranger.close()
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path, monkeypatch):

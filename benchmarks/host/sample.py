@@ -8,6 +8,7 @@ It says `ready` after the first sample, before which no rank may start, and leav
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,9 @@ def main(folder: str, token: str, *uuids: str) -> int:
                 pass
     except OSError:
         return 1  # the disk is full, or the folder is gone: the checks say that there are no samples
+    finally:
+        if os.getppid() != agent:  # it was killed, and all its processes with it: nobody else removes what it made
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

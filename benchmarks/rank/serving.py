@@ -19,6 +19,7 @@ import torch
 from benchmarks.host import processes
 from benchmarks.host.messages import MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.probe import Listening, reach
+from benchmarks.host.wire_watch import WireWatch
 from benchmarks.rank import rendezvous
 from benchmarks.rank.running_cell import RunningCell
 from benchmarks.record.os_errors import because
@@ -28,6 +29,7 @@ from conf.targets import locate
 PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
 BEAT_SECONDS = 1.0  # between two signs of life
 LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut
+CONNECT_SECONDS = 10.0  # to the first host
 DESCRIBE_SECONDS = 120.0  # for the host to be described
 OURS = ("benchmarks.", "trainers.")
 LIBRARIES = ("torchvision", "timm")
@@ -44,6 +46,7 @@ class Agent:
         self._next_beat = 0.0
         self._heard, self._launcher_beats = time.monotonic(), False
         self._listening: Listening | None = None
+        self._watch: WireWatch | None = None
 
     def serve(self) -> int:
         """Serve until the input ends or the launcher is silent. Returns the exit status."""
@@ -74,7 +77,7 @@ class Agent:
         finally:
             if self._cell:
                 self._cell.end(0.0)
-                self._cell.remove()
+            self._forget()
 
     def _wait(self) -> list[Any]:
         """Wait until there is something to do. Returns the descriptors that can be read."""
@@ -82,7 +85,7 @@ class Agent:
         looks = self._cell is not None and (self._cell.hands_on or not ends)
         timeout_s = PAUSE_SECONDS if looks else BEAT_SECONDS if self._launcher_beats else None
         writing = [self._outbox.descriptor] if self._outbox.waiting_bytes else []
-        listeners = self._listening.sockets if self._listening else []
+        listeners = self._listening.sockets if self._listening else self._watch.sockets if self._watch else []
         reading: list[Any] = [self._inbox.descriptor, *ends, *listeners]
         readable, _, _ = select.select(reading, writing, [], timeout_s)
         if self._listening:
@@ -100,16 +103,27 @@ class Agent:
             if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
                 for chunk in cell.news():
                     self._say(Say.FILE, cell=cell.token, **chunk)
+            if self._watch and (silent := self._watch.look()):
+                self._say(
+                    Say.SILENT, cell=cell.token, hosts={str(number): seconds for number, seconds in silent.items()}
+                )
             if states := cell.changed_states():
                 self._say(Say.STATES, cell=cell.token, states=states)
             if status is not None:
                 self._say(Say.ENDED, cell=cell.token, status=status)
-                cell.remove()
-                self._cell = None
+                self._forget()
         if self._launcher_beats and time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._say(Say.BEAT)
         self._outbox.flush()
+
+    def _forget(self) -> None:
+        if self._cell:
+            self._cell.remove()
+            self._cell = None
+        if self._watch:
+            self._watch.close()
+            self._watch = None
 
     def _run(self, message: Mapping[str, Any]) -> None:
         """Fork the process of a cell, or say why that cannot be done."""
@@ -120,17 +134,20 @@ class Agent:
             self._say(Say.FAILED, cell=message["cell"], why=because(error))
 
     def _fork(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell. The first of several hosts says where they meet before the others are asked."""
+        """Fork the process of a cell. The first of several hosts then says where they meet, before the others are asked."""
         meeting = rendezvous.MeetingPlace(**message["meeting"])
-        if meeting.is_first:
-            listening = rendezvous.listen(meeting.address)
-            self._say(Say.MEETING, cell=message["cell"], port=listening.getsockname()[1])
-        else:
-            listening = None
+        listening = rendezvous.listen(meeting.address) if meeting.is_first else None
         self._cell = RunningCell(message, (self._inbox.descriptor, self._outbox.descriptor), meeting, listening)
+        self._say(Say.STARTED, cell=self._cell.token, pid=self._cell.pid)
+        if meeting.hosts > 1:
+            self._watch = WireWatch(self._cell.token, meeting.host, float(message["lost_after_s"]))
+            if listening:
+                ports = {"port": listening.getsockname()[1], "watched": self._watch.listen(meeting.address)}
+                self._say(Say.MEETING, cell=self._cell.token, **ports)
+            else:
+                self._watch.connect(meeting.address, int(message["watched"]), CONNECT_SECONDS)
         if listening:
             listening.close()
-        self._say(Say.STARTED, cell=message["cell"], pid=self._cell.pid)
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:

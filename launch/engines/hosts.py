@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.host.environment import CELL_FOLDER, Variables
@@ -70,9 +70,7 @@ class HostsEngine:
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
         hosts = [self._hosts[name] for name in cell.every_host]
-        for host in hosts:
-            host.refuse_silence(self._limits.lost_after_s)
-        return next((host.lost for host in hosts if host.lost), None)
+        return next((host.lost for host in hosts if not host.answers(self._limits.lost_after_s) or host.lost), None)
 
     def start(
         self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
@@ -84,10 +82,10 @@ class HostsEngine:
         """
         token, names = environment[TOKEN], cell.every_host
         parts = [CellOnHost(self._hosts[name], number, folder) for number, name in enumerate(names)]
-        job = HostsJob(cell, token, parts, lambda: self.lost(cell))
+        job = HostsJob(cell, token, parts, self._limits.lost_after_s)
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         address = self._meetings[names].address if len(names) > 1 else None
-        port = 0
+        port = watched = 0
         for part in parts:
             host = self._fleet[part.host.name]
             variables = self.variables(cell, host.name, token).to_dict()
@@ -102,10 +100,10 @@ class HostsEngine:
             part.host.channel.send(
                 Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
                 environment=variables, numbers=numbers, start=self._limits.start, meeting=meeting,
-                sampled=gpus if sampled else None,
+                sampled=gpus if sampled else None, lost_after_s=self._limits.lost_after_s, watched=watched,
             )  # fmt: skip
             if part.number == 0 and len(parts) > 1:
-                port = self._port(part)
+                port, watched = self._ports(part)
         return job
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
@@ -126,18 +124,17 @@ class HostsEngine:
             thread.join()
         self._hosts = {}
 
-    def _port(self, first: CellOnHost) -> int:
-        """Return where the first host listens for the others. Raises OSError."""
+    def _ports(self, first: CellOnHost) -> tuple[int, int]:
+        """Return where the first host listens for the ranks and for the agents of the others. Raises OSError."""
         deadline = time.monotonic() + self._limits.start_timeout_s
-        while first.port is None:
+        while first.ports is None:
             first.news.wait(0.1)
             first.news.clear()
-            first.host.refuse_silence(self._limits.lost_after_s)
-            if first.why or first.host.lost or time.monotonic() > deadline:
+            if first.why or not first.host.answers(self._limits.lost_after_s) or time.monotonic() > deadline:
                 raise OSError(
                     first.why or first.host.lost or f"host {first.host.name} did not say where its ranks meet"
                 )
-        return first.port
+        return first.ports
 
     def _meeting(self, names: tuple[str, ...]) -> MeetingAddress:
         """Return where some hosts meet: an address of the first that all others reach. Raises Refused."""
@@ -180,8 +177,8 @@ class HostsEngine:
 class HostsJob:
     """A job on several hosts, or on another one than this."""
 
-    def __init__(self, cell: Cell, token: str, parts: Sequence[CellOnHost], lost: Callable[[], str | None]) -> None:
-        self._cell, self._token, self._parts, self._find_lost = cell, token, list(parts), lost
+    def __init__(self, cell: Cell, token: str, parts: Sequence[CellOnHost], lost_after_s: float) -> None:
+        self._cell, self._token, self._parts, self._lost_after_s = cell, token, list(parts), lost_after_s
         self._of = {part.host.name: part for part in parts}
 
     def poll(self) -> int | None:
@@ -201,7 +198,17 @@ class HostsJob:
 
     def lost(self) -> str | None:
         """Return which host is lost and how that was seen, as a sentence; None if none is."""
-        return self._find_lost()
+        first, silent = self._parts[0], self._parts[0].silent_s
+        for number, seconds in silent.items():
+            # If the first hears none of several others, its own wire is cut.
+            part, ear = (first, "no other host hears it") if len(silent) == len(self._parts) - 1 > 1 else (
+                self._parts[number], f"host {first.host.name} hears nothing from it")  # fmt: skip
+            part.host.lost = part.host.lost or (
+                f"host {part.host.name} is lost: {ear} for {seconds:.0f} s over the wire of the ranks, which may be cut at "
+                "either end"
+            )
+        hosts = [part.host for part in self._parts]
+        return next((host.lost for host in hosts if not host.answers(self._lost_after_s) or host.lost), None)
 
     def process_state(self, number: int, pid: int) -> str:
         """Return what the agent of its host last said that a process does."""
@@ -224,10 +231,14 @@ class HostsJob:
             with contextlib.suppress(AgentGone):
                 part.host.channel.send(Do.STOP, cell=self._token, grace_s=grace_s)
         deadline = time.monotonic() + grace_s + LAST_S
-        while self._waits() and time.monotonic() < deadline:
-            self._find_lost()
+        while (waiting := self._not_stopped()) and time.monotonic() < deadline:
             time.sleep(0.01)
+        for part in waiting:
+            part.host.lost = (
+                f"host {part.host.name} is lost: its agent did not end the processes of a cell in {LAST_S:g} s"
+            )
         return [pid for part in self._parts for pid in part.survivors or ()]
 
-    def _waits(self) -> bool:
-        return any(part.survivors is None and not part.host.lost for part in self._parts)
+    def _not_stopped(self) -> list[CellOnHost]:
+        """Return where processes may still run, and an agent that answers."""
+        return [part for part in self._parts if part.survivors is None and part.host.answers(self._lost_after_s)]

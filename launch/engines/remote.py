@@ -46,13 +46,17 @@ class RemoteHost:
         self._set_clock()
         return found
 
-    def refuse_silence(self, lost_after_s: float) -> None:
-        """Note that the host is lost if its agent has ended, or gave no sign of life for too long."""
+    def answers(self, lost_after_s: float) -> bool:
+        """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
         silent_s = time.monotonic() - self.channel.heard
-        if not self.lost and self.channel.ended() is not None:
-            self.lost = f"host {self.name} is lost: its agent is gone, {self.channel.why_gone()}"
-        elif not self.lost and silent_s > lost_after_s:
-            self.lost = f"host {self.name} is lost: its agent gave no sign of life for {silent_s:.0f} s"
+        why = ""
+        if self.channel.ended() is not None:
+            why = f"its agent is gone, {self.channel.why_gone()}"
+        elif silent_s > lost_after_s:
+            why = f"its agent gave no sign of life for {silent_s:.0f} s"
+        if why:
+            self.lost = self.lost or f"host {self.name} is lost: {why}"
+        return not why
 
     def _set_clock(self) -> None:
         """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8)."""
@@ -75,7 +79,8 @@ class CellOnHost:
     number: int  # of the host in the cell
     folder: CellFolder
     pid: int | None = None  # of the process that started the ranks
-    port: int | None = None  # where the ranks of all hosts meet; the first host
+    ports: tuple[int, int] | None = None  # where the ranks of all hosts meet, and their agents; the first host
+    silent_s: dict[int, float] = field(default_factory=dict)  # hosts that the first one does not hear any more
     status: int | None = None
     survivors: list[int] | None = None  # once it was stopped
     states: dict[str, str] = field(default_factory=dict)
@@ -91,7 +96,9 @@ class CellOnHost:
             except OSError as error:
                 self.error = self.error or error
         elif say == Say.MEETING:
-            self.port = int(message["port"])
+            self.ports = int(message["port"]), int(message["watched"])
+        elif say == Say.SILENT:
+            self.silent_s = {int(number): float(seconds) for number, seconds in message["hosts"].items()}
         elif say == Say.STARTED:
             self.pid = int(message["pid"])
         elif say == Say.STATES:

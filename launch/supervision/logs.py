@@ -22,6 +22,8 @@ def end_of(path: Path) -> str:
 
 def with_log(failure: Failure, folder: CellFolder) -> Failure:
     """Return the failure with the end of the log that says most about it."""
+    if failure.cause == "node_lost":  # no log says more
+        return failure
     rank, agent = folder.rank_log(failure.rank or 0), folder.agent_log
     paths = [agent, rank] if failure.rank is None else [rank, agent]
     if failure.cause == "hang":  # we ended the cell, and the agent's log only says that
