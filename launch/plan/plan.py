@@ -154,9 +154,10 @@ def _about_machine(
         yield f"planned for the machine of topology={configs[0].topology}, not for this one"
     elif machine.kind == "cpu":
         cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+        on_hosts, there = (" on the hosts", "on each") if any(cell.hosts for cell in cells) else ("", "here")
         yield (
-            f"no GPU is used: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
-            f"gpus=all is {','.join(map(str, machine.everyone))} here ({cores})"
+            f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
+            f"gpus=all is {','.join(map(str, machine.everyone))} {there} ({cores})"
         )
         if (most := max((len(cell.gpus) for cell in cells), default=0)) > machine.cores:
             yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"
