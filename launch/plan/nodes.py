@@ -13,6 +13,7 @@ from launch.engines import slurm
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet
 from launch.plan.subsets import subsets
+from launch.refuse.engines import refuse_one_host_only
 
 CLASSES = "classes"
 
@@ -62,12 +63,17 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     """Return the hosts on which the cells of a sweep run, those of ranks first; empty for this machine alone.
 
     Raises:
-        Refused: a host that is not known, more hosts than there are, or what host_names refuses.
+        Refused: a host that is not known, more hosts than there are, several where only one can be, or what host_names
+            refuses.
     """
     if not any(config.nodes for config in configs):
         return ()
     names, first = host_names(configs, surroundings), configs[0]
-    wanted = {host for config in configs for one in host_sets(_without_classes(config), names) for host in one}
+    wanted: set[str] = set()
+    for config in configs:
+        sets = host_sets(_without_classes(config), names)
+        refuse_one_host_only(config, sets)
+        wanted.update(*sets)
     of_servers = dict.fromkeys(name for config in configs for name in _server_nodes(config))
     unknown = [name for name in of_servers if name not in names]
     if unknown and _listed(first, surroundings) is not None:

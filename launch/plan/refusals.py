@@ -13,7 +13,6 @@ from launch.machine.fleet import Fleet
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.profilers import Profiler
-from launch.refuse.engines import refuse_one_host_only
 from launch.refuse.own_code import refuse_wrong_code
 from launch.refuse.peer_access import refuse_without_peers
 from launch.refuse.shared_memory import refuse_too_little
@@ -37,11 +36,6 @@ def multicast(draft: Draft) -> None:
         nccl.refuse_multicast(cell.nccl, draft.surroundings)
         if draft.fleet is not None:
             draft.fleet.refuse_multicast(cell.nccl)
-
-
-def one_host_only(draft: Draft) -> None:
-    """Refuse a strategy or benchmark over several hosts that works inside one."""
-    refuse_one_host_only(draft.cells)
 
 
 def secrets(draft: Draft) -> None:
@@ -114,7 +108,6 @@ def shared_memory(draft: Draft) -> None:
 # In this order: the first that holds is the sentence that the user sees.
 REFUSALS: tuple[Callable[[Draft], None], ...] = (
     multicast,
-    one_host_only,
     secrets,
     missing_library,
     own_code,

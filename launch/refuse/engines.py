@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from conf import groups
-from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Config, Engine
 
@@ -95,12 +94,12 @@ def _list(words: Sequence[str]) -> str:
     return "[" + ",".join(words) + "]"
 
 
-def refuse_one_host_only(cells: Sequence[Cell]) -> None:
-    """Refuse cells on several hosts whose strategy or benchmark says `hosts: false` in its YAML. Raises Refused."""
-    for cell in cells:
-        for group in ("benchmark", "strategy"):
-            name = str(getattr(cell, group)["name"])
-            if len(cell.every_host) > 1 and not groups.choice(group, name).several_hosts:
-                raise Refused(
-                    f"{group}={name}: works inside one host; accepted are one host a cell, nodes=each, and other choices"
-                )
+def refuse_one_host_only(config: Config, sets: Sequence[Sequence[str]]) -> None:
+    """Refuse sets of several hosts for a strategy or benchmark whose YAML says `hosts: false`. Raises Refused."""
+    trains = groups.choice("benchmark", config.benchmark["name"]).trains
+    for group in ("benchmark", "strategy") if trains else ("benchmark",):
+        name = str(getattr(config, group)["name"])
+        if max(map(len, sets)) > 1 and not groups.choice(group, name).several_hosts:
+            raise Refused(
+                f"{group}={name}: works inside one host; accepted are one host a cell, nodes=each, and other choices"
+            )
