@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from analysis.validity.checks import judge
@@ -118,14 +118,15 @@ def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_pat
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 AGENT = """
-import os, subprocess, sys
-from pathlib import Path
+import os
 from benchmarks.host.sample import SamplingProcess
+from benchmarks.host.scratch import Scratch
 from benchmarks.record import CellFolder
-sampling = SamplingProcess(CellFolder(Path(sys.argv[1])), "token", [], os.environ)
-sampling.start()
+scratch = Scratch.make("0" * 32, {"cell.json": "{}"})
+sampling = SamplingProcess(CellFolder(scratch.folder), "token", [], os.environ)
+sampling.start(lambda: None)
 print(sampling._process.pid, flush=True)
-sys.stdin.read()
+input()
 """
 
 
@@ -133,7 +134,7 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
     folder = CellFolder(tmp_path)
     around = {**os.environ, clock.VARIABLE: repr(clock.BEGINNING - 1000)}
     sampling = SamplingProcess(folder, "token", [], around)
-    sampling.start()
+    sampling.start(lambda: None)
     first = list(read_lines(folder.cpu_samples))
     assert first, "there is a sample before any rank starts"
     subprocess.run([sys.executable, "-c", BURN], check=True)  # a rank: a child of what started the sampling
@@ -145,24 +146,19 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
     sampling.end()  # once more does nothing
 
 
-def test_sampling_ends_with_its_agent_however_that_ends(tmp_path):
-    command = [sys.executable, "-c", AGENT, str(tmp_path)]
-    agent = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    pid = int(agent.stdout.readline())
+def test_sampling_ends_with_its_agent_however_that_ends_and_removes_what_the_agent_made(tmp_path):
+    command, around = [sys.executable, "-c", AGENT], {**os.environ, "TMPDIR": str(tmp_path)}
+    agent = subprocess.Popen(command, cwd=ROOT, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    sampler = psutil.Process(int(agent.stdout.readline()))
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "cpu.jsonl").exists()
     agent.kill()
     agent.wait()
-    deadline = time.monotonic() + 10
-    while (
-        Path(f"/proc/{pid}/cmdline").exists()
-        and Path(f"/proc/{pid}/cmdline").read_bytes()
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    assert time.monotonic() < deadline
-    assert (tmp_path / "cpu.jsonl").exists()
+    sampler.wait(timeout=10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_gone_costs_no_cell(tmp_path):
     sampling = SamplingProcess(CellFolder(tmp_path / "gone"), "token", [], os.environ)
-    sampling.start()
+    sampling.start(lambda: None)
     sampling.end()

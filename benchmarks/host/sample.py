@@ -8,13 +8,14 @@ It says `ready` after the first sample, before which no rank may start, and leav
 import contextlib
 import os
 import select
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.host.gpu_samples import Sampler
+from benchmarks.host.scratch import remove_left
 from benchmarks.record import CellFolder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,15 +33,20 @@ class SamplingProcess:
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it, and wait for the first sample. What the calling process has started is the cell's own."""
+    def start(self, meanwhile: Callable[[], None]) -> None:
+        """Start it, and wait for the first sample. What the calling process has started is the cell's own.
+
+        `meanwhile` is called now and then: GPUs may take seconds to settle, and a silent agent is lost.
+        """
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
             assert self._process.stdout is not None
-            select.select([self._process.stdout], [], [], READY_SECONDS)
+            until = time.monotonic() + READY_SECONDS
+            while not select.select([self._process.stdout], [], [], POLL_SECONDS)[0] and time.monotonic() < until:
+                meanwhile()
 
     def end(self) -> None:
         """Have it take the last sample and leave."""
@@ -69,7 +75,7 @@ def main(folder: str, token: str, *uuids: str) -> int:
         return 1  # the disk is full, or the folder is gone: the checks say that there are no samples
     finally:
         if os.getppid() != agent:  # it was killed, and all its processes with it: nobody else removes what it made
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_left()
     return 0
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,8 +38,14 @@ class RunningCell:
     """The forked process of a cell, and on another host than the launcher's the files that it hands on."""
 
     def __init__(
-        self, message: Mapping[str, Any], of_agent: tuple[int, int], meeting: rendezvous.MeetingPlace, listening: Any
+        self,
+        message: Mapping[str, Any],
+        of_agent: tuple[int, int],
+        meeting: rendezvous.MeetingPlace,
+        listening: Any,
+        give_sign: Callable[[], None],
     ) -> None:
+        """Fork it. `of_agent` are the agent's descriptors; `give_sign` says now and then that the agent lives."""
         self.token = str(message["cell"])
         self._scratch = None if message["folder"] else Scratch.make(self.token, message["files"])
         self._folder = CellFolder(self._scratch.folder if self._scratch else Path(message["folder"]))
@@ -51,7 +57,7 @@ class RunningCell:
         if message.get("sampled") is not None:
             around = os.environ | {clock.VARIABLE: str(message["environment"]["set"][clock.VARIABLE])}
             self._sampling = SamplingProcess(self._folder, self.token, message["sampled"], around)
-            self._sampling.start()
+            self._sampling.start(give_sign)
         try:
             self.pid = os.fork()
         except OSError:

@@ -112,6 +112,10 @@ class Agent:
             if status is not None:
                 self._say(Say.ENDED, cell=cell.token, status=status)
                 self._forget()
+        self._give_sign()
+
+    def _give_sign(self) -> None:
+        """Give a sign of life, if it is time for one and the launcher gives some."""
         if self._launcher_beats and time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._say(Say.BEAT)
@@ -137,7 +141,8 @@ class Agent:
         """Fork the process of a cell. The first of several hosts then says where they meet, before the others are asked."""
         meeting = rendezvous.MeetingPlace(**message["meeting"])
         listening = rendezvous.listen(meeting.address) if meeting.is_first else None
-        self._cell = RunningCell(message, (self._inbox.descriptor, self._outbox.descriptor), meeting, listening)
+        mine = self._inbox.descriptor, self._outbox.descriptor
+        self._cell = RunningCell(message, mine, meeting, listening, self._give_sign)
         self._say(Say.STARTED, cell=self._cell.token, pid=self._cell.pid)
         if meeting.hosts > 1:
             self._watch = WireWatch(self._cell.token, meeting.host, float(message["lost_after_s"]))
