@@ -27,6 +27,7 @@ from conf.options import Refused
 from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
+IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
 LONGEST = (
@@ -67,6 +68,17 @@ def has(*modules):
     return all(importlib.util.find_spec(name) for name in modules)
 
 
+def has_slurm():
+    """Whether the Slurm of .ci/slurm runs; never another, to which a test must not submit."""
+    around = {**os.environ, "SLURM_CONF": f"{os.environ.get('RINGSIDE_TEST_SLURM')}/slurm.conf"}
+    asked = "RINGSIDE_TEST_SLURM" in os.environ and shutil.which("scontrol")
+    return asked and subprocess.run(["scontrol", "ping"], env=around, capture_output=True, timeout=60).returncode == 0
+
+
+def has_namespaces():
+    return subprocess.run([IN_NAMESPACES, "1gbit", "--", "true"], capture_output=True).returncode == 0
+
+
 # What `@pytest.mark.needs(...)` accepts: how it is found, and what a skipped test says.
 NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
@@ -79,6 +91,13 @@ NEEDS = {
         lambda: shutil.which("latexmk") and shutil.which("pdflatex"),
         "needs LaTeX: apt install latexmk texlive-latex-recommended",
     ),
+    "slurm": (has_slurm, "needs the Slurm that .ci/slurm starts (as root), and its folder in RINGSIDE_TEST_SLURM"),
+    "submitit": (lambda: has("submitit"), "needs submitit: pip install -e '.[slurm]'"),
+    "namespaces": (
+        has_namespaces,
+        "needs user and network namespaces (unshare -Urnm), ip and tc: apt install iproute2",
+    ),
+    "sshd": (lambda: Path("/usr/sbin/sshd").exists(), "needs an sshd: apt install openssh-server"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
     "pandas": (lambda: has("pandas"), "needs pandas: pip install -e '.[notebook]'"),
     "jupyter": (lambda: has("nbclient", "ipykernel"), "needs what runs a notebook: pip install -e '.[notebook]'"),

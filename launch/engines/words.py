@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from conf.schema import Engine
 from launch.engines import slurm
@@ -26,7 +27,7 @@ def command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[s
     """
     python, folder = engine.python or sys.executable, engine.folder or str(ROOT)
     if engine.name == "ssh":
-        configured = ["-F", engine.ssh_config] if engine.ssh_config else []
+        configured = ["-F", str(Path(engine.ssh_config).expanduser().absolute())] if engine.ssh_config else []
         there = f"cd {shlex.quote(folder)} && exec {shlex.join([python, *AGENT])}"  # a shell of that host reads it
         return [*SSH, *configured, "--", host, there]
     if engine.name == "slurm":

@@ -1,0 +1,138 @@
+"""Sweeps on several hosts, each a network namespace behind a wire of 1 Gbit/s. Nothing here needs root."""
+
+import collections
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import IN_NAMESPACES
+
+from benchmarks.record import read_study
+
+ROOT = Path(__file__).parent.parent
+ON_HOSTS = ROOT / "tests" / "on_hosts.py"
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+WIRE_GB_PER_S = 0.125
+OWN = {"a": "10.77.0.1", "b": "10.77.0.2"}
+COMMON = ("device=cpu", "model=fmnist_cnn", "batch_size=4", "tracking=none", "report=false", "noise_pairs=0")
+BY_COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
+BY_SSH = ("engine=ssh", "engine.ssh_config=ssh_config")
+STRATEGIES = (
+    "nccl_allreduce",
+    "hierarchical",
+    "cpu_staged",
+    "kvstore_local",
+    "kvstore_dist_sync",
+    "kvstore_dist_async",
+)
+EXCHANGE = ("benchmark=exchange", "benchmark.iterations=8")
+TRAINING = (
+    "benchmark.max_seconds=0.3", "benchmark.min_iterations=3", "benchmark.exchange_iterations=3", "benchmark.limit_iterations=3",
+    "benchmark.exposed_rounds=1", "benchmark.warmup_min_seconds=0",
+)  # fmt: skip
+
+
+def in_namespaces(*command, folder, hosts=2, rate="1gbit", script=IN_NAMESPACES, user=()):
+    """Run a command among hosts: (exit status, what it said)."""
+    done = subprocess.run(
+        [*user, script, "-n", str(hosts), rate, "--", *command], cwd=folder, timeout=230, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+class Measured:
+    """What a sweep on hosts wrote, who listened meanwhile, and which processes it left."""
+
+    def __init__(self, folder, *options, hosts=2, ssh=()):
+        launch = (sys.executable, str(ROOT / "launch.py"), "-m", *COMMON, *options)
+        self.status, self.said = in_namespaces(
+            sys.executable, str(ON_HOSTS), str(folder), *ssh, "--", *launch, folder=folder, hosts=hosts
+        )
+        assert self.status == 0, self.said
+        self.records, unreadable = read_study(folder / "outputs" / "default")
+        assert unreadable == [] and all(record.state == "finished" for record in self.records), self.said
+        self.listeners = [json.loads(line) for line in (folder / "listeners.jsonl").read_text().splitlines()]
+        self.left = json.loads((folder / "left.json").read_text())
+
+    def during(self, record):
+        """Who was seen listening while a cell ran."""
+        return [one for one in self.listeners if record.started_at < one["time"] < record.ended_at]
+
+
+@pytest.mark.needs("namespaces")
+def test_the_hosts_of_a_command_end_with_it(tmp_path):
+    script = shutil.copy(IN_NAMESPACES, tmp_path / "script.sh")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    said = "ip netns list | wc -l; ip netns exec c ip -brief address show eth0; tc qdisc show dev port-c; sleep 4711 & exit 7"
+    status, text = in_namespaces("sh", "-c", said, folder="/", hosts=3, rate="20mbit", script=script, user=NOBODY)
+    assert (status, text.split()[0]) == (7, "3"), text
+    assert "10.77.0.3/24" in text and "tbf" in text and "rate 20Mbit" in text
+    assert subprocess.run(["pgrep", "-f", "sleep 4711"], check=False).returncode == 1
+    assert in_namespaces("true", folder="/", rate="fast", script=script, user=NOBODY)[0] == 125
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exchanged")
+    return Measured(folder, *EXCHANGE, *BY_COMMAND, "gpus=0", "nodes=a+b", f"strategy={','.join(STRATEGIES)}")
+
+
+@pytest.mark.needs("namespaces")
+def test_every_strategy_exchanges_between_two_hosts(exchanged):
+    found = {record.cell.strategy["name"]: record for record in exchanged.records}
+    assert set(found) == set(STRATEGIES)
+    for record in found.values():
+        assert record.cell.hosts == ("a", "b") and record.validity.verdict != "invalid", record.validity
+        # A gradient crosses each wire at least once.
+        assert 0 < record.metrics["comm/algbw_gb_per_s"] < 1.05 * WIRE_GB_PER_S, (record.name, record.metrics)
+    assert found["nccl_allreduce"].metrics["comm/algbw_gb_per_s"] > 0.5 * WIRE_GB_PER_S
+
+
+@pytest.mark.needs("namespaces")
+def test_hosts_listen_only_where_the_others_meet_them(exchanged):
+    assert {(one["host"], one["address"]) for one in exchanged.listeners} <= {
+        *OWN.items(),
+        *((h, "127.0.0.1") for h in OWN),
+    }
+    for record in exchanged.records:
+        assert {one["host"] for one in exchanged.during(record)} == set(OWN), record.name
+    cells = [(record.started_at, record.ended_at) for record in exchanged.records]
+    between = [one for one in exchanged.listeners if not any(begun <= one["time"] <= ended for begun, ended in cells)]
+    assert collections.Counter(one["address"] for one in between if one["time"] > cells[0][0]) == {}
+
+
+@pytest.mark.needs("namespaces")
+def test_a_sweep_leaves_no_process_on_any_host(exchanged):
+    assert exchanged.left == []
+
+
+@pytest.mark.needs("namespaces")
+def test_one_host_and_then_two(tmp_path):
+    trained = Measured(tmp_path, *TRAINING, *BY_COMMAND, "gpus=0", "nodes=a,a+b")
+    one, two = sorted(trained.records, key=lambda record: len(record.cell.hosts))
+    assert (one.cell.hosts, two.cell.hosts, two.cell.world_size) == (("a",), ("a", "b"), 2)
+    assert [(place.host, place.gpu) for place in two.cell.places] == [("a", 0), ("b", 0)]
+    assert two.metrics["scaling/efficiency"] > 0
+    assert "a+b" in trained.said and trained.left == []
+
+
+@pytest.mark.needs("namespaces", "sshd")
+def test_the_same_over_ssh(tmp_path):
+    trained = Measured(tmp_path, *EXCHANGE, *BY_SSH, "gpus=0", "nodes=a+b", "strategy=nccl_allreduce", ssh=("--ssh",))
+    assert [record.cell.hosts for record in trained.records] == [("a", "b")]
+    assert {one["program"] for one in trained.listeners} >= {"sshd"} and trained.left == []
+    assert {one["address"] for one in trained.listeners} <= {*OWN.values(), "127.0.0.1"}
+
+
+@pytest.mark.campaign
+@pytest.mark.needs("namespaces")
+def test_64_ranks_on_8_hosts_exchange(tmp_path):
+    every = "a+b+c+d+e+f+g+h"
+    together = Measured(tmp_path, *EXCHANGE, *BY_COMMAND, "gpus=0,1,2,3,4,5,6,7", f"nodes={every}", hosts=8)
+    assert [record.cell.world_size for record in together.records] == [64] and together.left == []

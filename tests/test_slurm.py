@@ -1,0 +1,264 @@
+"""engine=slurm: what is asked of Slurm and how agents start there; the whole of it on the Slurm that .ci/slurm starts."""
+
+import contextlib
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.record import read_lines, read_study
+from conf.options import Refused
+from conf.schema import Config, Engine
+from launch.engines import slurm, words
+from launch.engines.submit import job_parameters
+from launch.plan import time_left
+from launch.plan.time_left import TimeLeft
+
+ROOT = Path(__file__).parent.parent
+ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
+SHORT = (
+    "gpus=0", "device=cpu", "model=fmnist_cnn", "benchmark.max_seconds=0.3", "benchmark.min_iterations=3",
+    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
+    "benchmark.warmup_min_seconds=0", "tracking=none", "report=false", "noise_pairs=0",
+)  # fmt: skip
+
+
+# --- without Slurm: scontrol is a script that answers as 22.05 does --------------------------------------------------
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """scontrol(text of a shell script): put it on PATH, in front; return the surroundings that have it."""
+
+    def put(script):
+        program = tmp_path / "bin" / "scontrol"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        slurm._names.cache_clear()
+        return {**os.environ, **ALLOCATION}
+
+    return put
+
+
+def test_hosts_and_cores_are_those_of_the_allocation(scontrol):
+    around = scontrol('[ "$*" = "show hostnames n[1-2],m7" ] && printf "n1\\nn2\\nm7\\n"')
+    assert slurm.host_names(around) == ("n1", "n2", "m7")
+    assert [slurm.cores(host, around) for host in ("n1", "n2", "m7", "other")] == [72, 72, 36, None]
+    assert slurm.cores("n1", {**around, slurm.CORES: ""}) is None
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        ("echo 'scontrol: error: Invalid hostlist' >&2; exit 1", "scontrol: scontrol: error: Invalid hostlist"),
+        ("exit 3", "scontrol: exit status 3"),
+        ("sleep 9", "scontrol did not answer in 0 s"),
+    ],
+)
+def test_a_slurm_that_does_not_answer_is_one_sentence(scontrol, script, said, monkeypatch):
+    monkeypatch.setattr(slurm, "ANSWER_S", 0.3)
+    with pytest.raises(Refused) as refused:
+        slurm.host_names(scontrol(script))
+    assert str(refused.value) == f"engine=slurm: the hosts of SLURM_JOB_NODELIST=n[1-2],m7 are not known: {said}"
+
+
+def test_outside_an_allocation_the_way_in_is_named():
+    with pytest.raises(Refused, match=r"no job of Slurm .* inside salloc or sbatch, or add engine.submit=true"):
+        slurm.host_names({})
+    assert slurm.time_left_s({}) is None
+
+
+def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scontrol):
+    around = scontrol("echo JobId=12 JobState=RUNNING EndTime=$(($(date +%s) + 100)) Deadline=N/A")
+    assert 95 < slurm.time_left_s(around) <= 100
+    around = {**scontrol("exit 1"), slurm.END: str(int(time.time()) + 50)}
+    assert 45 < slurm.time_left_s(around) <= 50
+    assert slurm.time_left_s(scontrol("echo JobId=12 EndTime=Unknown")) is None
+
+
+def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
+    said = []
+    monkeypatch.setattr(time_left, "estimates", lambda cells, known: [type("Estimate", (), {"seconds": cells[0].name})])
+    monkeypatch.setattr(slurm, "time_left_s", lambda around: 100.0 if around else None)
+    cells = [type("Cell", (), {"name": seconds}) for seconds in (39, 41, 42, 40)]
+    of_job = TimeLeft(Engine(name="slurm"), ALLOCATION, said.append)
+    assert [of_job.fits(cell, []) for cell in cells] == [True, False, False, True]
+    assert of_job.too_short and len(said) == 1 and "takes about 41 s, the job has 1 min 40 s left" in said[0]
+    elsewhere = TimeLeft(Engine(name="ssh"), ALLOCATION, said.append)
+    assert all(elsewhere.fits(cell, []) for cell in cells) and not elsewhere.too_short
+
+
+def test_an_agent_starts_by_srun_in_a_step_of_its_own(scontrol):
+    around = scontrol('printf "n1\\nn2\\nm7\\n"')
+    found = words.command(Engine(name="slurm", python="/opt/py thon", folder="/opt/ring side"), "m7", around)
+    assert found[0] == "srun" and {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7"} < set(found)
+    assert found[-4:] == ["--chdir=/opt/ring side", "/opt/py thon", "-m", "benchmarks.rank.serve"]
+    assert "--cpus-per-task=36" in found and "--unbuffered" not in found
+
+
+def test_the_words_of_any_engine_keep_arguments_apart():
+    found = words.command(Engine(name="command", prefix=["kubectl", "exec", "-i", "pod-{host}", "--"]), "a; rm", {})
+    assert found[:5] == ["kubectl", "exec", "-i", "pod-a; rm", "--"]
+    assert found[5:] == ["env", f"--chdir={ROOT}", sys.executable, "-m", "benchmarks.rank.serve"]
+    found = words.command(Engine(name="ssh", folder="/o'ne", python="/p y"), "a", {})
+    assert found[-3:] == ["--", "a", """cd '/o'"'"'ne' && exec '/p y' -m benchmarks.rank.serve"""]
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} < set(found) and "-F" not in found
+    found = words.command(Engine(name="ssh", ssh_config="mine"), "a", {})
+    assert found[found.index("-F") + 1] == str(Path("mine").absolute())  # ssh starts in another folder
+
+
+def of(nodes, **engine):
+    """Configurations as job_parameters reads them: one for each list of nodes."""
+    known = Engine(name="slurm", submit=True, **engine)
+    return [type("Asked", (Config,), {})(engine=known, nodes=list(one), study="s") for one in nodes]
+
+
+def test_a_job_has_as_many_hosts_as_its_cells_need():
+    asked = job_parameters(
+        of([["1"], ["2"]], time_minutes=90, partition="gpu", gpus_per_node=8, sbatch={"qos": "high"})
+    )
+    assert (asked["nodes"], asked["time"], asked["partition"], asked["gpus_per_node"]) == (2, 90, "gpu", 8)
+    assert (
+        asked["exclusive"] is True and asked["use_srun"] is False and "account" not in asked and "nodelist" not in asked
+    )
+    assert asked["additional_parameters"] == {"requeue": True, "signal": "B:TERM@60", "qos": "high"}
+    asked = job_parameters(of([["a"], ["a", "b"], ["c", "b"]]))
+    assert (asked["nodes"], asked["nodelist"]) == (3, "a,b,c")
+    assert job_parameters(of([["scale"]], job_nodes=4))["nodes"] == 4
+    with pytest.raises(Refused, match=r"nodes=pairs: .* accepted is engine.job_nodes=N"):
+        job_parameters(of([["pairs"]]))
+
+
+# --- with Slurm ------------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The Slurm that .ci/slurm started, and a folder in which launch.py is called."""
+
+    def __init__(self, folder):
+        self.folder, self.mark = folder, f"ringside-test-{folder.name}"
+        self.around = {**os.environ, "SLURM_CONF": f"{os.environ['RINGSIDE_TEST_SLURM']}/slurm.conf", "MARK": self.mark}
+
+    def slurm(self, *words):
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.around, capture_output=True, text=True, timeout=200, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def submit(self, *options):
+        """Start a launch.py that submits itself."""
+        return subprocess.Popen(
+            [sys.executable, ROOT / "launch.py", "-m", "engine=slurm", "engine.submit=true", *SHORT, *options],
+            cwd=self.folder, env=self.around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def records(self):
+        found, unreadable = read_study(self.folder / "outputs" / "default")
+        assert unreadable == []
+        return found
+
+    def left(self):
+        """Jobs, and processes that are not gone some seconds after them."""
+        deadline = time.monotonic() + 15
+        while (found := self._jobs() + self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
+
+    def _jobs(self):
+        return self.slurm("squeue", "--noheader", "--format=%i")[1].split()
+
+    def _processes(self):
+        """Processes of launchers and agents: all have the mark in their environment."""
+        found = []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if one.environ().get("MARK") == self.mark:
+                    found.append(" ".join(one.cmdline()))
+        return found
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = Cluster(tmp_path)
+    yield cluster
+    for job in cluster._jobs():
+        cluster.slurm("scancel", job)
+
+
+def finished(record):
+    return record.state == "finished"
+
+
+@pytest.mark.needs("slurm")
+def test_a_sweep_inside_an_allocation_runs_on_its_hosts(cluster):
+    words = [sys.executable, ROOT / "launch.py", "-m", "engine=slurm", "nodes=1,2", *SHORT]
+    command = f"exec {shlex.join(map(str, words))}"
+    status, said = cluster.slurm("sbatch", "--wait", "--nodes=2", "--exclusive", "--output=log", f"--wrap={command}")
+    assert status == 0, said + (cluster.folder / "log").read_text()
+    records = sorted(cluster.records(), key=lambda record: len(record.cell.hosts))
+    assert [record.cell.hosts for record in records] == [("n1",), ("n1", "n2")] and all(map(finished, records))
+    assert cluster.left() == []
+
+
+@pytest.mark.needs("slurm", "submitit")
+def test_a_requeued_job_goes_on_and_measures_nothing_twice(cluster):
+    launcher, said, job, requeued = (
+        cluster.submit("nodes=1", "batch_size=4,8,16", "engine.time_minutes=5"),
+        [],
+        "",
+        False,
+    )
+    for line in launcher.stdout:
+        said.append(line)
+        job = job or line.split()[1]
+        if line.startswith("[2/3]") and not requeued:
+            requeued = cluster.slurm("scontrol", "requeue", job)[0] == 0
+        elif "requeued it" in line:  # Slurm waits for two minutes
+            cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert launcher.wait() == 0 and requeued, "".join(said)
+    lines = list(read_lines(cluster.folder / "outputs" / "default" / "journal.jsonl"))
+    begun = [line["cell"] for line in lines if line["kind"] == "begin"]
+    assert [begun.count(cell) for cell in dict.fromkeys(begun)] == [1, 2, 1], "".join(said)
+    assert sorted(record.cell.batch_size for record in cluster.records() if finished(record)) == [4, 8, 16]
+    assert not any(record.state == "failed" for record in cluster.records()) and "Traceback" not in "".join(said)
+    assert cluster.left() == []
+
+
+@pytest.mark.needs("slurm", "submitit")
+@pytest.mark.parametrize("how", ["Ctrl-C", "scancel"])
+def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster, how):
+    launcher, said, job = cluster.submit("nodes=2", "benchmark.max_seconds=60"), [], ""
+    for line in launcher.stdout:
+        said.append(line)
+        job = job or line.split()[1]
+        if line.startswith("[1/1]") and "started" in line:
+            time.sleep(5)
+            launcher.send_signal(signal.SIGINT) if how == "Ctrl-C" else cluster.slurm("scancel", job)
+    assert launcher.wait() == 130 and f"job {job} has ended" in said[-1], "".join(said)
+    assert said[-1].endswith("; the same command goes on from there\n")
+    assert [record.state for record in cluster.records()] == ["interrupted"], "".join(said)
+    assert cluster.left() == []
+
+
+@pytest.mark.needs("slurm", "submitit")
+def test_no_cell_is_started_that_does_not_fit_into_the_job(cluster):
+    launcher = cluster.submit("nodes=1", "engine.time_minutes=1")
+    said, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 130, said
+    assert "is not started, nor any other cell that does not fit: it takes about" in said and cluster.records() == []
+
+
+@pytest.mark.needs("slurm", "submitit")
+def test_what_slurm_does_not_accept_is_one_sentence(cluster):
+    said, _ = cluster.submit("nodes=1", "engine.partition=nowhere").communicate(timeout=60)
+    assert said.startswith("launch.py: engine.submit=true: Slurm did not take the job: ") and said.count("\n") == 1
+    assert "partition" in said
