@@ -8,7 +8,7 @@ from trainers.strategy import ReferenceProbe
 # Bytes of a message, and of what is gathered or all-reduced: larger than a GPU's L2 cache; small enough for gloo.
 MESSAGE_BYTES = {"cuda": 256 << 20, "cpu": 8 << 20}
 ITEM_BYTES = 4  # float32
-TIMES = ("", "again", "once more")  # a copy is measured, for the fastest to count: other programs may delay one
+TIMES = ("", "again", "once more")  # a CPU is measured, for the fastest to count: other programs may delay one
 
 
 def probes(device: torch.device, bytes_each: float, group: dist.ProcessGroup | None = None) -> list[ReferenceProbe]:
