@@ -506,4 +506,5 @@ def test_help_and_completion_know_hosts(launch, tmp_path, monkeypatch):
     (tmp_path / "hosts").write_text("dgx1\ndgx2\n")
     assert completions(f"hosts={tmp_path / 'hosts'} nodes=d") == ["nodes=dgx1", "nodes=dgx2"]
     assert completions(f"hosts={tmp_path / 'hosts'} nodes=dgx1+") == ["nodes=dgx1+dgx2"]
+    assert completions(f"hosts={tmp_path / 'hosts'} strategy.server_nodes=dgx1+") == ["strategy.server_nodes=dgx1+dgx2"]
     assert completions("nodes=sc") == ["nodes=scale"] and completions("hosts=/absent nodes=d") == []

@@ -19,6 +19,7 @@ from conf.options import Refused
 from launch.help.options import Option, options
 from launch.machine.devices import look
 
+SETS = ("gpus", "nodes", "strategy.server_nodes")  # of which `+` joins members
 _CHOSEN = [group for group in GROUPS if group != "experiment"]  # it has no default and is added with +
 # The words up to launch.py are how it is called: with any Python, from any folder. zsh reads this one too, by bashcompinit.
 BASH = r"""_ringside() {
@@ -92,14 +93,14 @@ def _keys(text: str, prefix: str, before: Sequence[str]) -> Iterator[str]:
 def _values(text: str, before: Sequence[str]) -> Iterator[str]:
     """Yield `key=value` for what an option accepts; behind a comma what is not in the list yet."""
     key, _, value = text.partition("=")
-    end = max(value.rfind(mark) for mark in (",+" if key in ("gpus", "nodes") else ",")) + 1
+    end = max(value.rfind(mark) for mark in (",+" if key in SETS else ",")) + 1
     head, last = value[:end], value[end:]
     if key in GROUPS:
         known: Sequence[str] = groups.choices(key)
     elif key == "gpus":  # words stand alone
         known = [*map(str, look("auto", os.environ).everyone), *([] if head else WORDS)]
-    elif key == "nodes":
-        known = [*_hosts(before), *([] if head else WORDS_OF_NODES)]
+    elif key in SETS:
+        known = [*_hosts(before), *([] if head else WORDS_OF_NODES if key == "nodes" else ["auto"])]
     else:
         known = next((one.values for one in _options(before) if one.key == key), ())
     listed = head.replace("+", ",").split(",")
