@@ -4,6 +4,7 @@
 first two hosts that are known, `1,2` first one host, then two.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ FORMS = (
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096
+A_FILE = "accepted is a file with a host a line"
 
 
 def is_name(text: str) -> bool:
@@ -55,8 +57,9 @@ class ListedHost:
     line: int
 
 
+@functools.lru_cache(maxsize=1)
 def listed_hosts(path: str) -> tuple[ListedHost, ...]:
-    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` begins a comment.
+    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` begins a comment. It is read once.
 
     Raises:
         Refused: the file cannot be read or names no host; or a line is wrong, by its number.
@@ -76,7 +79,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
         if len(found) > MOST_HOSTS:
             raise Refused(f"hosts={path}: line {number}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
     if not found:
-        raise Refused(f"hosts={path}: names no host; accepted is a file with a host a line")
+        raise Refused(f"hosts={path}: names no host; {A_FILE}")
     return tuple(found.values())
 
 
@@ -85,23 +88,18 @@ def _text(path: str) -> str:
     file = Path(path)
     try:
         if not file.is_file():  # a pipe or a device would be waited for
-            raise Refused(f"hosts={path}: {'is no file' if file.exists() else 'there is no such file'}; " + _A_FILE)
+            raise Refused(f"hosts={path}: there is no such file; {A_FILE}")
         with file.open("rb") as opened:
             data = opened.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise Refused(f"hosts={path}: cannot be read ({error.strerror}); {_A_FILE}") from None
-    except ValueError:  # a NUL in the path
-        raise Refused(f"hosts={path!r}: is no path; {_A_FILE}") from None
+        raise Refused(f"hosts={path}: cannot be read ({error.strerror}); {A_FILE}") from None
     if len(data) > LARGEST_BYTES:
-        raise Refused(f"hosts={path}: larger than {LARGEST_BYTES >> 20} MiB; {_A_FILE}")
+        raise Refused(f"hosts={path}: larger than {LARGEST_BYTES >> 20} MiB; {A_FILE}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Refused(f"hosts={path}: line {line}: is no text in UTF-8; {_A_FILE}") from None
-
-
-_A_FILE = "accepted is a file with a host a line"
+        raise Refused(f"hosts={path}: line {line}: is no text in UTF-8; {A_FILE}") from None
 
 
 def _host(where: str, words: Sequence[str], number: int) -> ListedHost:
