@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings.machines.hosts import listed
-from analysis.findings.provenance import LEFT_OUT
+from analysis.findings.machines.hosts import SHARED, listed
+from analysis.findings.provenance import INHERITED, LEFT_OUT
 from benchmarks.host.environment import Variables, merged
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
@@ -17,7 +17,6 @@ from launch.study.surroundings import Surroundings, differences_of, of_variables
 
 HOSTS = "hosts"  # of the environment of a record: an entry for each of Cell.every_host
 FABRIC = "fabric"  # what Slurm says of the switches between hosts
-LARGE = ("topology", "links")  # facts that equal hosts share: an entry has them where they are not those of the first
 
 
 @dataclass(frozen=True)
@@ -33,29 +32,32 @@ class HostsAround(Surroundings):
 
     def around(self, cell: Cell, variable: Mapping[str, str]) -> dict[str, Any]:
         """Return what a record says of its environment: that of the first host, and an entry for each of them."""
-        hosts = self.fleet.some(cell.every_host).hosts
-        first, entries = hosts[0].facts, []
-        for host in hosts:
-            own = {name: value for name, value in host.facts.items() if name not in LARGE or value != first.get(name)}
-            entries.append({"name": host.name, **own, **self._of_host(cell, host)})
-        shown = {name: entries[0][name] for name in ("variables", "inherited", LEFT_OUT)}
-        uuids = [uuid for host in hosts[: len(cell.hosts)] for uuid in _planned(cell, host)]
+        entries = self._entries(cell)
+        shown = {name: entries[0][name] for name in ("variables", INHERITED, LEFT_OUT)}
+        uuids = [uuid for entry in entries for uuid in entry["planned_uuids"]]
         switches = {FABRIC: text} if (text := slurm.fabric(self.surrounding)) else {}
-        return {**first, **shown, **switches, "planned_uuids": uuids, HOSTS: entries}
+        return {**self.fleet[cell.hosts[0]].facts, **shown, **switches, "planned_uuids": uuids, HOSTS: entries}
 
     def differences(self, record: Record) -> list[str]:
         """Return what was otherwise on a host of a record, in words: 'host b: driver 550.1, now 560.2'."""
-        now = self.around(record.cell, {})[HOSTS]
         known = {str(one.get("name")): one for one in listed(record.environment.get(HOSTS))}
         return [
             f"host {one['name']}: {difference}"
-            for one in now
+            for one in self._entries(record.cell)
             for difference in differences_of(_alone(record, known.get(one["name"], {})), _alone(record, one))
         ]
 
     def other_code(self, record: Record) -> bool:
         """Return whether a record was measured by another version of the code that measures."""
         return bool(record.environment.get("code") != facts.facts().get("code"))
+
+    def _entries(self, cell: Cell) -> list[dict[str, Any]]:
+        """Return what a record says of each host of a cell. Large facts that are those of the first are left out."""
+        first, entries = self.fleet[cell.hosts[0]].facts, []
+        for host in self.fleet.some(cell.every_host):
+            own = {name: value for name, value in host.facts.items() if name not in SHARED or value != first.get(name)}
+            entries.append({"name": host.name, **own, **self._of_host(cell, host)})
+        return entries
 
     def _variables(self, cell: Cell, host: Host, token: str) -> dict[str, str]:
         return merged(self.asked(cell, host.name, token), host.variables)
