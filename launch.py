@@ -44,7 +44,7 @@ def main() -> int:
     """Return the exit status.
 
     0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 3 other launchers are measuring cells of it
-    (wait=false), 130 interrupted.
+    (wait=false), 130 interrupted or out of the job's time.
     """
     typed = sys.argv[1:]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1

@@ -121,7 +121,7 @@ class Engine:
     stop_grace_s: float = option(5.0, "seconds between asking a rank to stop and killing it", least=0)
     submit: bool = option(
         False,
-        "of engine=slurm: submit the whole command as a job, show its log and wait for it (pip install '.[slurm]')",
+        "of engine=slurm: submit the whole command as a job, show its log and wait for it (needs submitit)",
     )
     time_minutes: int = option(60, "minutes that the submitted job may take", least=1, most=1 << 20)
     partition: str | None = option(None, "partition of the submitted job; null: Slurm's default")

@@ -53,7 +53,8 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
 
     `small` is what made the study its small form for CPU workers.
 
-    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted.
+    Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted or out of
+    the job's time.
 
     Raises:
         Refused: the request is wrong; nothing was started.

@@ -138,6 +138,13 @@ def test_a_job_has_as_many_hosts_as_its_cells_need():
         job_parameters(of([["pairs"]]))
 
 
+def test_a_job_can_be_planned_before_its_hosts_are_known(launch):
+    status, said, _ = launch("-m", "engine=slurm", "engine.submit=true", "nodes=1,2", *SHORT, "dry_run=true")
+    assert status == 0 and "host1+host2" in said and "nothing was started" in said
+    status, _, said = launch("engine=slurm", "nodes=pairs", *SHORT, "dry_run=true")
+    assert status == 2 and "accepted is engine.job_nodes=N" in said
+
+
 # --- with Slurm ------------------------------------------------------------------------------------------------------
 
 

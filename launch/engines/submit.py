@@ -72,18 +72,10 @@ def submit(
 
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the parameters of the job as submitit names them. Raises Refused: the number of its hosts is not known."""
-    engine = configs[0].engine
-    named = dict.fromkeys(host for config in configs for host in config.nodes if is_name(host))
-    counts = [int(text) for config in configs for text in config.nodes if COUNT.fullmatch(text)]
-    nodes = engine.job_nodes or max([len(named), *counts])
-    if not nodes:
-        typed = ",".join(configs[0].nodes)
-        raise Refused(
-            f"nodes={typed}: does not say how many hosts the job needs; accepted is engine.job_nodes=N beside it"
-        )
+    engine, named = configs[0].engine, _named(configs)
     asked: dict[str, Any] = {
         "job_name": f"ringside-{configs[0].study}",
-        "nodes": nodes,
+        "nodes": hosts_of_job(configs),
         "nodelist": ",".join(named) or None,
         "time": engine.time_minutes,
         "partition": engine.partition,
@@ -96,6 +88,20 @@ def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
         "additional_parameters": {"requeue": True, "signal": f"B:TERM@{WARNED_S}", **engine.sbatch},
     }
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def hosts_of_job(configs: Sequence[Config]) -> int:
+    """Return how many hosts a submitted job has. Raises Refused: a word of nodes= does not say."""
+    counts = [int(text) for config in configs for text in config.nodes if COUNT.fullmatch(text)]
+    if most := configs[0].engine.job_nodes or max([len(_named(configs)), *counts]):
+        return most
+    typed = ",".join(configs[0].nodes)
+    raise Refused(f"nodes={typed}: does not say how many hosts the job needs; accepted is engine.job_nodes=N beside it")
+
+
+def _named(configs: Sequence[Config]) -> list[str]:
+    """Return the hosts that nodes= names, each once."""
+    return list(dict.fromkeys(host for config in configs for host in config.nodes if is_name(host)))
 
 
 def _own_folder(output_dir: str) -> Path:

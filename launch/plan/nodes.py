@@ -10,6 +10,7 @@ from conf.options import Refused
 from conf.schema import Config
 from conf.servers import named_hosts
 from launch.engines import slurm
+from launch.engines.submit import hosts_of_job
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet
 from launch.plan.subsets import subsets
@@ -43,6 +44,8 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     if (listed := _listed(configs[0], surroundings)) is not None:
         return listed
     named = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
+    if not named and configs[0].engine.name == "slurm":  # a dry run; which hosts the job will have is not known yet
+        named = dict.fromkeys(f"host{number + 1}" for number in range(hosts_of_job(configs)))
     if not named:
         raise Refused(
             f"nodes={','.join(configs[0].nodes)}: no host is known; name them, as in nodes=a,b, or a file of them with hosts=FILE"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from conf import groups
-from conf.options import Refused
+from conf.options import Refused, canonical
 from conf.schema import Config, Engine
 
 REMOTE = ("ssh", "slurm", "command")
@@ -68,7 +68,7 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
     for name, engines in READ_BY.items():
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
-            typed = _list(value) if isinstance(value, list) else value
+            typed = _list(value) if isinstance(value, list) else canonical(value)
             yield f"engine.{name}={typed}: accepted with {' or '.join(f'engine={one}' for one in engines)}"
     if engine.name == "command" and not engine.prefix:
         yield (
