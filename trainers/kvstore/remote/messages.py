@@ -53,24 +53,33 @@ class Tags:
         """What a worker asks; a server's answer to COUNT and STOP."""
         return self.buckets
 
+    @property
+    def farewell(self) -> int:
+        """What each says when it is done with the other."""
+        return self.buckets + 1
+
     def weights(self, bucket: int) -> int:
         """First weights of a bucket."""
-        return self.buckets + 1 + bucket
+        return self.buckets + 2 + bucket
 
 
 class Wire:
     """The messages of a worker and a server, as one of them sees them."""
 
-    def __init__(self, store: Store, worker: int, server: int, me: int) -> None:
-        """Meet the other one in the store. `me` is WORKER or SERVER.
+    def __init__(self, store: Store, worker: int, server: int, me: int, buckets: int) -> None:
+        """Meet the other one in the store. `me` is WORKER or SERVER; `buckets` are those of all servers.
 
         Raises:
             RuntimeError: it does not come.
         """
+        self.tags = Tags(buckets)
         self.name = f"the connection of worker {worker} and server {server}"
         os.environ.setdefault(IFNAME, LOOPBACK)  # gloo alone would choose by the host's name
         self._group: Any = ProcessGroupGloo(PrefixStore(f"{worker}-{server}", store), me, 2, TIMEOUT)
         self._peer = 1 - me
+        # gloo does not wake who waits for a message of which a part has come when the other side ends. This it does wake.
+        self._watch = Guarded(self.name, self.receive(torch.zeros(1), self.tags.farewell).wait)
+        self._watch.start()
 
     def send(self, tensor: Tensor, tag: int) -> Work:
         """Begin to send a tensor (elements,), which stays as it is until the work is done. Waits for nothing."""
@@ -82,11 +91,20 @@ class Wire:
         work: Work = self._group.recv([tensor.view(torch.uint8)], self._peer, tag)
         return work
 
+    def check(self) -> None:
+        """Raises RuntimeError: the connection has failed."""
+        self._watch.check()
+
+    def part(self) -> None:
+        """Say farewell, and wait for the other's."""
+        self.send(torch.zeros(1), self.tags.farewell).wait()
+        self._watch.join()
+
 
 class Guarded:
     """A thread that waits for messages. What it raises, `check` raises again; without a check it ends the process."""
 
-    def __init__(self, what: str, work: Callable[[], None]) -> None:
+    def __init__(self, what: str, work: Callable[[], object]) -> None:
         """`what` is what failed if the thread raises: `the connection of …`."""
         self._what, self._work, self._error = what, work, ""
         self._thread = threading.Thread(target=self._guard, daemon=True)

@@ -11,16 +11,16 @@ from torch.distributed import Work
 
 from trainers.kvstore import server_process
 from trainers.kvstore.buckets import BucketLayout
-from trainers.kvstore.remote.messages import COUNTS, NO_SETTINGS, WORKER, Demand, Guarded, Tags, Wire
+from trainers.kvstore.remote.messages import COUNTS, NO_SETTINGS, WORKER, Demand, Guarded, Wire
 from trainers.kvstore.shared_regions import KvstoreConfig
 
 
 class ServerElsewhere:
     """One server on another host."""
 
-    def __init__(self, wire: Wire, buckets: Sequence[int], every_bucket: int) -> None:
-        """`buckets` are those of the server, of `every_bucket` in all."""
-        self._wire, self._tags, self.buckets = wire, Tags(every_bucket), buckets
+    def __init__(self, wire: Wire, buckets: Sequence[int]) -> None:
+        """`buckets` are those of the server."""
+        self._wire, self._tags, self.buckets = wire, wire.tags, buckets
         self._under_way: dict[int, tuple[Any, ...]] = {}  # by bucket, what must stay until the reply is here
         self._replies: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
         self._one_at_a_time = threading.Lock()
@@ -60,6 +60,7 @@ class ServerElsewhere:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
+        self._wire.check()
         self._thread.check()
 
     def close(self) -> None:
@@ -67,6 +68,7 @@ class ServerElsewhere:
         self.ask(Demand.STOP)
         self._replies.put(None)
         self._thread.join()
+        self._wire.part()
 
     def _request(self, kind: Demand, bucket: int = 0, settings: Sequence[float] = NO_SETTINGS) -> tuple[Tensor, Work]:
         request = torch.tensor([kind, bucket, *settings], dtype=torch.float64)
@@ -114,7 +116,8 @@ class ServersElsewhere:
         for server in far:
             assert store is not None
             buckets = [number for number, bucket in enumerate(layout.buckets) if bucket.server == server]
-            self._servers.append(ServerElsewhere(Wire(store, worker, server, WORKER), buckets, len(layout.buckets)))
+            wire = Wire(store, worker, server, WORKER, len(layout.buckets))
+            self._servers.append(ServerElsewhere(wire, buckets))
         self.by_bucket = {bucket: server for server in self._servers for bucket in server.buckets}
 
     def counts(self) -> list[list[float]]:

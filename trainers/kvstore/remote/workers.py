@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
-from trainers.kvstore.remote.messages import NO_SETTINGS, SERVER, Demand, Guarded, Tags, Wire
+from trainers.kvstore.remote.messages import NO_SETTINGS, SERVER, Demand, Guarded, Wire
 from trainers.kvstore.server import Arithmetic
 from trainers.kvstore.shared_regions import UPDATE, Regions, SharedMapping
 
@@ -24,7 +24,7 @@ class WorkerElsewhere:
         assert shared.regions is not None
         self._wire, self._worker, self._server = wire, worker, server
         self._config, self._control, self._regions = shared.config, shared.control, shared.regions
-        self._tags = Tags(len(shared.layout.buckets))
+        self._tags = wire.tags
         self._requests = deque(self._next_request() for _ in range(REQUESTS_AHEAD))
         self._gradients = {bucket: self._next_gradient(bucket) for bucket in own_buckets}
         self._under_way: dict[int, tuple[Tensor, Work]] = {}  # by bucket, the last reply
@@ -38,6 +38,7 @@ class WorkerElsewhere:
 
     def check(self) -> None:
         """Raises RuntimeError: the connection has failed."""
+        self._wire.check()
         self._thread.check()
 
     def _answer(self, bucket: int, reply: Tensor) -> None:
@@ -62,7 +63,8 @@ class WorkerElsewhere:
         return request, self._wire.receive(request, self._tags.request)
 
     def _serve_requests(self) -> None:
-        while not self.stopped:
+        kind = Demand.PUSH
+        while kind != Demand.STOP:
             request, came = self._requests.popleft()
             came.wait()
             kind, number, *settings = request.tolist()
@@ -80,8 +82,9 @@ class WorkerElsewhere:
                 self._wire.receive(self._regions.weights[bucket], self._tags.weights(bucket)).wait()
             else:
                 self._wire.send(self._counts(), self._tags.request).wait()
-                self.stopped = kind == Demand.STOP
             self._requests.append(self._next_request())
+        self._wire.part()
+        self.stopped = True
 
     def _counts(self) -> Tensor:
         control, row = self._control, self._server
@@ -113,7 +116,7 @@ def workers_elsewhere(
     theirs = config.elsewhere(config.places.server_hosts[server]) if config.places else []
     if not theirs:
         return {}
-    wires = {worker: Wire(store, worker, server, SERVER) for worker in theirs}
+    wires = {worker: Wire(store, worker, server, SERVER, len(layout.buckets)) for worker in theirs}
     assert shared.regions is not None
     base = torch.empty(Regions.size(config, layout, theirs), dtype=torch.uint8)  # takes pages as they are written
     shared.regions.add(Regions(base, config, layout, theirs), config.synchronous)
