@@ -8,7 +8,7 @@ import threading
 import torch
 
 from trainers.kvstore import cpu_sums
-from trainers.kvstore.remote.messages import Demand
+from trainers.kvstore.remote.messages import NO_SETTINGS, Demand
 from trainers.kvstore.worker import Worker
 from trainers.strategy import ReferenceProbe
 
@@ -20,17 +20,20 @@ CHECK_SECONDS = 0.5  # between two looks whether a connection has failed
 def probes(worker: Worker) -> list[ReferenceProbe]:
     """Return the references of an exchange: host link and host memory, or the link of the servers' GPUs; then its stages."""
     found = []
-    if worker.config.places:
+    places = worker.config.places
+    if places:
         found = [ReferenceProbe("net_link", lambda: send_far(worker), 1.0)]
     if worker.config.server_gpu:
-        return [*found, ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0)]
+        if not places or any(host < len(places.ranks) for host in places.server_hosts):  # some are beside workers
+            found.append(ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0))
+        return found
     if worker.on_gpu:
         found += [
             host_link(worker),
             ReferenceProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, reference=False),
             ReferenceProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, reference=False),
         ]
-    if summed_bytes(worker) and not worker.config.places:  # the sums are on the servers' hosts
+    if summed_bytes(worker) and not places:  # the sums are on the servers' hosts
         found.append(ReferenceProbe("host_memory", HostMemory(worker, linked=False), 1.0))
         if worker.on_gpu:
             found.append(ReferenceProbe("all_at_once", HostMemory(worker, linked=True), 1.0, reference=False))
@@ -46,6 +49,13 @@ def host_link(worker: Worker) -> ReferenceProbe:
 
 def send_far(worker: Worker) -> None:
     """Send the buckets of servers on other hosts there, over the connections of the exchange, and wait until all are back."""
+    if worker.elsewhere.on_gpus:
+        current = torch.cuda.current_stream()
+        worker.pushing.stream.wait_stream(current)
+        for bucket, on_gpu in sorted(worker.elsewhere.on_gpus.items()):
+            sent, reply = worker.sent[bucket], worker.means[bucket]
+            current.wait_stream(on_gpu.exchange(Demand.PROBE, bucket, sent, reply, NO_SETTINGS, worker.pushing.stream))
+        return
     back = threading.Semaphore(0)
     for bucket, server in sorted(worker.elsewhere.by_bucket.items()):
         server.push(Demand.PROBE, bucket, worker.sent_on_host[bucket], worker.means_on_host[bucket], back.release)
@@ -62,7 +72,8 @@ def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
         stream.wait_stream(current)
     if out and worker.config.server_gpu:
         for target, sent in zip(worker.push_to, worker.sent, strict=True):
-            worker.pushing.copy(target, sent.data_ptr(), sent.nbytes)
+            if target:
+                worker.pushing.copy(target, sent.data_ptr(), sent.nbytes)
     elif out:
         worker.pushing.copy(worker.push_to[0], worker.staging.data_ptr(), len(worker.staging))
     if back:

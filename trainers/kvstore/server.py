@@ -7,8 +7,8 @@ back pushes of workers that lead too far (stale synchronous parallel, Ho et al. 
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -73,6 +73,13 @@ class CpuArithmetic(Arithmetic):
                 copy[piece].copy_(weights[piece])
 
 
+class Distant(Protocol):
+    """A worker on another host (trainers.kvstore.remote.gpus)."""
+
+    def reply_from(self, stream: torch.cuda.Stream, bucket: int, reply: Tensor) -> None:
+        """Send the reply to its push of a bucket, behind what the stream has."""
+
+
 class GpuArithmetic(Arithmetic):
     """In the memory of this process's GPU; replies go to the workers' GPUs by peer copies.
 
@@ -86,13 +93,15 @@ class GpuArithmetic(Arithmetic):
         config: KvstoreConfig,
         shared: SharedMapping,
         regions: Regions,
-        reply_addresses: list[int],
+        reply_addresses: dict[int, int],
         own_buckets: list[int],
     ) -> None:
-        """`reply_addresses`: where the replies of each worker start, as this process sees the workers' memory."""
+        """`reply_addresses`: where the replies of each worker here start, as this process sees the workers' memory."""
         from trainers.kvstore import cuda_copies
 
-        self._config, self._control, self._regions = config, shared.control, regions
+        self._config, self._control, self.regions = config, shared.control, regions
+        # The workers on other hosts.
+        self.elsewhere: Mapping[int, Distant] = {}
         self._steps = {bucket: FlatSteps(config.optimizer, regions.weights[bucket]) for bucket in own_buckets}
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
         self._space = torch.empty(longest, device=regions.weights[0].device)
@@ -101,14 +110,16 @@ class GpuArithmetic(Arithmetic):
         torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
         self._streams = [cuda_copies.CopyStream(torch.cuda.Stream()) for _ in range(config.workers)]
-        self._targets = [[start + b.pull_offset for b in shared.layout.buckets] for start in reply_addresses]
+        self._targets = {
+            worker: [start + b.pull_offset for b in shared.layout.buckets] for worker, start in reply_addresses.items()
+        }
         offset = cuda_copies.device_address(shared.address) - shared.address
         self._flags = [shared.address_of(shared.control.done[worker]) + offset for worker in range(config.workers)]
 
     def serve(self, bucket: int, workers: list[int], number: int) -> None:
         """Enqueue the update, then a copy and a flag for each worker."""
         mode, *settings = self._control.settings[workers[0]].tolist()
-        pushed = [self._regions.pushed[worker][bucket] for worker in workers]
+        pushed = [self.regions.pushed[worker][bucket] for worker in workers]
         if mode != UPDATE and self._config.replies_own_gradient:
             self._reply(pushed[0], bucket, workers[0], number)
             return
@@ -119,19 +130,22 @@ class GpuArithmetic(Arithmetic):
             self._reply(reply, bucket, worker, number)
 
     def _update(self, bucket: int, workers: list[int], pushed: list[Tensor], settings: list[float]) -> Tensor:
-        weights = self._regions.weights[bucket]
+        weights = self.regions.weights[bucket]
         mean = cpu_sums.mean_into(pushed, self._space[: len(pushed[0])])
         self._steps[bucket].begin()
         self._steps[bucket].take(mean, settings)
-        return weights if self._config.synchronous else self._regions.weight_replies[workers[0]][bucket].copy_(weights)
+        return weights if self._config.synchronous else self.regions.weight_replies[workers[0]][bucket].copy_(weights)
 
     def _mean(self, bucket: int, pushed: list[Tensor]) -> Tensor:
-        reply, space = self._regions.gradient_replies[0][bucket], self._space[: len(pushed[0])]
+        reply, space = self.regions.gradient_replies[0][bucket], self._space[: len(pushed[0])]
         mean = cpu_sums.mean_into(pushed, reply if reply.dtype == space.dtype else space)
         return reply if mean is reply else reply.copy_(mean)
 
     def _reply(self, reply: Tensor, bucket: int, worker: int, number: int) -> None:
         stream = self._streams[worker]
+        if worker in self.elsewhere:
+            self.elsewhere[worker].reply_from(stream.stream, bucket, reply)
+            return
         stream.copy(self._targets[worker][bucket], reply.data_ptr(), reply.nbytes)
         stream.write_flag(self._flags[worker] + FLAG_BYTES * bucket, number)
 

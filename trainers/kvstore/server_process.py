@@ -3,10 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -61,15 +61,22 @@ def serve(
     own_buckets = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
     row = config.workers + number  # in the control block, behind those of the workers
     arithmetic: Arithmetic
+    elsewhere: Mapping[int, Any] = {}
     if config.server_gpu:
-        arithmetic = _on_gpu(row, device, config, shared, own_buckets, beat)
+        here = [worker for worker in range(config.workers) if worker not in config.elsewhere(host)]
+        arithmetic = on_gpu = _on_gpu(row, here, device, config, shared, own_buckets, beat)
+        if len(here) < config.workers:
+            from trainers.kvstore.remote.gpus import gpu_workers_elsewhere
+
+            met = (store(), number, shared, on_gpu.regions, own_buckets, device)
+            on_gpu.elsewhere = elsewhere = _while_beating(lambda: gpu_workers_elsewhere(*met), beat)
     else:
         torch.set_num_threads(cpu_sums.thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
-    elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
-    if elsewhere:
-        arithmetic = Answering(arithmetic, elsewhere)
+        elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
+        if elsewhere:
+            arithmetic = Answering(arithmetic, elsewhere)
     shared.control.attached[row] = 2
     phase("serving")
 
@@ -105,13 +112,14 @@ def _wait_for_workers(beat: Callable[[int], None]) -> tuple[Path, KvstoreConfig]
 
 def _on_gpu(
     row: int,
+    here: list[int],
     device: torch.device,
     config: KvstoreConfig,
     shared: SharedMapping,
     own_buckets: list[int],
     beat: Callable[[int], None],
 ) -> GpuArithmetic:
-    """Export this server's GPU memory, and open the workers' memory for replies."""
+    """Export this server's GPU memory, and open that of the workers on this host, `here`, for replies."""
     from trainers.kvstore import cuda_copies
 
     torch.zeros(1, device=device)  # makes the context that CUDA's own calls use
@@ -120,8 +128,8 @@ def _on_gpu(
     control = shared.control
     control.handles[row] = list(exported.handle())
     control.attached[row] = 1
-    while (control.attached[: config.workers] < 1).any():
+    while (control.attached[here] < 1).any():
         beat(0)
         time.sleep(PAUSE_SECONDS)
-    replies = [cuda_copies.imported(control.handles[worker].tobytes()) for worker in range(config.workers)]
+    replies = {worker: cuda_copies.imported(control.handles[worker].tobytes()) for worker in here}
     return GpuArithmetic(config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets)

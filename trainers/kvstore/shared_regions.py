@@ -5,7 +5,7 @@ Both lie in one shared mapping (trainers.shared_memory). Where GPUs take part th
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,21 @@ class Regions:
             worker: views(pushed[layout.push_bytes * place :], layout, in_weight_dtype=False, push=True)
             for place, worker in enumerate(range(config.workers) if rows is None else rows)
         }
+
+    def replies_to(self, worker: int, config: KvstoreConfig, far: Container[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return where the replies to a worker lie, for each bucket: mean gradients, and weights.
+
+        `far` has the buckets whose server is on another host.
+        """
+        copy = worker if worker in self.gradient_replies else 0  # one that all GPUs read
+        own = (self.gradient_replies[copy], self.weight_replies[copy])
+        near = (
+            self.pushed[worker] if config.replies_own_gradient else own[0],
+            self.weights if config.synchronous else own[1],
+        )
+        chosen = [own if bucket in far else near for bucket in range(len(self.weights))]
+        means, weights = ([one[kind][bucket] for bucket, one in enumerate(chosen)] for kind in (0, 1))
+        return means, weights
 
     def add(self, others: "Regions", synchronous: bool) -> None:
         """Have the rows of other memory, too. Synchronously one copy of the mean is enough for all of them."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from trainers import shared_memory
 from trainers.kvstore import cpu_sums, server_process
 from trainers.kvstore.across_hosts import ServerAcrossHosts
+from trainers.kvstore.remote.meeting import ServersElsewhere
 from trainers.kvstore.remote.messages import Demand
-from trainers.kvstore.remote.servers import AfterCopies, ServersElsewhere
+from trainers.kvstore.remote.servers import AfterCopies
 from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
 from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, path_on, views
 from trainers.peers.groups import HostGroups, Peers
@@ -83,7 +84,7 @@ class Worker:
             self._host_buffers()
         if self.on_gpu:
             self._connect()
-            self._leaving = AfterCopies(device) if self._far else None
+            self._leaving = AfterCopies(device) if self._far and not config.server_gpu else None
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
@@ -126,19 +127,9 @@ class Worker:
         regions = self.shared.regions
         assert regions is not None
         self.sent_on_host = regions.pushed[self.peers.rank]
-        self.means_on_host, self.weights_on_host = self._places_of_replies(regions)
+        self.means_on_host, self.weights_on_host = regions.replies_to(self.peers.rank, self.config, self._far)
         if not self.on_gpu:
             self.sent, self.means, self.weights = self.sent_on_host, self.means_on_host, self.weights_on_host
-
-    def _places_of_replies(self, regions: Regions) -> tuple[list[Tensor], list[Tensor]]:
-        """Return where the replies to this worker lie, for each bucket: mean gradients, and weights."""
-        rank, own = self.peers.rank, self.config.replies_own_gradient
-        copy = rank if rank in regions.gradient_replies else 0  # one that all GPUs read
-        far = (regions.gradient_replies[copy], regions.weight_replies[copy])
-        near = (regions.pushed[rank] if own else far[0], regions.weights if self.config.synchronous else far[1])
-        chosen = [far if bucket in self._far else near for bucket in range(len(self.layout.buckets))]
-        means, weights = ([one[kind][bucket] for bucket, one in enumerate(chosen)] for kind in (0, 1))
-        return means, weights
 
     def _gpu_buffers(self) -> None:
         """Make buffers, streams and events on this worker's GPU, and page-lock the shared memory."""
@@ -168,10 +159,15 @@ class Worker:
         self._push_flag = shared.address_of(self._control.pushed[rank]) + offset
         self._done_flag = shared.address_of(self._control.done[rank]) + offset
         if self.config.server_gpu:
-            bases = [self._cuda.imported(handle.tobytes()) for handle in self._control.handles[self.config.workers :]]
             start = Regions.pushed_start(self.config, self.layout, rank)
-            self.push_to = [bases[bucket.server] + start + bucket.push_offset for bucket in self.layout.buckets]
-            self._weights_at = [bases[bucket.server] + bucket.pull_offset for bucket in self.layout.buckets]
+            handles = self._control.handles[self.config.workers :]
+            near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
+            bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
+            # 0 where the server is on another host, and nothing is copied to it.
+            self.push_to = [
+                bases.get(b.server, 0) and bases[b.server] + start + b.push_offset for b in self.layout.buckets
+            ]
+            self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
             return
         assert regions is not None
 
@@ -229,6 +225,12 @@ class Worker:
         copies.stream.wait_event(self._staged[bucket])
         if after_reply:
             copies.stream.wait_event(self._fetched[bucket])
+        reply = (self.means if self._only_gradients else self.weights)[bucket]
+        if bucket in self.elsewhere.on_gpus:
+            far, settings = self.elsewhere.on_gpus[bucket], self._settings(self._only_gradients)
+            self.pulling.stream.wait_stream(far.exchange(Demand.PUSH, bucket, sent, reply, settings, copies.stream))
+            self._fetched[bucket].record(self.pulling.stream)
+            return
         copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
         if self._leaving and bucket in self._far:
             self._leaving.call(copies.stream, functools.partial(self._push_far, bucket, number, self._only_gradients))
@@ -236,21 +238,19 @@ class Worker:
             copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
         if not self.config.server_gpu:  # such a server writes into our memory itself
-            reply = (self.means if self._only_gradients else self.weights)[bucket]
             source = (self.means_from if self._only_gradients else self._weights_from)[bucket]
             self.pulling.copy(reply.data_ptr(), source, reply.nbytes)
         self._fetched[bucket].record(self.pulling.stream)
 
     def _push_far(self, bucket: int, number: int, only_gradients: bool) -> None:
         """Send a bucket in host memory to its server on another host; the flag says when the reply is in host memory."""
-        done, rank = self._control.done, self.peers.rank
-
-        def arrived() -> None:
-            done[rank, bucket] = number
-
-        settings = [REDUCE if only_gradients else UPDATE, *self._control.settings[rank, 1:]]
         reply = (self.means_on_host if only_gradients else self.weights_on_host)[bucket]
+        arrived = functools.partial(self._control.done[self.peers.rank].__setitem__, bucket, number)
+        settings = self._settings(only_gradients)
         self._far[bucket].push(Demand.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings)
+
+    def _settings(self, only_gradients: bool) -> list[float]:
+        return [REDUCE if only_gradients else UPDATE, *self._control.settings[self.peers.rank, 1:]]
 
     def wait_for_replies(self, one_behind: bool = False) -> None:
         """Make the current stream (on a CPU: this thread) wait for all replies. Every bucket was pushed.

@@ -1,4 +1,4 @@
-"""The servers on other hosts, as a worker sees them: buckets leave while backward runs, and a thread takes in the replies."""
+"""A server on another host, as a worker sees it: buckets leave while backward runs, and a thread takes in the replies."""
 
 import queue
 import threading
@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from trainers.kvstore import server_process
-from trainers.kvstore.buckets import BucketLayout
-from trainers.kvstore.remote.messages import COUNTS, NO_SETTINGS, WORKER, Demand, Guarded, Wire
-from trainers.kvstore.shared_regions import KvstoreConfig
+from trainers.kvstore.remote.messages import COUNTS, NO_SETTINGS, Demand, Guarded, Wire
 
 
 class ServerElsewhere:
@@ -102,34 +99,3 @@ class AfterCopies:
             copied, work = self._calls.get()
             copied.synchronize()
             work()
-
-
-class ServersElsewhere:
-    """All servers on other hosts; none where all are on one. `by_bucket` has the server of each bucket that goes there."""
-
-    def __init__(self, worker: int, config: KvstoreConfig, layout: BucketLayout) -> None:
-        """Meet them in the cell's store."""
-        hosts = enumerate(config.places.server_hosts if config.places else ())
-        far = [server for server, host in hosts if worker in config.elsewhere(host)]
-        store = server_process.store() if far else None
-        self._servers = []
-        for server in far:
-            assert store is not None
-            buckets = [number for number, bucket in enumerate(layout.buckets) if bucket.server == server]
-            wire = Wire(store, worker, server, WORKER, len(layout.buckets))
-            self._servers.append(ServerElsewhere(wire, buckets))
-        self.by_bucket = {bucket: server for server in self._servers for bucket in server.buckets}
-
-    def counts(self) -> list[list[float]]:
-        """Return the updates of each server, and the sum and maximum of their staleness."""
-        return [server.ask(Demand.COUNT) for server in self._servers]
-
-    def check(self) -> None:
-        """Raises RuntimeError: a connection has failed."""
-        for server in self._servers:
-            server.check()
-
-    def close(self) -> None:
-        """Part from all."""
-        for server in self._servers:
-            server.close()

@@ -19,11 +19,12 @@ REQUESTS_AHEAD = 16
 class WorkerElsewhere:
     """One worker on another host."""
 
-    def __init__(self, wire: Wire, worker: int, server: int, shared: SharedMapping, own_buckets: list[int]) -> None:
+    def __init__(
+        self, wire: Wire, worker: int, server: int, shared: SharedMapping, regions: Regions, own_buckets: list[int]
+    ) -> None:
         """`server` is the own number; the regions have a row for the worker."""
-        assert shared.regions is not None
         self._wire, self._worker, self._server = wire, worker, server
-        self._config, self._control, self._regions = shared.config, shared.control, shared.regions
+        self._config, self._control, self._regions = shared.config, shared.control, regions
         self._tags = wire.tags
         self._requests = deque(self._next_request() for _ in range(REQUESTS_AHEAD))
         self._gradients = {bucket: self._next_gradient(bucket) for bucket in own_buckets}
@@ -55,7 +56,7 @@ class WorkerElsewhere:
         replies = regions.gradient_replies  # synchronously they are equal
         return replies[next(iter(replies)) if synchronous else worker][bucket]
 
-    def _next_gradient(self, bucket: int) -> Work:
+    def _next_gradient(self, bucket: int) -> Work | None:
         return self._wire.receive(self._regions.pushed[self._worker][bucket], bucket)
 
     def _next_request(self) -> tuple[Tensor, Work]:
@@ -71,20 +72,40 @@ class WorkerElsewhere:
             bucket = int(number)
             if kind <= Demand.WEIGHTS and bucket not in self._gradients:
                 raise ValueError(f"bucket {bucket} is another server's")
-            if kind in (Demand.PUSH, Demand.PROBE):
-                self._gradients[bucket].wait()
-                if kind == Demand.PUSH:
-                    self._control.settings[self._worker] = settings
-                    self._control.pushed[self._worker, bucket] += 1
-                else:
-                    self._answer(bucket, self._regions.pushed[self._worker][bucket])
+            if kind == Demand.PUSH:
+                self._take_gradient(bucket, settings)
+            elif kind == Demand.PROBE:
+                self._send_back(bucket)
             elif kind == Demand.WEIGHTS:
-                self._wire.receive(self._regions.weights[bucket], self._tags.weights(bucket)).wait()
+                weights = self._regions.weights[bucket]
+                came_here = torch.empty_like(weights, device="cpu")
+                self._wire.receive(came_here, self._tags.weights(bucket)).wait()
+                weights.copy_(came_here)
             else:
                 self._wire.send(self._counts(), self._tags.request).wait()
             self._requests.append(self._next_request())
-        self._wire.part()
+        self._part()
         self.stopped = True
+
+    def _part(self) -> None:
+        """Part from the worker."""
+        self._wire.part()
+
+    def _take_gradient(self, bucket: int, settings: list[float]) -> None:
+        """Have the flag set when the gradient is there."""
+        self._wait_for_gradient(bucket)
+        self._control.settings[self._worker] = settings
+        self._control.pushed[self._worker, bucket] += 1
+
+    def _send_back(self, bucket: int) -> None:
+        """Send a gradient back as it came."""
+        self._wait_for_gradient(bucket)
+        self._answer(bucket, self._regions.pushed[self._worker][bucket])
+
+    def _wait_for_gradient(self, bucket: int) -> None:
+        work = self._gradients[bucket]
+        assert work is not None
+        work.wait()
 
     def _counts(self) -> Tensor:
         control, row = self._control, self._server
@@ -120,4 +141,7 @@ def workers_elsewhere(
     assert shared.regions is not None
     base = torch.empty(Regions.size(config, layout, theirs), dtype=torch.uint8)  # takes pages as they are written
     shared.regions.add(Regions(base, config, layout, theirs), config.synchronous)
-    return {worker: WorkerElsewhere(wire, worker, server, shared, own_buckets) for worker, wire in wires.items()}
+    return {
+        worker: WorkerElsewhere(wire, worker, server, shared, shared.regions, own_buckets)
+        for worker, wire in wires.items()
+    }
