@@ -109,7 +109,7 @@ def answers(program):
         ("print('Welcome to Ubuntu')", "what it said is no message of an agent"),
         ("print('[1]')", "what it said is no message of an agent"),
         ("print('{\"say\": \"hail\"}')", "what it said is no message of an agent"),
-        ("", "it ended with status 0: it printed nothing"),
+        ("", "it ended with status 0$"),
         ("import time; time.sleep(60)", "it gave no answer for 0.5 s"),
     ],
 )  # fmt: skip
@@ -245,7 +245,7 @@ def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
     silent = until(first.look, 5)  # nobody calls second.look any more
     assert silent.keys() == {2} and silent[2] > 0.3
     second.close()
-    until(lambda: first.sockets == [first._listener], 5)  # one that leaves is not lost
+    until(lambda: (first.look(), first.sockets == [first._listener])[1], 5)  # one that leaves is not lost
     assert first.look() == {}
     first.close()
     stranger.close()

@@ -5,7 +5,7 @@ Launcher                                    Agent
 time     what time is it?                   time     the host's monotonic clock; from now on both give signs of life
 run      fork the ranks of a cell           meeting  the port where the ranks of all hosts meet (the first host only)
                                             started  the process of the cell; or failed: why there is none
-                                            silent   hosts that the first one does not hear any more, over the ranks' wire
+                                            silent   hosts that the first one does not hear, over the wire of the ranks
                                             file     new bytes of a file (of a host that writes to a scratch folder)
                                             states   what processes do that do something else now
 beat     a sign of life

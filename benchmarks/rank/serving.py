@@ -29,7 +29,6 @@ from conf.targets import locate
 PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
 BEAT_SECONDS = 1.0  # between two signs of life
 LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut
-CONNECT_SECONDS = 10.0  # to the first host
 DESCRIBE_SECONDS = 120.0  # for the host to be described
 OURS = ("benchmarks.", "trainers.")
 LIBRARIES = ("torchvision", "timm")
@@ -150,7 +149,11 @@ class Agent:
                 ports = {"port": listening.getsockname()[1], "watched": self._watch.listen(meeting.address)}
                 self._say(Say.MEETING, cell=self._cell.token, **ports)
             else:
-                self._watch.connect(meeting.address, int(message["watched"]), CONNECT_SECONDS)
+                within_s = float(message["lost_after_s"]) / 2  # meanwhile this agent gives no sign of life
+                try:
+                    self._watch.connect(meeting.address, int(message["watched"]), within_s)
+                except OSError:
+                    self._say(Say.SILENT, cell=self._cell.token, hosts={str(meeting.host): within_s})
         if listening:
             listening.close()
 

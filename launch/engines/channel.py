@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -99,8 +100,8 @@ class Channel:
             return "it closed its output"
         size = os.fstat(self._printed).st_size
         said = os.pread(self._printed, SAID_BYTES, max(0, size - SAID_BYTES)).decode(errors="replace").strip()
-        last = said.splitlines()[-1] if said else "it printed nothing"
-        return f"it ended with status {status}: {last}"
+        how = f"it was ended by {_signal(status)}" if status < 0 else f"it ended with status {status}"
+        return f"{how}: {said.splitlines()[-1]}" if said else how
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -117,3 +118,10 @@ class Channel:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._wrong = f"what it said is no message of an agent ({str(error)[:100]})"
         self._answers.put(None)
+
+
+def _signal(status: int) -> str:
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

@@ -80,31 +80,29 @@ class HostsEngine:
 
         Of `environment` the token counts, and what NCCL logs: each host has an environment of its own.
         """
-        token, names = environment[TOKEN], cell.every_host
-        parts = [CellOnHost(self._hosts[name], number, folder) for number, name in enumerate(names)]
-        job = HostsJob(cell, token, parts, self._limits.lost_after_s)
+        token = environment[TOKEN]
+        parts = [CellOnHost(self._hosts[name], number, folder) for number, name in enumerate(cell.every_host)]
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
-        address = self._meetings[names].address if len(names) > 1 else None
-        port = watched = 0
-        for part in parts:
-            host = self._fleet[part.host.name]
-            variables = self.variables(cell, host.name, token).to_dict()
-            variables["set"] |= logged | part.host.clock
-            meeting = {"port": port, "host": part.number, "hosts": len(parts)} | (
-                {"address": address} if address else {}
-            )
-            numbers = [number for number, place in enumerate(cell.places) if place.host == host.name]
-            uuids = {device.id: device.uuid for device in host.machine.devices}
-            gpus = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)] if part.number < len(cell.hosts) else []
-            part.host.channel.listen(part.take)
-            part.host.channel.send(
-                Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
-                environment=variables, numbers=numbers, start=self._limits.start, meeting=meeting,
-                sampled=gpus if sampled else None, lost_after_s=self._limits.lost_after_s, watched=watched,
-            )  # fmt: skip
-            if part.number == 0 and len(parts) > 1:
-                port, watched = self._ports(part)
-        return job
+        meeting = self._meetings.get(cell.every_host)
+        met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})
+        watched = 0
+        with contextlib.suppress(AgentGone):  # the job says which host is lost
+            for part in parts:
+                host = self._fleet[part.host.name]
+                variables = self.variables(cell, host.name, token).to_dict()
+                variables["set"] |= logged | part.host.clock
+                uuids = {device.id: device.uuid for device in host.machine.devices}
+                gpus = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)] if part.number < len(cell.hosts) else []
+                part.host.channel.listen(part.take)
+                part.host.channel.send(
+                    Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
+                    environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
+                    numbers=[number for number, place in enumerate(cell.places) if place.host == host.name],
+                    meeting=met | {"host": part.number}, lost_after_s=self._limits.lost_after_s, watched=watched,
+                )  # fmt: skip
+                if part.number == 0 and len(parts) > 1:
+                    met["port"], watched = self._ports(part)
+        return HostsJob(cell, token, parts, self._limits.lost_after_s)
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment of its processes on one of its hosts, without the host's clock."""
@@ -125,15 +123,20 @@ class HostsEngine:
         self._hosts = {}
 
     def _ports(self, first: CellOnHost) -> tuple[int, int]:
-        """Return where the first host listens for the ranks and for the agents of the others. Raises OSError."""
+        """Return where the first host listens for the ranks and for the agents of the others.
+
+        Raises:
+            AgentGone: its agent is gone.
+            OSError: it cannot.
+        """
         deadline = time.monotonic() + self._limits.start_timeout_s
         while first.ports is None:
             first.news.wait(0.1)
             first.news.clear()
-            if first.why or not first.host.answers(self._limits.lost_after_s) or time.monotonic() > deadline:
-                raise OSError(
-                    first.why or first.host.lost or f"host {first.host.name} did not say where its ranks meet"
-                )
+            if first.why or time.monotonic() > deadline:
+                raise OSError(f"host {first.host.name}: {first.why or 'it did not say where its ranks meet'}")
+            if not first.host.answers(self._limits.lost_after_s):
+                raise AgentGone(first.host.lost)
         return first.ports
 
     def _meeting(self, names: tuple[str, ...]) -> MeetingAddress:
@@ -198,7 +201,7 @@ class HostsJob:
 
     def lost(self) -> str | None:
         """Return which host is lost and how that was seen, as a sentence; None if none is."""
-        first, silent = self._parts[0], self._parts[0].silent_s
+        first, silent = self._parts[0], {n: seconds for part in self._parts for n, seconds in part.silent_s.items()}
         for number, seconds in silent.items():
             # If the first hears none of several others, its own wire is cut.
             part, ear = (first, "no other host hears it") if len(silent) == len(self._parts) - 1 > 1 else (
