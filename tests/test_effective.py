@@ -447,3 +447,27 @@ def test_nccl_that_sees_another_number_of_hosts_is_told():
     ) and "on 1 host, and the cell has 2" in found.sentence
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), record)
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), make_record())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("NCCL_NET", "IB", False),
+        ("NCCL_NET", "Socket", True),
+        ("NCCL_NET_GDR_LEVEL", "LOC", True),
+        ("NCCL_NET_GDR_LEVEL", "SYS", False),
+        ("NCCL_IB_HCA", "mlx5_1", False),
+        ("NCCL_IB_HCA", "mlx5", False),
+        ("NCCL_IB_HCA", "=mlx5", True),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", False),
+        ("NCCL_IB_HCA", "^mlx5_1", True),
+        ("NCCL_IB_HCA", "^=mlx5_0", False),
+        ("NCCL_SOCKET_IFNAME", "eth9", False),  # of another network than the one in use
+        ("NCCL_IB_DISABLE", "1", True),
+    ],
+)
+def test_a_network_that_was_ruled_out_is_seen_in_the_log(name, value, wrong):
+    line = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB ; OOB eth0:10.0.0.1<0>"
+    log = of_hosts([line] * 2, "NET/IB/1/GDRDMA")
+    found = check_settings({name: value}, log, None, INSIDE, gpus=ACROSS)
+    assert bool([one for one in found if one.code == "transport_unexpected"]) == wrong, found

@@ -18,6 +18,7 @@ _RULED_OUT = {
     "NCCL_IB_DISABLE": ("1", "NET/IB"),
     "NCCL_CUMEM_ENABLE": ("0", "P2P/CUMEM"),
 }
+_DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}  # variables that name the devices of a network
 _NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 
@@ -34,6 +35,17 @@ def connections(name: str, evidence: Evidence) -> Iterator[SettingResult]:
         chosen = sorted({one.algorithm for one in log.algorithms if one.algorithm.startswith("NVLS")})
         if chosen or log.channels.get("nvls"):
             yield _unexpected(evidence, name, f"NCCL used {' and '.join(chosen) or 'NVLS channels'}")
+    elif name == "NCCL_NET":
+        networks = {word for words in log.transports.values() for word in words if word.startswith("NET/")}
+        if others := sorted(word for word in networks if word.split("/")[1].lower() != value.lower()):
+            yield _unexpected(evidence, name, f"NCCL used {list_some(others)}")
+    elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
+        if used_directly := _used(log, "NET/", "GDRDMA"):
+            yield _unexpected(evidence, name, f"NCCL used {used_directly}")
+    elif name in _DEVICES:
+        others = sorted({nic for nics in log.nics.values() for nic in nics if not _is_among(nic, value)})
+        if others and _used(log, _DEVICES[name]):
+            yield _unexpected(evidence, name, f"NCCL used {list_some(others)}")
     elif name in _RULED_OUT:
         wrong, kind = _RULED_OUT[name]
         used = _used(log, kind)
@@ -41,13 +53,26 @@ def connections(name: str, evidence: Evidence) -> Iterator[SettingResult]:
             yield _unexpected(evidence, name, f"NCCL used {used}")
 
 
-def _used(log: NcclLog, kind: str) -> str:
+def _is_among(nic: str, value: str) -> bool:
+    """Tell whether a network device is among those that a variable names: `mlx5`, `=mlx5_0:1,mlx5_1`, `^=eth0`.
+
+    A name stands for all that begin with it; after `=` for itself; after `^` for all others.
+    """
+    excluded, exact = value.startswith("^"), "=" in value[:2]
+    names = [one.partition(":")[0] for one in value.lstrip("^=").split(",")]
+    named = (any(part == one if exact else part.startswith(one) for one in names) for part in nic.split("+"))
+    return "/" in nic or all(one != excluded for one in named)  # a device without a name may be any
+
+
+def _used(log: NcclLog, kind: str, having: str = "") -> str:
     """List the transports of a kind with their pairs of ranks; empty if there is none."""
     used: dict[str, list[str]] = defaultdict(list)
     for pair, words in log.transports.items():
         for word in words:
             used[word].append(pair)
-    return ", ".join(f"{word} on {list_some(pairs)}" for word, pairs in used.items() if word.startswith(kind))
+    return ", ".join(
+        f"{word} on {list_some(pairs)}" for word, pairs in used.items() if word.startswith(kind) and having in word
+    )
 
 
 def _unexpected(evidence: Evidence, name: str, what: str, severity: str = "invalid") -> SettingResult:
