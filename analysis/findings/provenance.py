@@ -162,10 +162,11 @@ def connections(record: Record) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def installation(record: Record) -> str:
-    """Describe the machine and the software of a record in one line."""
+def installation(record: Record, machine: str) -> str:
+    """Describe the machine and the software of a record in one line; `machine` names all hosts where cells name hosts."""
     versions = mapping(record.environment.get("versions"))
     parts = [hardware(record), f"host {record.environment.get('host', 'unknown')}"]
+    parts = [f"hosts {machine}"] if record.cell.hosts else parts  # a cell on one of them says nothing of the others
     driver = mapping(record.environment.get("gpu")).get("driver")
     parts += [f"driver {driver}"] if driver else []
     parts += [f"torch {versions['torch']}"] if "torch" in versions else []

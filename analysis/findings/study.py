@@ -120,7 +120,7 @@ class Study:
     @functools.cached_property
     def installations(self) -> dict[str, int]:
         """{machine and software: number of records}, in order of their first record."""
-        return dict(Counter(installation(record) for record in self.records))
+        return dict(Counter(installation(one, self.single(one).provenance["machine"]) for one in self.records))
 
     @functools.cached_property
     def timed(self) -> tuple[Runs, ...]:

@@ -7,6 +7,7 @@ from analysis.report.numbers import number
 from analysis.report.text import single_line
 
 LIMITS = 0.8  # an exchange that reaches this share of what the wire carries is limited by it
+MOST = 1.1  # above it the reference was slower than the wire, and says nothing of it
 WORDS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 
 
@@ -37,9 +38,9 @@ def _told(found: HostWires) -> str:
     took = f"an exchange takes {number(found.exchange_ms)} ms{over}"
     rate = f" at {number(found.gb_per_s)} GB/s" if found.gb_per_s else ""
     nominal = "" if found.nominal_gb_per_s is None else f"; by the driver {8 * found.nominal_gb_per_s:g} Gbit/s"
-    if found.share is None:
+    if found.share is None or found.share > MOST:
         return f"{took}{rate}{f' ({nominal[2:]})' if nominal else ''}"
-    share = number(min(1.0, found.share), "share")
+    share = number(min(1.0, found.share), "share")  # up to MOST by noise
     if found.share >= LIMITS:
         return f"{took}{rate}, and this wire limits it ({share} of what it carries is used{nominal})"
     return f"{took}{rate}, and this wire does not limit it ({share} of what it carries is used{nominal})"

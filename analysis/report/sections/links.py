@@ -27,6 +27,7 @@ def wires(study: Study, findings: Findings) -> Section | None:
     if not study.trains:
         return None
     names = short_names(dict.fromkeys(w.label for w in findings.wires))
+    of_hosts = any(is_between_hosts(w) for w in findings.wires)
     rows = tuple(
         (
             names[w.label], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
@@ -37,12 +38,12 @@ def wires(study: Study, findings: Findings) -> Section | None:
     table = Table(
         "wires",
         "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data sheets."
-        + BETWEEN_HOSTS * any(is_between_hosts(w) for w in findings.wires),
+        + BETWEEN_HOSTS * of_hosts,
         (
             Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
             Column("link_class", "link class"), Column("transport", "transport"),
             Column("exchange_gb_per_s", "exchange GB/s", "number"),
-            Column("p2p_gb_per_s", "peer copies GB/s", "number"),
+            Column("p2p_gb_per_s", "links alone GB/s" if of_hosts else "peer copies GB/s", "number"),
             Column("nominal_gb_per_s", "nominal GB/s", "number"), Column("efficiency", "efficiency", "share"),
             Column("stands_out", "stands out"),
         ),

@@ -55,7 +55,7 @@ def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
     pictures, hosts = [*_drawings(study, lines), *_maps(study, findings)], hosts_table(study)
-    if not pictures:
+    if not pictures and not hosts.rows:
         lines.append("No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p).")
     tables = (hosts,) if hosts.rows else ()
     return Section("links", "The machine and its links", tuple(lines), tuple(pictures), tables, place=40)

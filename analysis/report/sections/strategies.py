@@ -48,7 +48,10 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         )
         for group, label in zip(groups, labels, strict=True)
     ]
-    unit = unit_of(study)
+    unit, of_hosts = (
+        unit_of(study),
+        any(runs.cell.hosts for runs in cells),
+    )  # of hosts the section on links has the GB/s
     table = Table(
         "strategies",
         f"Cells on several {unit}; numbers are medians over the runs of a cell. GB/s per {unit[:-1]}: gradient bytes · "
@@ -60,7 +63,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             Column("gpus", unit), Column("runs", "runs", "count"),
             metric_column("images_per_second", RATE, bounded=True, things=things_of(study)),
             metric_column("exchange_ms", "comm/exchange_ms", bounded=True),
-            Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number"),
+            Column("gb_per_second_per_gpu", f"GB/s per {unit[:-1]}", "number", shown=not of_hosts),
             metric_column("of_reference", "comm/ideal_ratio"), Column("reference", "reference"),
             metric_column("cost_ms", COST, bounded=True), metric_column("exposed_ms", EXPOSED),
             metric_column("hidden_share", HIDDEN), Column("hidden_by_trace", "hidden by trace", of_metric(HIDDEN)),
