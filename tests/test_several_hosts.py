@@ -103,12 +103,14 @@ def test_hosts_that_changed_are_other_machines(tmp_path):
     older = on_hosts(1, BOTH, [0], 4000.0)
     for facts in older["environment"]["hosts"]:
         facts["gpu"] = facts["gpu"] | {"driver": "1.0"}
-    rows = [older, on_hosts(2, ("a",), [0], 2480.0), on_hosts(3, ("b",), [0], 2480.0), on_hosts(4, BOTH, [0], 4000.0)]
+    newer = [on_hosts(2, ("a",), [0], 2480.0), on_hosts(3, ("b",), [0], 2480.0), on_hosts(4, BOTH, [0], 4000.0)]
+    rows = [older, *(one | {"sweep_id": "f" * 32} for one in newer)]
     opened = open_study(study(tmp_path / "driver", rows))
     assert opened.varied_provenance == ("driver",)
     several = SeveralRecords(opened)
     told = [several.values(one).get("scaling/efficiency") for one in opened.records]
     assert [one is None for one in told] == [True, True, True, False]
+    assert not told[-1].of, "both hosts alone count"
 
 
 def test_hosts_with_different_drivers_are_named_and_keep_their_baselines(tmp_path):

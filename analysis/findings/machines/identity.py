@@ -46,8 +46,8 @@ class Machines:
     def said(self, record: Record, of_host: Callable[[Mapping[str, Any]], str]) -> str:
         """Return what the facts of a record's host say; where cells have hosts, what those of all hosts of its machine say.
 
-        A record on one of several hosts says nothing of the others: for them the record that began nearest to it does. So
-        a host alone and all hosts together say the same as long as nothing changed. Hosts that differ are named:
+        A record on one of several hosts says nothing of the others: for them others of its sweep do, else of the sweep nearest
+        to it. So a host alone and all hosts together say the same as long as nothing changed. Hosts that differ are named:
         `driver 550.1 (a), 560.2 (b)`.
         """
         values = {host: of_host(facts) for host, facts in self._of[id(record)].facts_at(record).items()}
@@ -63,7 +63,8 @@ class _Machine:
     host: str | None
     hardware: str  # of its first record
     gpus: dict[tuple[str, Member], str] = field(default_factory=dict)  # what _identities returns, of all records
-    told: dict[str, list[tuple[float, Mapping[str, Any]]]] = field(default_factory=dict)  # by host: when, its facts
+    # By host and sweep: when, and its facts.
+    told: dict[str, dict[str, tuple[float, Mapping[str, Any]]]] = field(default_factory=dict)
     name: str = ""
 
     def fits(self, host: str | None, gpus: Mapping[tuple[str, Member], str]) -> bool:
@@ -74,14 +75,16 @@ class _Machine:
         """Take what a record says of the machine."""
         self.gpus.update(gpus)
         for host, facts in facts_of_hosts(record).items() if self.host is None else ():
-            self.told.setdefault(host, []).append((record.started_at, facts))
+            self.told.setdefault(host, {}).setdefault(record.sweep_id, (record.started_at, facts))
 
     def facts_at(self, record: Record) -> dict[str, Mapping[str, Any]]:
         """Return {host: its facts} at the time of a record."""
-        own = facts_of_hosts(record)
-        others = self.told.keys() - own.keys()
-        at = record.started_at
-        return own | {host: min(self.told[host], key=lambda one: abs(one[0] - at))[1] for host in others}
+        own, at = facts_of_hosts(record), record.started_at
+        for host in self.told.keys() - own.keys():
+            sweeps = self.told[host]
+            nearest = min(sweeps, key=lambda sweep: (sweep != record.sweep_id, abs(sweeps[sweep][0] - at)))
+            own[host] = sweeps[nearest][1]
+        return own
 
     @property
     def place(self) -> str:

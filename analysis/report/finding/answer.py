@@ -26,8 +26,8 @@ def answer(study: Study, main: MainPoint) -> str:
     model, strategy = point.key["model.name"], point.key["strategy.name"]
     told = " with ".join([model] * (len(of_models) > 1) + [strategy] * (len(of_strategies - {WITHOUT}) > 1)) or "it"
     told += f" ({', '.join(curve.details)})" if curve.details else ""
-    several = _is_one_of_several(study, point) or isinstance(point.gpus[0], str)
-    on = f"On {count(point.world_size, unit)}" + (f" ({gpu_ids(point.gpus)})" if several else "")
+    in_brackets = _is_one_of_several(study, point) or isinstance(point.gpus[0], str)  # by host and id
+    on = f"On {count(point.world_size, unit)}" + (f" ({gpu_ids(point.gpus)})" if in_brackets else "")
     said = f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} {things_of(study)}/s"
     if point.efficiency is None:
         return f"{said}."

@@ -50,14 +50,16 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
     unit = unit_of(study)
     sizes = [str(size) for size in sorted({record.cell.world_size for record in records})]
     many = f"{join_words(sizes)} {unit if sizes[-1:] != ['1'] else unit.removesuffix('s')}"
-    widest: dict[tuple[str, ...], Record] = {}  # a host alone is part of several
-    for record in records:
-        if not any({*record.cell.every_host} < {*known} for known in widest):
-            widest.setdefault(tuple(sorted(record.cell.every_host)), record)
-    largest = [one for hosts, one in widest.items() if not any({*hosts} < {*known} for known in widest) or not hosts]
-    places = list(dict.fromkeys(_place(record) for record in (largest if any(widest) else records)))
+    places = list(dict.fromkeys(map(_place, _on_most_hosts(records))))
     where = [single_line(place) for place in places]
     return f"{many} {'of' if unit == 'GPUs' else 'on'} {join_words(where, NAMED)}"
+
+
+def _on_most_hosts(records: Sequence[Record]) -> list[Record]:
+    """Return the records without those on a part of the hosts of others: the baselines of several hosts."""
+    sets = {frozenset(record.cell.every_host) for record in records}
+    hosts = [(record, frozenset(record.cell.every_host)) for record in records]
+    return [record for record, own in hosts if not (own and any(own < other for other in sets))]
 
 
 def _place(record: Record) -> str:
