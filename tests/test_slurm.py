@@ -258,8 +258,8 @@ def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster, how):
 
 @pytest.mark.needs("slurm", "submitit")
 def test_no_cell_is_started_that_does_not_fit_into_the_job(cluster):
-    launcher = cluster.submit("nodes=1", "engine.time_minutes=1")
-    said, _ = launcher.communicate(timeout=120)
+    launcher = cluster.submit("nodes=1", "engine.time_minutes=2", "benchmark.max_seconds=100")
+    said, _ = launcher.communicate(timeout=150)
     assert launcher.returncode == 130, said
     assert "is not started, nor any other cell that does not fit: it takes about" in said and cluster.records() == []
 

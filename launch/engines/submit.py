@@ -7,6 +7,7 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -164,8 +165,9 @@ class Followed:
 
     def _ended(self, state: str, exit_code: str, was_cancelled: bool) -> int:
         """Say how the job ended; return the exit status."""
-        own = exit_code.partition(":")[0]  # status:signal
-        status = int(own) if own.isdecimal() and own != "0" else INTERRUPTED if was_cancelled else ENDED[state]
+        own, _, signal_number = exit_code.partition(":")
+        asked_to_end = was_cancelled or signal_number == str(int(signal.SIGTERM))  # the latter before it had begun
+        status = int(own) if own.isdecimal() and own != "0" else INTERRUPTED if asked_to_end else ENDED[state]
         on = "; the same command goes on from there" if status == INTERRUPTED else ""
         how = "" if state in ("COMPLETED", "FAILED") else f"{state.lower().replace('_', ' ')}, "
         self._tell(f"has ended ({how}exit status {status}){on}")
