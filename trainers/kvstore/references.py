@@ -10,6 +10,8 @@ import torch
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.remote.messages import NO_SETTINGS, Demand
 from trainers.kvstore.worker import Worker
+from trainers.peers import net_probe
+from trainers.peers.ring_probe import TIMES
 from trainers.strategy import ReferenceProbe
 
 # STREAM's add (McCalpin 1995): two float32 read and one written for each element.
@@ -22,7 +24,7 @@ def probes(worker: Worker) -> list[ReferenceProbe]:
     found = []
     places = worker.config.places
     if places:
-        found = [ReferenceProbe("net_link", lambda: send_far(worker), 1.0)]
+        found = [ReferenceProbe(net_probe.NAME, lambda: send_far(worker), 1.0, way=time) for time in TIMES]
     if worker.config.server_gpu:
         if not places or any(host < len(places.ranks) for host in places.server_hosts):  # some are beside workers
             found.append(ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0))
