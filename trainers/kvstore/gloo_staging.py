@@ -66,5 +66,5 @@ class GlooStaging(Bucketed):
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: gloo between neighbours, and between hosts."""
         sent, host = sum(flat.nbytes for flat in self.flat_sent), torch.device("cpu")
-        found = ring_probe.probes(host, ring_bytes(sent, dist.get_world_size()))
-        return found + net_probe.probes(self.hosts, host, ring_bytes(sent, len(self.hosts.ranks)))
+        in_ring = ring_bytes(sent, dist.get_world_size())  # gloo has one of all ranks, which leaves each host once
+        return [*ring_probe.probes(host, in_ring), *net_probe.probes(self.hosts, host, in_ring)]

@@ -134,7 +134,9 @@ class NcclAllreduce(Strategy):
         moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
         if moved != moved:
             return []
-        of_host = self.bytes_moved(self._gradient_bytes, len(self.hosts.ranks))  # as one rank of a ring of hosts
+        # gloo has one ring of all ranks, which leaves each host once; NCCL's trees need only pass hosts as a ring of hosts does.
+        ring = dist.get_world_size() if self._device.type == "cpu" else len(self.hosts.ranks)
+        of_host = self.bytes_moved(self._gradient_bytes, ring)
         return [*ring_probe.probes(self._device, moved), *net_probe.probes(self.hosts, self._device, of_host)]
 
 
