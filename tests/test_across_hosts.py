@@ -11,7 +11,9 @@ from analysis.validity.checks import judge
 from benchmarks.rank.group import Ranks
 from benchmarks.record import CellFolder
 from conf.groups import choice
+from conf.options import Refused
 from conf.schema import ValidityLimits
+from launch.refuse.shared_memory import refuse_too_little
 from trainers.needed_memory import shared_bytes
 
 RANKS = {place: sum(map(len, hosts)) for place, hosts in HOSTS.items()}
@@ -79,6 +81,15 @@ def test_a_host_needs_the_shared_memory_of_its_own_ranks(staging):
     several = changed_cell(cell, hosts=("a", "b"))
     assert several.world_size == 4
     assert shared_bytes(several) == shared_bytes(cell) > 0
+
+
+def test_the_host_with_the_most_shared_memory_counts():
+    cell = make_cell((0, 1), strategy=strategy_of({"name": "kvstore_dist_sync", "servers": 1}))
+    first, second = (changed_cell(cell, hosts=["a", "b"], server_hosts=[host]) for host in "ab")
+    assert shared_bytes(first) == shared_bytes(second) > 4 * 1_199_882 * 2
+    with pytest.raises(Refused, match=r"^host b: strategy=kvstore_dist_sync: "):
+        refuse_too_little([second], shared_bytes(second) - 1, "host b: ")
+    refuse_too_little([second], shared_bytes(second))
 
 
 # What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.

@@ -15,7 +15,7 @@ from trainers.strategy import load
 
 
 def shared_bytes(cell: Cell) -> int:
-    """Return the bytes that the cell takes in /dev/shm. Builds the model on the meta device, without memory."""
+    """Return the bytes that the cell takes in /dev/shm of the host with the most. The model it builds has no memory."""
     with torch.device("meta"):
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":

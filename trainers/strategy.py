@@ -123,7 +123,7 @@ class Strategy(ABC):
         optimizer.step()
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes that a cell takes in /dev/shm. The parameters may be on the meta device."""
+        """Return the bytes that a cell takes in /dev/shm of the host with the most. The parameters may be on the meta device."""
         return 0
 
     def facts(self) -> dict[str, float]:

@@ -98,11 +98,9 @@ def shared_memory(draft: Draft) -> None:
     """Refuse a strategy that needs more of /dev/shm than is free."""
     if not draft.is_for_another_machine:
         refuse_too_little([cell for cell in once_each(draft.cells) if not cell.hosts])
-    for host in draft.fleet or ():  # no host needs more than if all ranks and servers of the cell were on it
-        there = [
-            dataclasses.replace(cell, hosts=(), server_hosts=()) for cell in draft.cells if host.name in cell.every_host
-        ]
-        refuse_too_little(once_each(there), host.shared_memory_bytes, f"host {host.name}: ")
+    for host in draft.fleet or ():  # one with servers alone shares memory with nobody
+        there = [cell for cell in once_each(draft.cells) if host.name in cell.hosts]
+        refuse_too_little(there, host.shared_memory_bytes, f"host {host.name}: ")
 
 
 # In this order: the first that holds is the sentence that the user sees.

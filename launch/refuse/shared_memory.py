@@ -30,7 +30,7 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, wher
         cell
         for cell in cells
         if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")
-        and free < PLENTY_BYTES * (2 * cell.world_size + 2)
+        and free < PLENTY_BYTES * (2 * len(cell.gpus) + 2)
     ]
     if not doubtful:
         return

@@ -128,7 +128,8 @@ class PushPull(Bucketed):
         """Return the bytes of a host's workers' gradients, of weights, of replies and of the control block."""
         workers = workers if self._servers else len(self.hosts.ranks[0])
         config = self._config(parameters, range(len(parameters)), workers, on_gpu)
-        return needed_bytes(config, config.layout())
+        layout, hosts = config.layout(), range(len(self.hosts.ranks) if self._servers else 1)
+        return max(needed_bytes(config, layout, host) for host in hosts)
 
     def facts(self) -> dict[str, float]:
         """Return the staleness of the updates so far, where they are asynchronous. Collective."""
