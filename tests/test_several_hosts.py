@@ -143,6 +143,19 @@ def test_the_wire_between_hosts_is_named_with_what_it_carries(found):
     assert (links.link_class, links.transport) == ("NET", "NET/Socket")
 
 
+def test_the_rate_of_a_wire_is_told_where_all_that_a_rank_sends_crosses_it(tmp_path):
+    def rate(number, gpus, moved, **cell):
+        metrics = {EXCHANGE: 30.0, "comm/bytes_moved": moved, "comm/busbw_gb_per_s": moved / 30e6}
+        made = on_hosts(number, BOTH, gpus, 100.0, metrics=metrics, cell=cell) | {"model": {"gradient_bytes": 3e6}}
+        (runs,) = open_study(study(tmp_path / str(number), [made])).runs
+        return host_wires(runs).gb_per_s
+
+    assert rate(1, [0], 3e6) == pytest.approx(0.1)
+    assert rate(2, [0, 1], 4.5e6) is None  # of a ring of four ranks
+    assert rate(3, [0], 6e6) is None  # to the host's memory too
+    assert rate(4, [0], 3e6, strategy={"name": "kvstore_dist_sync", "servers": 1}, server_hosts=["a"]) is None
+
+
 def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     content, _ = examine(folder)
     assert len(content.finding) <= 5

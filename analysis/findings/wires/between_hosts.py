@@ -1,5 +1,6 @@
 """The wires between the hosts of a cell: which interfaces its exchange used, what they carried, and what they could carry."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from benchmarks.record import Record
 from conf.cell import folded
 
 EXCHANGE, NET_LINK, BUSBW = "comm/exchange_ms", "reference/net_link_ms", "comm/busbw_gb_per_s"
+MOVED = "comm/bytes_moved"
+MOST_PADDING = 0.01  # share of the bytes that buckets may add
 NAMED = 2  # hosts whose interfaces are told one by one
 
 
@@ -30,7 +33,7 @@ class HostWires:
     of_hosts: Mapping[str, HostWire]  # in rank order, then hosts that have servers only
     exchange_ms: float | None
     link_ms: float | None  # what the bytes of an exchange take if nothing but the wire is used: reference net_link
-    gb_per_s: float | None  # of each host while it exchanges; known where a host has one rank
+    gb_per_s: float | None  # of each host while it exchanges; known for a ring of one rank on each host
 
     @property
     def share(self) -> float | None:
@@ -64,8 +67,16 @@ def host_wires(runs: Runs) -> HostWires | None:
     if len(runs.cell.every_host) < 2:
         return None
     exchange, link = (_middle(runs, name) for name in (EXCHANGE, NET_LINK))
-    alone = len(runs.cell.gpus) == 1  # what a rank sends is then what its host sends
-    return HostWires(wires_of(runs.records[0]), exchange, link, _middle(runs, BUSBW) if alone else None)
+    return HostWires(wires_of(runs.records[0]), exchange, link, _middle(runs, BUSBW) if _all_crosses(runs) else None)
+
+
+def _all_crosses(runs: Runs) -> bool:
+    """Tell whether all that a rank sends crosses to other hosts: a ring of one rank on each host."""
+    hosts, size = len(runs.cell.hosts), runs.records[0].model.get("gradient_bytes")
+    moved = _middle(runs, MOVED)
+    if len(runs.cell.gpus) > 1 or runs.cell.servers or not size or moved is None:
+        return False
+    return math.isclose(moved, 2 * (hosts - 1) / hosts * size, rel_tol=MOST_PADDING)
 
 
 def wires_of(record: Record) -> dict[str, HostWire]:
