@@ -134,6 +134,15 @@ def test_the_waterfall_tells_what_is_lost_inside_hosts_from_what_is_lost_between
     assert waterfall.ideal.value - known - waterfall.residual == pytest.approx(waterfall.measured.value)
 
 
+def test_the_control_cells_of_strong_scaling_have_as_many_images_per_rank(tmp_path):
+    rows = list(cells())
+    for one in rows:
+        if one["cell"]["hosts"] == [*BOTH] and one["cell"]["strategy"]["name"] != "none":
+            one["cell"]["global_batch_size"] = 4 * one["cell"]["batch_size"]
+    waterfall = findings_of(open_study(study(tmp_path / "study", rows))).waterfalls[0]
+    assert {"communication inside hosts", "communication between hosts"} < {one.name for one in waterfall.parts}
+
+
 def test_the_wire_between_hosts_is_named_with_what_it_carries(found):
     runs = next(one for one in found[0].runs if one.gpus == ("a:0", "a:1", "b:0", "b:1") and one.strategy != "none")
     wires = host_wires(runs)

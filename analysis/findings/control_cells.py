@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from analysis.findings.baselines import OF_SERVERS, Baselines
+from analysis.findings.baselines import OF_SERVERS
 from analysis.findings.model import Member
+from analysis.findings.provenance import CONNECTIONS
 from analysis.findings.runs import Runs, merged
 from analysis.findings.study import Study
 from conf import groups
@@ -53,23 +54,32 @@ class ControlRuns:
     """The runs of a study's control cells, found by what they share with the cell that they explain."""
 
     def __init__(self, study: Study) -> None:
-        """Sort strategy=none and the one-GPU cells by their condition."""
-        self._study, self._baselines = study, Baselines(study)
+        """Sort strategy=none, the one-GPU cells and those of one host by their condition."""
+        self._study = study
         self._free = [name for name in study.varied if name.startswith("nccl.")] + ["global_batch_size", *OF_SERVERS]
         self._strategy = [name for name in study.varied if name.startswith("strategy.")]
         without: dict[tuple[Any, ...], dict[tuple[Member, ...], list[Runs]]] = defaultdict(lambda: defaultdict(list))
         alone: dict[tuple[Any, ...], dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+        hosts: dict[tuple[Any, ...], dict[Member, list[Runs]]] = defaultdict(lambda: defaultdict(list))
         for runs in study.timed:
             if runs.strategy == WITHOUT:
                 without[self._key(runs, self._strategy)][runs.gpus].append(runs)
             elif runs.world_size == 1:
                 alone[self._key(runs)][runs.gpus[0]].append(runs)
+            elif len(runs.cell.hosts) == 1:
+                hosts[self._key_of_host(runs)][runs.cell.hosts[0]].append(runs)
         self._without = {key: {gpus: merged(one) for gpus, one in found.items()} for key, found in without.items()}
         self._alone = {key: {gpu: merged(one) for gpu, one in found.items()} for key, found in alone.items()}
+        self._hosts = {key: {host: merged(one) for host, one in found.items()} for key, found in hosts.items()}
 
     def _key(self, runs: Runs, left_out: Iterable[str] = ()) -> tuple[Any, ...]:
         # A control cell has the same images per rank, whether these were asked for or follow from the images per step.
         return runs.batch_size, *self._study.condition(runs, (*self._free, *left_out))
+
+    def _key_of_host(self, runs: Runs) -> tuple[Any, ...]:
+        # The GPUs of a host use links, and so NCCL's settings.
+        free = ("global_batch_size", *OF_SERVERS, CONNECTIONS)
+        return runs.cell.gpus, runs.batch_size, *self._study.condition(runs, free)
 
     def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
         """Return the runs with strategy=none, by subset."""
@@ -77,7 +87,8 @@ class ControlRuns:
 
     def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the same strategy on each host alone with the same GPUs; empty unless every host has some."""
-        return self._baselines.of_hosts(runs)
+        known = self._hosts.get(self._key_of_host(runs), {})
+        return {host: known[host] for host in runs.cell.hosts} if known.keys() >= {*runs.cell.hosts} else {}
 
     def alone(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the same strategy on one GPU, by GPU."""
