@@ -29,9 +29,13 @@ OWN = ("benchmarks", "trainers", "conf")  # packages that ranks run
 LOOPS = {
     ("trainers/kvstore/worker.py", "_meet"): "waits for the workers and servers to begin",
     ("trainers/kvstore/worker.py", "wait_for_replies"): "waits for the servers",
+    ("trainers/kvstore/references.py", "send_far"): "waits for the servers",
+    ("trainers/kvstore/remote/meeting.py", "__init__"): "waits for the servers to begin",
+    ("trainers/kvstore/remote/servers.py", "ask"): "waits for the servers",
     ("trainers/kvstore/server.py", "run"): "waits for gradients",
     ("trainers/kvstore/server_process.py", "_wait_for_workers"): "waits for the workers to begin",
     ("trainers/kvstore/server_process.py", "_on_gpu"): "waits for the workers to begin",
+    ("trainers/kvstore/server_process.py", "_while_beating"): "waits for the workers to begin",
     ("benchmarks/rank/group.py", "on_rank_zero"): "waits for rank 0",
     ("benchmarks/timing/spin_barrier.py", "wait"): "waits for the other ranks",
     ("benchmarks/jacobi/halo.py", "receive"): "waits for its neighbours",

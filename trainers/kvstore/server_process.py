@@ -65,7 +65,7 @@ def serve(
     if config.server_gpu:
         here = [worker for worker in range(config.workers) if worker not in config.elsewhere(host)]
         arithmetic = on_gpu = _on_gpu(row, here, device, config, shared, own_buckets, beat)
-        if len(here) < config.workers:
+        if config.elsewhere(host):
             from trainers.kvstore.remote.gpus import gpu_workers_elsewhere
 
             met = (store(), number, shared, on_gpu.regions, own_buckets, device)
@@ -74,8 +74,8 @@ def serve(
         torch.set_num_threads(cpu_sums.thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
-        elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
-        if elsewhere:
+        if config.elsewhere(host):
+            elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
             arithmetic = Answering(arithmetic, elsewhere)
     shared.control.attached[row] = 2
     phase("serving")

@@ -50,9 +50,9 @@ class ServerElsewhere:
         counts = torch.zeros(COUNTS, dtype=torch.float64)
         answer = self._wire.receive(counts, self._tags.request)
         with self._one_at_a_time:
-            kept = self._request(kind)
+            _, asked = self._request(kind)
+        asked.wait()
         answer.wait()
-        del kept
         return list(counts.tolist())
 
     def check(self) -> None:

@@ -135,8 +135,6 @@ def workers_elsewhere(
     """Meet the workers on other hosts, and give them rows in this server's regions. Returns them by number."""
     config, layout = shared.config, shared.layout
     theirs = config.elsewhere(config.places.server_hosts[server]) if config.places else []
-    if not theirs:
-        return {}
     wires = {worker: Wire(store, worker, server, SERVER, len(layout.buckets)) for worker in theirs}
     assert shared.regions is not None
     base = torch.empty(Regions.size(config, layout, theirs), dtype=torch.uint8)  # takes pages as they are written
