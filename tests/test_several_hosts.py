@@ -251,6 +251,8 @@ def test_the_switches_between_hosts_tell_how_far_they_are():
         ("dev10", "gpu1"): "NET-leaf",
     }
     assert {pair: between_hosts(tree, *pair) for pair in far} == far
+    blocks = Switches.read("".join(f"BlockName=b{n} BlockIndex={n} Nodes=g[{n}1-{n}8] BlockSize=8\n" for n in (1, 2)))
+    assert [between_hosts(blocks, "g11", other) for other in ("g18", "g21")] == ["NET-leaf", "NET-other"]
     assert between_hosts(tree, "dev0", "stranger") == "NET" == between_hosts(Switches.read(""), "dev0", "dev1")
 
 
@@ -261,6 +263,8 @@ def test_the_switches_between_hosts_tell_how_far_they_are():
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
         ("a", ["a"]),
         ("a[1-999999999]", []),
+        ("r[1-99999]n[1-99999]", []),
+        ("node[001-0", []),  # cut at SLURM_TOPO_LEN
         ("a[", []),
         ("", []),
     ],

@@ -4,9 +4,10 @@ Slurm knows the tree of switches where `topology.conf` describes it; `scontrol s
 
     SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[01-04]
     SwitchName=pod1 Level=1 LinkSpeed=1 Nodes=node[01-08] Switches=leaf[1-2]
+    BlockName=b1 BlockIndex=0 Nodes=node[01-18] BlockSize=18                    of topology/block instead of topology/tree
 
-(slurm.schedmd.com, topology guide; the printing is src/scontrol and src/api/topo_info.c.) Hosts under one switch of level 0 are
-NET-leaf, under one of level 1 NET-pod, further apart NET-other; where a host is under no known switch the link is NET.
+(Slurm's topology guide, and `_print_topo_record` in src/plugins/topology.) Hosts under one switch of level 0, or in one block,
+are NET-leaf, under one of level 1 NET-pod, further apart NET-other; where a host is under no known switch the link is NET.
 """
 
 import re
@@ -36,10 +37,12 @@ class Switches:
         above: dict[str, dict[int, set[str]]] = {}
         for line in text.splitlines():
             said = dict(re.findall(r"(\w+)=(\S+)", line))
-            if "SwitchName" not in said or not said.get("Level", "").isdecimal() or "Nodes" not in said:
+            name = said.get("SwitchName") or said.get("BlockName")
+            level = re.fullmatch(r"[0-9]{1,4}", said.get("Level", "0" if "BlockName" in said else ""))
+            if name is None or level is None:
                 continue
-            for host in hosts_of(said["Nodes"]):
-                above.setdefault(host, {}).setdefault(int(said["Level"]), set()).add(said["SwitchName"])
+            for host in hosts_of(said.get("Nodes", "")):
+                above.setdefault(host, {}).setdefault(int(level[0]), set()).add(name)
         return Switches(
             {host: {level: frozenset(names) for level, names in own.items()} for host, own in above.items()}
         )
@@ -66,18 +69,18 @@ def hosts_of(text: str) -> list[str]:
         pieces = [
             [*_numbers(inside)] if inside else [plain] for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", part)
         ]
-        found += ("".join(one) for one in product(*pieces))
-        if len(found) > MOST_HOSTS:
+        if len(found) + prod(map(len, pieces)) > MOST_HOSTS:
             return []
+        found += ("".join(one) for one in product(*pieces))
     return found
 
 
 def _numbers(inside: str) -> Iterator[str]:
     """Yield the numbers of `01-03,7` with their zeros."""
     for one in inside.split(","):
-        first, _, last = one.partition("-")
-        if first.isdecimal() and (last or first).isdecimal() and int(last or first) - int(first) < MOST_HOSTS:
-            yield from (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
+        ends = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", one)
+        if ends and (last := int(ends[2] or ends[1])) - int(ends[1]) < MOST_HOSTS:
+            yield from (f"{number:0{len(ends[1])}d}" for number in range(int(ends[1]), last + 1))
 
 
 def rails(topology: Topology) -> dict[int, tuple[str, ...]]:
