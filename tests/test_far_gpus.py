@@ -31,11 +31,25 @@ CASES = {
     "staged_one": (ONE, STAGED),
     "staged_two": (TWO, STAGED),
 }
+WITHOUT_SERVERS = {  # the same on one host and on two
+    "hierarchical": {"name": "hierarchical"},
+    "staged": {"name": "cpu_staged"},
+    "sharded": {"name": "cpu_staged", "staging": "sharded"},
+    "on_gpu": {"name": "cpu_staged", "optimizer_on": "gpu"},
+    "device": {"name": "kvstore_device"},
+    "allreduce": {"name": "nccl_allreduce"},
+}
+CASES |= {
+    f"{name}_on_{number}": (hosts, given)
+    for number, hosts in ((1, ONE), (2, Hosts(((0,), (1,)))))
+    for name, given in WITHOUT_SERVERS.items()
+}
 STEPS, RANKS = 20, 2
 
 
 def process(on, case, number, folder):
-    hosts, name = CASES[case]
+    hosts, given = CASES[case]
+    given = {"name": given, "servers": 1} if isinstance(given, str) else given
     device = torch.device("cuda", min(number, 1)) if on == "cuda" else torch.device("cpu")
     if on == "cuda":
         torch.cuda.set_device(device)
@@ -46,7 +60,7 @@ def process(on, case, number, folder):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(500, 700), nn.Tanh(), nn.Linear(700, 500), nn.Tanh(), nn.Linear(500, 3)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    strategy = load(strategy_of({"name": name, "servers": 1, "bucket_cap_mb": 0.5}), target_of("strategy", name), hosts)
+    strategy = load(strategy_of({**given, "bucket_cap_mb": 0.5}), target_of("strategy", given["name"]), hosts)
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(number)
     x, y = torch.randn(64, 500, generator=generator).to(device), torch.arange(64, device=device) % 3
@@ -66,7 +80,7 @@ def process(on, case, number, folder):
         if pipelined := alone.pipelined():
             for _ in range(5):
                 pipelined()
-        probes = strategy.probes()
+        probes = [probe for probe in strategy.probes() if probe.share]
         for probe in probes:
             probe.run()
     weights = [round(weight.double().sum().item(), 9) for weight in model.state_dict().values()]
@@ -86,7 +100,7 @@ def ran(folder, case, on="cuda"):
     environment = os.environ | known | {"PYTHONPATH": path}
     started = [
         subprocess.Popen([sys.executable, __file__, on, case, str(number), str(folder)], env=environment)
-        for number in range(RANKS + 1)
+        for number in range(RANKS + isinstance(CASES[case][1], str))
     ]
     try:
         assert [one.wait(timeout=120) for one in started] == [0] * len(started)
@@ -111,6 +125,18 @@ def test_an_asynchronous_server_on_a_gpu_far_away_serves_each_worker(tmp_path):
     for number, rank in enumerate(ran(tmp_path, "async")):
         assert rank["losses"][-1] < rank["losses"][0] and rank["returned"] == [number + 1.0]
         assert rank["facts"]["staleness/updates"] % STEPS == 0
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("name", WITHOUT_SERVERS)
+def test_gpus_of_two_hosts_train_as_those_of_one(tmp_path, name):
+    (reference, _), one, two = (ran(tmp_path, case) for case in ("allreduce_on_1", f"{name}_on_1", f"{name}_on_2"))
+    for near, far in zip(one, two, strict=True):
+        assert near["weights"] == one[0]["weights"] and far["weights"] == two[0]["weights"]
+        assert near["weights"] == pytest.approx(reference["weights"], rel=1e-3, abs=1e-3)
+        assert far["weights"] == pytest.approx(reference["weights"], rel=1e-3, abs=1e-3)
+        assert far["returned"] == near["returned"] == [1.5]
+        assert "net_link" in far["probes"] and "net_link" not in near["probes"]
 
 
 if __name__ == "__main__":

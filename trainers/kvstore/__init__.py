@@ -9,6 +9,7 @@ remote          … where a worker and a server are on different hosts: messages
 references      what simpler operations on the same bytes take
 server          waits for gradients, updates, sends weights; in a rank's thread or a process of its own (server_process)
 shared_regions  the memory that workers and servers share, with its control block
+across_hosts    servers of several hosts that keep the same weights
 cuda_copies     copies and flags that a GPU's streams write and wait for
 cpu_sums        sums and updates by threads on the CPU
 """

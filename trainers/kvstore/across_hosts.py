@@ -24,9 +24,8 @@ class HostMeans(CpuArithmetic):
         super().__init__(config, shared, own_buckets)
         self._rail, self._order = rail, own_buckets
         layout = shared.layout
-        self._means: dict[
-            int, Tensor
-        ] = {}  # by bucket: of this host, then of all; (elements,) in the dtype that travels
+        # By bucket, (elements,) in the dtype that travels: the mean of this host, then the sum of all hosts' means.
+        self._means: dict[int, Tensor] = {}
         for number in own_buckets:
             bucket = layout.buckets[number]
             dtype = DTYPES[layout.arrays[bucket.parts[0].array].wire_dtype]
@@ -61,7 +60,7 @@ class HostMeans(CpuArithmetic):
 
     def _reply(self, bucket: int, workers: list[int]) -> None:
         mode, *settings = self._control.settings[workers[0]].tolist()
-        total = self._means[bucket]  # gloo has no mean
+        total = self._means[bucket]
         replies = [copy[bucket] for copy in self._regions.gradient_replies.values()]
         if mode == UPDATE:
             self._steps[bucket].begin()
