@@ -176,11 +176,11 @@ def handed_on(tmp_path, monkeypatch):
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
     made = Scratch.make("t", {"cell.json": "{}"})
     here = CellFolder(tmp_path / "here").make()
-    part = CellOnHost(None, 1, here)
+    part = CellOnHost(None, 1, "t", here)
 
     def bring():
         for chunk in made.news():
-            part.take(Say.FILE, json.loads(json.dumps(chunk)))
+            part.take(Say.FILE, {"cell": "t", **json.loads(json.dumps(chunk))})
         return {
             path.relative_to(here.path).as_posix(): path.read_text() for path in here.path.rglob("*") if path.is_file()
         }
@@ -217,12 +217,13 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
 def test_an_agent_writes_nowhere_else(handed_on, name):
     _, part, _ = handed_on
     with pytest.raises(ValueError, match="file"):
-        part.take(Say.FILE, {"name": name, "at": 0, "data": ""})
+        part.take(Say.FILE, {"cell": "t", "name": name, "at": 0, "data": ""})
 
 
 def test_a_gap_in_a_file_is_no_sample(handed_on):
     _, part, _ = handed_on
-    line = {"name": "ranks/1.jsonl", "at": 0, "data": base64.b64encode(b"x\n").decode()}
+    line = {"cell": "t", "name": "ranks/1.jsonl", "at": 0, "data": base64.b64encode(b"x\n").decode()}
+    part.take(Say.FILE, line | {"cell": "the one before"})
     part.take(Say.FILE, line)
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 9"):
         part.take(Say.FILE, {**line, "at": 9})

@@ -98,15 +98,16 @@ class Agent:
         """Say what is new of the cell, and give a sign of life."""
         cell = self._cell
         if cell:
-            status = cell.status()  # before its last files are read
-            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
+            # Before the files are read: what has ended has written all.
+            status, states = cell.status(), cell.changed_states()
+            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or states or status is not None:
                 for chunk in cell.news():
                     self._say(Say.FILE, cell=cell.token, **chunk)
             if self._watch and (silent := self._watch.look()):
                 self._say(
                     Say.SILENT, cell=cell.token, hosts={str(number): seconds for number, seconds in silent.items()}
                 )
-            if states := cell.changed_states():
+            if states:
                 self._say(Say.STATES, cell=cell.token, states=states)
             if status is not None:
                 self._say(Say.ENDED, cell=cell.token, status=status)

@@ -81,7 +81,7 @@ class HostsEngine:
         Of `environment` the token counts, and what NCCL logs: each host has an environment of its own.
         """
         token = environment[TOKEN]
-        parts = [CellOnHost(self._hosts[name], number, folder) for number, name in enumerate(cell.every_host)]
+        parts = [CellOnHost(self._hosts[name], number, token, folder) for number, name in enumerate(cell.every_host)]
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         meeting = self._meetings.get(cell.every_host)
         met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})

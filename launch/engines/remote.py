@@ -77,6 +77,7 @@ class CellOnHost:
 
     host: RemoteHost
     number: int  # of the host in the cell
+    token: str  # of the cell
     folder: CellFolder
     pid: int | None = None  # of the process that started the ranks
     ports: tuple[int, int] | None = None  # where the ranks of all hosts meet, and their agents; the first host
@@ -89,7 +90,9 @@ class CellOnHost:
     news: threading.Event = field(default_factory=threading.Event)
 
     def take(self, say: Say, message: Mapping[str, Any]) -> None:
-        """Take what the agent says of this cell."""
+        """Take what the agent says of this cell; what it still said of the one before is dropped."""
+        if message["cell"] != self.token:
+            return
         if say == Say.FILE:
             try:
                 self._write(str(message["name"]), message["at"], base64.b64decode(message["data"]))

@@ -84,7 +84,7 @@ class Worker:
             self._host_buffers()
         if self.on_gpu:
             self._connect()
-            self._leaving = AfterCopies(device) if self._far and not config.server_gpu else None
+            self._leaving = AfterCopies(PAUSE_SECONDS["cuda"]) if self._far and not config.server_gpu else None
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
@@ -163,10 +163,8 @@ class Worker:
             handles = self._control.handles[self.config.workers :]
             near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
             bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
-            # 0 where the server is on another host, and nothing is copied to it.
-            self.push_to = [
-                bases.get(b.server, 0) and bases[b.server] + start + b.push_offset for b in self.layout.buckets
-            ]
+            into = [start + bucket.push_offset for bucket in self.layout.buckets]
+            self.push_to = [bases.get(b.server, 0) + at for b, at in zip(self.layout.buckets, into, strict=True)]
             self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
             return
         assert regions is not None
@@ -232,10 +230,10 @@ class Worker:
             self._fetched[bucket].record(self.pulling.stream)
             return
         copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
+        copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         if self._leaving and bucket in self._far:
-            self._leaving.call(copies.stream, functools.partial(self._push_far, bucket, number, self._only_gradients))
-        else:
-            copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
+            flags, send = self._control.pushed[self.peers.rank], functools.partial(self._push_far, bucket, number)
+            self._leaving.call(lambda: flags[bucket] >= number, functools.partial(send, self._only_gradients))
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
         if not self.config.server_gpu:  # such a server writes into our memory itself
             source = (self.means_from if self._only_gradients else self._weights_from)[bucket]
@@ -262,6 +260,8 @@ class Worker:
             last, before = self._all_fetched[self._number % 2], self._all_fetched[1 - self._number % 2]
             last.record(self.pulling.stream)
             torch.cuda.current_stream().wait_event(before if one_behind else last)
+            if self._far and self._number > 1:
+                before.synchronize()  # messages need room in the GPU's queue: at most two exchanges are under way
             return
         sleep_precisely()
         done = self._control.done[self.peers.rank]

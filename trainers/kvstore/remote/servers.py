@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from trainers.kvstore.remote.messages import COUNTS, NO_SETTINGS, Demand, Guarded, Wire
+from trainers.prctl import sleep_precisely
 
 
 class ServerElsewhere:
@@ -80,22 +82,26 @@ class ServerElsewhere:
 
 
 class AfterCopies:
-    """Calls what must wait until a GPU's copies are done, in a thread of its own."""
+    """Calls what must wait until a GPU's copies are done, in a thread of its own. A flag in host memory says when.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._calls: queue.SimpleQueue[tuple[torch.cuda.Event, Callable[[], None]]] = queue.SimpleQueue()
+    The thread makes no call of CUDA's. Such a call waits while backward waits for room in a full queue of the GPU, and the room
+    may only come after what is called here: two H200s stood still so.
+    """
+
+    def __init__(self, pause_seconds: float) -> None:
+        """`pause_seconds` is the time between two looks at a flag."""
+        self._pause_seconds = pause_seconds
+        self._calls: queue.SimpleQueue[tuple[Callable[[], bool], Callable[[], None]]] = queue.SimpleQueue()
         Guarded("sending what a GPU has copied", self._run).start()
 
-    def call(self, stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
-        """Have `work` called when everything is done that was enqueued on the stream. Waits for nothing."""
-        event = torch.cuda.Event(blocking=True)
-        event.record(stream)
-        self._calls.put((event, work))
+    def call(self, copied: Callable[[], bool], work: Callable[[], None]) -> None:
+        """Have `work` called once `copied()`. Waits for nothing."""
+        self._calls.put((copied, work))
 
     def _run(self) -> None:
-        torch.cuda.set_device(self._device)
+        sleep_precisely()
         while True:
             copied, work = self._calls.get()
-            copied.synchronize()
+            while not copied():
+                time.sleep(self._pause_seconds)
             work()
