@@ -116,6 +116,9 @@ def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: O
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
     }
+    if cell.hosts and cell.server_gpus:
+        # A stream that waits for another host must not hold back those that share its queue: with 8 two H200s stood still.
+        own["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     # One machine: nothing listens to the network. NCCL takes a name after `=` as the whole name, not as its beginning.
     sockets = {"NCCL_SOCKET_IFNAME": where.interface if where.interface == LOOPBACK else f"={where.interface}"}
     own |= sockets if where.typed else {}

@@ -163,8 +163,8 @@ class Worker:
             handles = self._control.handles[self.config.workers :]
             near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
             bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
-            into = [start + bucket.push_offset for bucket in self.layout.buckets]
-            self.push_to = [bases.get(b.server, 0) + at for b, at in zip(self.layout.buckets, into, strict=True)]
+            # 0 where the server is on another host, and nothing is copied to it.
+            self.push_to = [(a := bases.get(b.server, 0)) and a + start + b.push_offset for b in self.layout.buckets]
             self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
             return
         assert regions is not None
