@@ -75,7 +75,7 @@ def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") 
     from trainers.devices import stay_near
 
     cell = Cell.from_dict(json.loads(folder.cell.read_text()))
-    place = rank % len(cell.gpus) if rank < cell.world_size else _server_place(cell, rank)
+    place = _gpu_index(cell, rank)
     device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -96,11 +96,11 @@ def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") 
         server_process.serve(rank - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat)
 
 
-def _server_place(cell: "Cell", rank: int) -> int | None:
-    """Return which of the visible GPUs a server uses; None: it uses the host's memory."""
-    if not cell.server_gpus:
-        return None
-    return list(dict.fromkeys((*cell.gpus, *cell.server_gpus))).index(cell.server_gpus[rank - cell.world_size])
+def _gpu_index(cell: "Cell", number: int) -> int | None:
+    """Return which of the GPUs that its host shows a process uses; None: it uses the host's memory."""
+    place = cell.places[number]
+    here = dict.fromkeys(one.gpu for one in cell.places if one.host == place.host and one.gpu is not None)
+    return None if place.gpu is None else list(here).index(place.gpu)
 
 
 def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter", me: list[object]) -> None:
