@@ -117,8 +117,9 @@ def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: O
         "NCCL_RAS_ENABLE": "0",
     }
     if cell.hosts and cell.server_gpus:
-        # A stream that waits for another host must not hold back those that share its queue: with 8 two H200s stood still.
-        own["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        # A kernel of NCCL's that waits for another host must hold back neither the streams that would share its queue nor the
+        # loading of another kernel, which waits for those that run. Two H200s stood still otherwise.
+        own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
     # One machine: nothing listens to the network. NCCL takes a name after `=` as the whole name, not as its beginning.
     sockets = {"NCCL_SOCKET_IFNAME": where.interface if where.interface == LOOPBACK else f"={where.interface}"}
     own |= sockets if where.typed else {}
