@@ -96,7 +96,8 @@ def ran(folder, case, on="cuda"):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-    path = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(__file__).parent)])
+    here = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
+    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | known | {"PYTHONPATH": path}
     started = [
         subprocess.Popen([sys.executable, __file__, on, case, str(number), str(folder)], env=environment)
