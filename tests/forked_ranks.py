@@ -30,7 +30,6 @@ from benchmarks.training import exchange
 from conf.targets import locate
 from trainers.hosts import Hosts
 from trainers.kvstore import server_process
-from trainers.kvstore.remote.messages import Wire
 from trainers.peers import told
 from trainers.strategy import ExchangeAlone, load
 
@@ -103,24 +102,6 @@ def wait_until_the_other_is_ahead(meeting, rank, step, ahead):
         meeting.add("steps", 1)
     while rank == 1 and step == 5 and meeting.add("steps", 0) < step + ahead:
         time.sleep(0.01)
-
-
-def lost(rank):
-    """What a worker says whose server ends in the middle of a message."""
-    wire = Wire(server_process.store(), 0, 0, rank, 1)
-    message = torch.zeros(1 << 24)  # far more than a socket takes in
-    if rank == 1:
-        wire.send(message, 0)
-        time.sleep(0.1)
-        os._exit(0)
-    wire.receive(message, 0)
-    for _ in range(100):
-        try:
-            wire.check()
-        except RuntimeError as error:
-            return str(error)
-        time.sleep(0.01)
-    return "nothing"
 
 
 def more(rank, strategy, model, optimizer, prepared, x, y):
@@ -295,8 +276,6 @@ def rank_main(folder, name, case, rank):
                 found = measuring.measure(rank, folder / name)
             elif name == "planted":
                 found = planted_ranks.measure(rank, folder / name)
-            elif name == "lost":
-                found = lost(rank)
             elif name == "told":
                 found = told_by_ranks(rank)
             elif name == "cells_on_hosts":

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -271,7 +272,7 @@ def readme_commands():
 
 @pytest.mark.parametrize("text", readme_commands())
 def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
-    arguments = text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather").split()[1:]
+    arguments = shlex.split(text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather"))[1:]
     # Some need links, which CPU workers do not have.
     if "--help" in arguments or "gpus=classes" in arguments or "peer" in text:
         arguments += [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]

@@ -77,7 +77,8 @@ class Wire:
         os.environ.setdefault(IFNAME, LOOPBACK)  # gloo alone would choose by the host's name
         self._group: Any = ProcessGroupGloo(PrefixStore(f"{worker}-{server}", store), me, 2, TIMEOUT)
         self._peer = 1 - me
-        # gloo does not wake who waits for a message of which a part has come when the other side ends. This it does wake.
+        # gloo does not wake who waits for a message of which a part has come when the other side ends. This it often wakes; the
+        # supervisor, which sees the end of every process, ends the cell in any case.
         self._watch = Guarded(self.name, self.receive(torch.zeros(1), self.tags.farewell).wait)
         self._watch.start()
 
