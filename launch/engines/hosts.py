@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.host.environment import CELL_FOLDER, Variables
@@ -18,7 +19,7 @@ from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import LOOPBACK, OnHost, asked
 from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost
 from launch.engines.words import command
-from launch.machine.fleet import Fleet
+from launch.machine.fleet import Fleet, Host
 from launch.machine.meeting import MeetingAddress, candidates, chosen
 
 BEAT_S = 3.0  # between two signs of life of this launcher
@@ -48,9 +49,16 @@ class HostsEngine:
                 with self._refused(name):
                     self._hosts[name] = RemoteHost(name, Channel(started_by, self._surrounding))
             found = []
-            for name, host in self._hosts.items():
+            with ThreadPoolExecutor(len(names)) as asking:
+                described = asking.map(
+                    lambda host: _tried(host, device, self._limits.start_timeout_s), self._hosts.values()
+                )
+            for (name, host), one in zip(self._hosts.items(), described, strict=True):
                 with self._refused(name):
-                    found.append(host.describe(device, self._limits.start_timeout_s))
+                    if isinstance(one, Exception):
+                        raise one
+                    found.append(one)
+                    host.set_clock()  # one after the other: an answer that waits for another thread tells less
         except BaseException:
             self.close()
             raise
@@ -201,7 +209,7 @@ class HostsJob:
 
     def lost(self) -> str | None:
         """Return which host is lost and how that was seen, as a sentence; None if none is."""
-        first, silent = self._parts[0], {n: seconds for part in self._parts for n, seconds in part.silent_s.items()}
+        first, silent = self._parts[0], {n: s for part in self._parts for n, s in part.silent_s.items() if n}
         for number, seconds in silent.items():
             # If the first hears none of several others, its own wire is cut.
             part, ear = (first, "no other host hears it") if len(silent) == len(self._parts) - 1 > 1 else (
@@ -245,3 +253,11 @@ class HostsJob:
     def _not_stopped(self) -> list[CellOnHost]:
         """Return where processes may still run, and an agent that answers."""
         return [part for part in self._parts if part.survivors is None and part.host.answers(self._lost_after_s)]
+
+
+def _tried(host: RemoteHost, device: str, ready_s: float) -> Host | Exception:
+    """Return what a host says of itself, or why it does not."""
+    try:
+        return host.describe(device, ready_s)
+    except (AgentGone, Refused) as error:
+        return error

@@ -42,9 +42,7 @@ class RemoteHost:
         """
         self.channel.answer(Say.READY, ready_s)
         self.channel.send(Do.LOOK, device=device)
-        found = Host.described(self.name, self.channel.answer(Say.LOOKED, DESCRIBED_S)["said"])
-        self._set_clock()
-        return found
+        return Host.described(self.name, self.channel.answer(Say.LOOKED, DESCRIBED_S)["said"])
 
     def answers(self, lost_after_s: float) -> bool:
         """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
@@ -58,8 +56,12 @@ class RemoteHost:
             self.lost = self.lost or f"host {self.name} is lost: {why}"
         return not why
 
-    def _set_clock(self) -> None:
-        """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8)."""
+    def set_clock(self) -> None:
+        """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8).
+
+        Raises:
+            AgentGone: it does not answer.
+        """
         answers = []
         for _ in range(CLOCK_QUESTIONS):
             sent = time.monotonic()
