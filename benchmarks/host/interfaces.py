@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 
-ANY_PORT = 9  # of a datagram that is never sent: to ask the kernel for a route needs some port
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name them.
 INNER = ("docker", "br-", "virbr", "vnet", "cni", "flannel", "cali", "lxc", "lxd", "podman", "tailscale")
 NET = Path("/sys/class/net")
@@ -63,17 +62,6 @@ def interface_of(address: str, known: Iterable[Interface]) -> str | None:
     return next(
         (one.name for one in known if any(ipaddress.ip_interface(own).ip == wanted for own in one.addresses)), None
     )
-
-
-def interface_to(address: str) -> str | None:
-    """Return the name of the interface from which this host sends to an address; None without a route. Sends nothing."""
-    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        try:
-            asking.connect((address, ANY_PORT))
-        except OSError:
-            return None
-        return interface_of(asking.getsockname()[0], interfaces())
 
 
 def _with_prefix(family: int, address: str, netmask: str | None) -> str | None:

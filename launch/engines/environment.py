@@ -57,7 +57,7 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def arguments(folder: CellFolder, cell: Cell, start: str = "auto") -> list[str]:
+def arguments(folder: CellFolder, cell: Cell, start: str) -> list[str]:
     """Return the command of the agent, which starts the ranks and the servers as `engine.start` says."""
     return [sys.executable, "-m", "benchmarks.rank.agent", str(folder.path), str(cell.world_size + cell.servers), start]
 
