@@ -7,6 +7,7 @@ import base64
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,11 @@ from benchmarks.host.messages import CHUNK_BYTES
 from benchmarks.record import CellFolder, own_files
 
 PREFIX = "ringside-"
+# What ranks, their agent and the sampler write; a launcher takes nothing else.
+HANDED_ON = re.compile(
+    r"(?:ranks|logs|nccl)/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)(?:-\d+)?\.jsonl|failures\.json|output\.txt|"
+    r"rank\d+\.json(?:\.gz)?"
+)
 LOCK = ".agent"  # held by the agent while it lives: a folder without its agent is removed by the next one
 # Files that are written again instead of growing.
 REPLACED = (".count", "failures.json", "output.txt")
@@ -60,7 +66,7 @@ class Scratch:
         """Return the names of the files in it, without temporary ones."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
         names = (path.relative_to(self.folder).as_posix() for path in found if not path.name.startswith("."))
-        return sorted(names)
+        return sorted(name for name in names if HANDED_ON.fullmatch(name))
 
     def _grown(self, name: str) -> Iterator[dict[str, Any]]:
         sent = self._sent.get(name, 0)

@@ -64,7 +64,12 @@ class WireWatch:
                 with contextlib.suppress(OSError):  # full: the wire is cut, and silence will tell
                     connection.send(b".")
         silent_s = {number: now - self._heard[number] for number in self._others}
-        return {number: seconds for number, seconds in silent_s.items() if seconds > self._lost_after_s}
+        if max(silent_s.values(), default=0.0) <= self._lost_after_s:
+            return {}
+        # Hosts behind one cut wire were last heard within a beat of each other: they are told together.
+        return {
+            number: seconds for number, seconds in silent_s.items() if seconds > self._lost_after_s - 2 * BEAT_SECONDS
+        }
 
     def close(self) -> None:
         """Close every connection."""
@@ -73,7 +78,7 @@ class WireWatch:
         self._listener, self._unnamed, self._others = None, [], {}
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nobody is there, or no descriptor is left
             while self._listener:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)

@@ -112,7 +112,7 @@ class RunningCell:
         """End every process of the cell. Return the ids of those that survive SIGKILL."""
         survivors = processes.end(self.token, grace_s)
         processes.remove_shared_memory(self.token)
-        deadline = time.monotonic() + grace_s + LAST_SECONDS
+        deadline = time.monotonic() + LAST_SECONDS
         while self.status() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         return survivors

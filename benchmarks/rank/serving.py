@@ -70,6 +70,7 @@ class Agent:
                     for message in messages:
                         self._heard = time.monotonic()
                         do[Do(message["do"])](message)
+                        self._heard = time.monotonic()  # beats wait unread while something takes long
                 if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:
                     return 1
                 self._look()
@@ -100,7 +101,7 @@ class Agent:
         if cell:
             # Before the files are read: what has ended has written all.
             status, states = cell.status(), cell.changed_states()
-            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or states or status is not None:
+            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
                 for chunk in cell.news():
                     self._say(Say.FILE, cell=cell.token, **chunk)
             if self._watch and (silent := self._watch.look()):
@@ -135,6 +136,9 @@ class Agent:
         try:
             self._fork(message)
         except OSError as error:
+            if self._cell:
+                self._cell.end(0.0)
+            self._forget()
             self._say(Say.FAILED, cell=message["cell"], why=because(error))
 
     def _fork(self, message: Mapping[str, Any]) -> None:
@@ -186,8 +190,9 @@ class Agent:
         """Listen at addresses of this host, for others to try whether they reach it; without any, no longer."""
         if self._listening:
             self._listening.close()
-        self._listening = Listening(message["addresses"], str(message["word"]))
-        self._say(Say.LISTENING, ports=self._listening.ports, refused=self._listening.refused)
+        listening = Listening(message["addresses"], str(message["word"]))
+        self._listening = listening if message["addresses"] else None
+        self._say(Say.LISTENING, ports=listening.ports, refused=listening.refused)
 
     def _reach(self, message: Mapping[str, Any]) -> None:
         self._say(Say.REACHED, found=reach(message["ports"], str(message["word"])))

@@ -37,7 +37,7 @@ class Channel:
         self.heard = time.monotonic()  # when it last said something
         self._take: Callable[[Say, dict[str, Any]], None] = lambda say, message: None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._wrong = ""
+        self.wrong = ""  # why what it said is no message of an agent
         self._sending = threading.Lock()
         threading.Thread(target=self._read, name="agent", daemon=True).start()
 
@@ -92,8 +92,8 @@ class Channel:
 
     def why_gone(self) -> str:
         """Return why nothing comes any more, as a sentence without its subject: 'it ended with status 255: …'."""
-        if self._wrong:
-            return self._wrong
+        if self.wrong:
+            return self.wrong
         try:
             status = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -113,10 +113,10 @@ class Channel:
                     say = Say(message["say"])
                     if "cell" in message:
                         self._take(say, message)
-                    else:
+                    elif say != Say.BEAT:
                         self._answers.put(message)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._wrong = f"what it said is no message of an agent ({str(error)[:100]})"
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
         self._answers.put(None)
 
 

@@ -24,7 +24,7 @@ from launch.machine.meeting import MeetingAddress, candidates, chosen
 
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
-LAST_S = 10.0  # beyond the grace, for agents to end what does not end by itself
+LAST_S = 25.0  # beyond the grace, for agents to end what does not end by itself
 
 
 class HostsEngine:
@@ -93,8 +93,10 @@ class HostsEngine:
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         meeting = self._meetings.get(cell.every_host)
         met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})
-        watched = 0
-        with contextlib.suppress(AgentGone):  # the job says which host is lost
+        watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
+        with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
+            for part in parts:
+                part.host.set_clock()
             for part in parts:
                 host = self._fleet[part.host.name]
                 variables = self.variables(cell, host.name, token).to_dict()
@@ -110,7 +112,7 @@ class HostsEngine:
                 )  # fmt: skip
                 if part.number == 0 and len(parts) > 1:
                     met["port"], watched = self._ports(part)
-        return HostsJob(cell, token, parts, self._limits.lost_after_s)
+        return job
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment of its processes on one of its hosts, without the host's clock."""
@@ -253,6 +255,16 @@ class HostsJob:
     def _not_stopped(self) -> list[CellOnHost]:
         """Return where processes may still run, and an agent that answers."""
         return [part for part in self._parts if part.survivors is None and part.host.answers(self._lost_after_s)]
+
+
+@contextlib.contextmanager
+def _ended_on_error(job: "HostsJob") -> Iterator[None]:
+    """End what runs of a job that could not be started on every host."""
+    try:
+        yield
+    except OSError:
+        job.stop(0.0)
+        raise
 
 
 def _tried(host: RemoteHost, device: str, ready_s: float) -> Host | Exception:

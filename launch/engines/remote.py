@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.host.messages import Do, Say
+from benchmarks.host.scratch import HANDED_ON
 from benchmarks.record import CellFolder, clock, own_files, write_json
 from benchmarks.record.encoding import decoded
 from conf.variables import CLOCK_BOUND
@@ -19,8 +19,7 @@ from launch.machine.fleet import Host
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
 ANSWER_S = 60.0  # for an answer that takes no work
 DESCRIBED_S = 180.0
-# Files that an agent may hand on, by their names in the folder of the cell.
-HANDED_ON = re.compile(r"(?!\.)(?:(?:ranks|logs|nccl)/(?!\.))?[A-Za-z0-9_.-]{1,200}")
+ADDING = threading.Lock()  # how ranks of several hosts ended
 # Files that every host has, and where those of the second host and the later ones go.
 OF_EACH_HOST = {"logs/agent.log": "logs/agent-{}.log", "gpus.jsonl": "gpus-{}.jsonl", "cpu.jsonl": "cpu-{}.jsonl"}
 
@@ -48,7 +47,9 @@ class RemoteHost:
         """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
         silent_s = time.monotonic() - self.channel.heard
         why = ""
-        if self.channel.ended() is not None:
+        if self.channel.wrong:
+            why = self.channel.wrong
+        elif self.channel.ended() is not None:
             why = f"its agent is gone, {self.channel.why_gone()}"
         elif silent_s > lost_after_s:
             why = f"its agent gave no sign of life for {silent_s:.0f} s"
@@ -142,5 +143,6 @@ class CellOnHost:
 
     def _add_failures(self, data: bytes) -> None:
         """Add the ranks of this host that ended to those of the others."""
-        before = decoded(self.folder.failures.read_text()) if self.folder.failures.exists() else {}
-        write_json(self.folder.failures, {**before, **json.loads(data)})
+        with ADDING:  # two hosts often fail together
+            before = decoded(self.folder.failures.read_text()) if self.folder.failures.exists() else {}
+            write_json(self.folder.failures, {**before, **json.loads(data)})

@@ -79,6 +79,8 @@ def run(
         if isinstance(ended, Hang):
             ended = _named(ended, watch, folder, job, clock)
         status = job.poll()
+        if status and ended is None:  # what others raise when a host is lost may be heard first
+            ended = _lost(job)
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
         immortal = job.stop(limits.stop_grace_s if ended else 0.0)
