@@ -98,6 +98,8 @@ def ran(folder, case, on="cuda"):
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     here = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # As launch.engines.environment sets them.
+    known |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     environment = os.environ | known | {"PYTHONPATH": path}
     started = [
         subprocess.Popen([sys.executable, __file__, on, case, str(number), str(folder)], env=environment)
