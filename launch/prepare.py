@@ -20,12 +20,12 @@ def prepared(requests: Sequence[Request], surrounding: Mapping[str, str]) -> tup
     """
     first = requests[0].config
     limits = first.engine
-    refuse_wrong_options(requests)
-    names = wanted_hosts([request.config for request in requests], surrounding)
-    if not names or first.dry_run:
+    if first.dry_run or not any(request.config.nodes for request in requests):
         planned = plan(requests, surrounding)
         local = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
         return planned, local, Surroundings(planned.machine, surrounding)
+    refuse_wrong_options(requests)  # before any host is asked
+    names = wanted_hosts([request.config for request in requests], surrounding)
     engine = HostsEngine(limits, surrounding)
     try:
         fleet = engine.open_on(names, first.device)

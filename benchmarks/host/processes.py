@@ -84,6 +84,14 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         return
 
 
+def signal_name(status: int) -> str:
+    """Return the name of the signal that ended a process, from its exit status as subprocess has it, below 0."""
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
 def remove_shared_memory(token: str) -> None:
     """Remove the shared memory of a cell that ended before it had mapped it (trainers.shared_memory)."""
     for path in SHARED_MEMORY_FOLDER.glob(f"{shared_memory_prefix(token)}*"):

@@ -68,7 +68,6 @@ class Agent:
                     if messages is None:
                         return 0
                     for message in messages:
-                        self._heard = time.monotonic()
                         do[Do(message["do"])](message)
                         self._heard = time.monotonic()  # beats wait unread while something takes long
                 if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:

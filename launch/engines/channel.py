@@ -2,13 +2,13 @@
 
 import os
 import queue
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.host import processes
 from benchmarks.host.messages import Do, Inbox, Say
 from benchmarks.record.encoding import encoded
 from launch.engines.environment import ROOT
@@ -100,7 +100,7 @@ class Channel:
             return "it closed its output"
         size = os.fstat(self._printed).st_size
         said = os.pread(self._printed, SAID_BYTES, max(0, size - SAID_BYTES)).decode(errors="replace").strip()
-        how = f"it was ended by {_signal(status)}" if status < 0 else f"it ended with status {status}"
+        how = f"it was ended by {processes.signal_name(status)}" if status < 0 else f"it ended with status {status}"
         return f"{how}: {said.splitlines()[-1]}" if said else how
 
     def _read(self) -> None:
@@ -118,10 +118,3 @@ class Channel:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
         self._answers.put(None)
-
-
-def _signal(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"

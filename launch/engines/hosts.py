@@ -17,7 +17,7 @@ from conf.options import Refused
 from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import LOOPBACK, OnHost, asked
-from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost
+from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost, first_lost
 from launch.engines.words import command
 from launch.machine.fleet import Fleet, Host
 from launch.machine.meeting import MeetingAddress, candidates, chosen
@@ -77,8 +77,7 @@ class HostsEngine:
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
-        hosts = [self._hosts[name] for name in cell.every_host]
-        return next((host.lost for host in hosts if not host.answers(self._limits.lost_after_s) or host.lost), None)
+        return first_lost((self._hosts[name] for name in cell.every_host), self._limits.lost_after_s)
 
     def start(
         self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
@@ -101,8 +100,7 @@ class HostsEngine:
                 host = self._fleet[part.host.name]
                 variables = self.variables(cell, host.name, token).to_dict()
                 variables["set"] |= logged | part.host.clock
-                uuids = {device.id: device.uuid for device in host.machine.devices}
-                gpus = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)] if part.number < len(cell.hosts) else []
+                gpus = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
                 part.host.channel.listen(part.take)
                 part.host.channel.send(
                     Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
@@ -220,8 +218,7 @@ class HostsJob:
                 f"host {part.host.name} is lost: {ear} for {seconds:.0f} s over the wire of the ranks, which may be cut at "
                 "either end"
             )
-        hosts = [part.host for part in self._parts]
-        return next((host.lost for host in hosts if not host.answers(self._lost_after_s) or host.lost), None)
+        return first_lost((part.host for part in self._parts), self._lost_after_s)
 
     def process_state(self, number: int, pid: int) -> str:
         """Return what the agent of its host last said that a process does."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.host import processes
+from benchmarks.host.environment import Variables
 from benchmarks.host.gpu_samples import Sampler
 from benchmarks.host.messages import Do, Say
 from benchmarks.record import CellFolder, own_files
@@ -52,9 +53,7 @@ class LocalEngine:
             )
         with contextlib.ExitStack() as sampling:
             if sampled:
-                uuids = {device.id: device.uuid for device in self._machine.devices}
-                known = [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)]
-                sampling.enter_context(Sampler(folder, known, environment[TOKEN]))
+                sampling.enter_context(Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN]))
             try:
                 job = self._served(cell, folder, environment)
             except AgentGone:  # since the last cell; once more with a new one
@@ -78,13 +77,10 @@ class LocalEngine:
         job = ServedJob(self._agent, environment[TOKEN])
         self._agent.listen(job.take)
         before = self._environment
-        asked = {
-            "remove": [name for name in before if name not in environment],
-            "defaults": {},
-            "set": {name: value for name, value in environment.items() if before.get(name) != value},
-        }
+        changed = {name: value for name, value in environment.items() if before.get(name) != value}
+        asked = Variables(changed, {}, [name for name in before if name not in environment])
         self._agent.send(
-            Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked,
+            Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
             numbers=list(range(len(cell.places))), start=self._how, meeting={},
         )  # fmt: skip
         return job

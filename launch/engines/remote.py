@@ -4,7 +4,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,11 @@ class RemoteHost:
         self.clock = {clock.VARIABLE: repr(beginning), CLOCK_BOUND: repr(took_s / 2)}
 
 
+def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> str | None:
+    """Return of the first host that is lost why, as a sentence; None if none is."""
+    return next((host.lost for host in hosts if not host.answers(lost_after_s) or host.lost), None)
+
+
 @dataclass
 class CellOnHost:
     """What the agent of one host has said of a running cell. The thread that reads takes it; the others look."""
@@ -82,7 +87,6 @@ class CellOnHost:
     number: int  # of the host in the cell
     token: str  # of the cell
     folder: CellFolder
-    pid: int | None = None  # of the process that started the ranks
     ports: tuple[int, int] | None = None  # where the ranks of all hosts meet, and their agents; the first host
     silent_s: dict[int, float] = field(default_factory=dict)  # hosts that the first one does not hear any more
     status: int | None = None
@@ -105,8 +109,6 @@ class CellOnHost:
             self.ports = int(message["port"]), int(message["watched"])
         elif say == Say.SILENT:
             self.silent_s = {int(number): float(seconds) for number, seconds in message["hosts"].items()}
-        elif say == Say.STARTED:
-            self.pid = int(message["pid"])
         elif say == Say.STATES:
             self.states |= message["states"]
         elif say == Say.ENDED:

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ class Machine:
         """Return the memory of the smallest GPU; None if there is none or the driver does not say."""
         known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
         return min(known, default=None)
+
+    def uuids(self, gpus: Sequence[int]) -> list[str]:
+        """Return the UUIDs of GPUs, by their ids, in order; one that is not known is left out."""
+        known = {device.id: device.uuid for device in self.devices}
+        return [known[gpu] for gpu in gpus if known.get(gpu)]
 
     def device(self, text: str, typed: str) -> Device:
         """Return the device that a number, a UUID or a PCI bus id names. Raises Refused."""

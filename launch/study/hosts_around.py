@@ -68,18 +68,12 @@ class HostsAround(Surroundings):
         return {
             **of_variables(variable, cell, host.variables),
             LEFT_OUT: host.left_out,
-            "planned_uuids": _planned(cell, host) if host.name in cell.hosts else [],
+            "planned_uuids": host.machine.uuids(cell.gpus) if host.name in cell.hosts else [],
             "versions": host.versions,
             "interface": variable["GLOO_SOCKET_IFNAME"],
             "interfaces": [one.to_dict() for one in host.interfaces],
             "infiniband": host.infiniband,
         }
-
-
-def _planned(cell: Cell, host: Host) -> list[str]:
-    """Return the UUIDs of a cell's GPUs on a host, in rank order; [] for CPU workers."""
-    uuids = {device.id: device.uuid for device in host.machine.devices}
-    return [uuids[gpu] for gpu in cell.gpus if uuids.get(gpu)]
 
 
 def _alone(record: Record, entry: Mapping[str, Any]) -> Record:

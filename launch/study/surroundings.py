@@ -47,7 +47,7 @@ class Surroundings:
 
     def around(self, cell: Cell, variable: Mapping[str, str]) -> dict[str, Any]:
         """Return what a record says of its environment before any rank has started, with these variables."""
-        planned = [d.uuid for gpu in cell.gpus for d in self.machine.devices if d.id == gpu and d.uuid]
+        planned = self.machine.uuids(cell.gpus)
         return {
             **facts.facts(),
             **of_variables(variable, cell, self.surrounding),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.host import processes
 from benchmarks.record import CellFolder, Failure, decoded
 from launch.supervision.logs import end_of
 from launch.supervision.progress import Rank, Watch
@@ -64,7 +65,7 @@ def first_cause(watch: Watch, folder: CellFolder, ended: Mapping[int, End], agen
     left = [rank for rank in watch.everyone if not rank.done and not rank.error]
     if agent_status is None or agent_status == 0:
         return _ended(left[0], agent_status, folder) if left else None
-    how = f"by {_signal(agent_status)}" if agent_status < 0 else f"with status {agent_status}"
+    how = f"by {processes.signal_name(agent_status)}" if agent_status < 0 else f"with status {agent_status}"
     return Failure("killed" if agent_status < 0 else "start", None, f"the agent ended {how} before any rank failed")
 
 
@@ -103,7 +104,7 @@ def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
     if status is None:
         return Failure("killed", rank.number, f"{rank.name} ended {where}, and the agent did not say how")
     if status < 0:
-        ended = f"{rank.name} was ended by {_signal(status)} {where}"
+        ended = f"{rank.name} was ended by {processes.signal_name(status)} {where}"
         # An exception in a thread of C++ ends the process without Python's knowledge.
         said = UNCAUGHT.findall(end_of(folder.rank_log(rank.number))) if status == -signal.SIGABRT else []
         if said:
@@ -113,10 +114,3 @@ def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
     return Failure(
         "exception", rank.number, f"{rank.name} left with status {status} {where}{early} and wrote no reason"
     )
-
-
-def _signal(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
