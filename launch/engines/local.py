@@ -17,6 +17,7 @@ from conf.cell import Cell
 from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import ROOT, arguments, of_every_cell
+from launch.engines.words import AGENT
 from launch.machine.devices import Machine
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
@@ -35,7 +36,7 @@ class LocalEngine:
     def open(self) -> None:
         """Start the agent, which imports torch while the launcher does other things. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
-            command = [sys.executable, "-m", "benchmarks.rank.serve"]
+            command = [sys.executable, *AGENT]
             self._agent = Channel(command, processes.started_by_me(self._environment))
 
     def start(
