@@ -6,7 +6,9 @@ import pytest
 
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study
+from analysis.validity.checks import judge
 from benchmarks.record import read_study
+from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "h200_net"
 
@@ -32,6 +34,25 @@ def test_a_cell_of_two_hosts_names_the_wire_and_its_share(study, transport, rate
     assert two.metrics["comm/ideal_ratio"] == pytest.approx(ratio, abs=0.001)
     assert two.checks["reference"] == "net_link"
     assert [one["node"] for one in two.ranks][:2] == ["a", "b"] and two.cell.members == ("a:0", "b:0")
+
+
+def test_what_made_the_hosts_is_told_and_nothing_else():
+    """NCCL_HOSTID was in the environment, which made two hosts of one.
+
+    The waterfall was measured with a net_link that was too low for an all-reduce, so its exchange looks too fast.
+    """
+    told = [
+        (study, record.cell.where, list(validity.codes))
+        for study in ("allreduce", "servers", "waterfall")
+        for record in records(study)
+        if (validity := judge(record, ValidityLimits())).codes
+    ]
+    assert sorted(told) == [
+        ("allreduce", "a · gpus 0", ["setting_not_asked"]),
+        ("waterfall", "a · gpus 0", ["setting_not_asked"]),
+        ("waterfall", "a+b · 2 × gpus 0", ["faster_than_reference"]),
+        ("waterfall", "b · gpus 0", ["setting_not_asked"]),
+    ]
 
 
 def test_the_efficiency_is_against_the_slowest_member_on_its_own_host():

@@ -109,6 +109,7 @@ def test_every_code_has_a_planted_fault():
 
 CPU_BOUND = "bootcamp_pairs"  # a tiny network: its GPUs idle for half of a step, and its rate scatters by 7 %
 NOISY = ("compiled_a", ["noisy"])  # steps of up to 1.27 times the median: its rate is 3.5 % below its twin's
+ON_SOCKETS = "h200_net"  # two GPUs that a variable made two hosts: tests/test_h200_net.py says what is told of them
 PLANTED = "resnet50-nccl_allreduce-gpus0-3-de3b63172a"  # LOC was taken away from it on purpose
 
 
@@ -118,7 +119,7 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
     What a check needs and older records lack leaves it unchecked.
     """
     found = []
-    for folder in sorted({path.parent.parent for path in DATA.glob("**/record.json")}):
+    for folder in sorted({path.parent.parent for path in DATA.glob("**/record.json") if ON_SOCKETS not in path.parts}):
         for record in read_study(folder)[0]:
             if record.state == "finished" and not record.cell.folder.endswith(PLANTED):
                 found.append((folder.name, record.name, judge(record, ValidityLimits())))
