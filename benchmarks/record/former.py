@@ -43,7 +43,8 @@ COMPUTED_OTHERWISE: Mapping[int, Mapping[str, str]] = {
         "checks slowest_rank": "schema 3 does not say what a step costs each rank alone",
         "tables host_link.*.slowest_ms.": "intervals within a run were computed otherwise until schema 3",
         "tables ranks/own_ms": "schema 3 does not say what a step costs each rank alone",
-    }
+    },
+    4: {"tables residuals.": "until schema 4 the scatter of steps is in the samples alone"},
 }
 
 

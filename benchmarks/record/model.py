@@ -7,6 +7,7 @@ Versions of the schema:
     2  tables
     3  the cell holds no `auto`, and what its YAML files declare
     4  within_run, raw_sha256, validity.limits; names of metrics that mean what they say (former.py reads the older names)
+    5  tables.residuals
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 from conf.cell import Cell
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")

@@ -10,6 +10,7 @@ from benchmarks.record import Kind
 from benchmarks.record.former import is_reference
 from benchmarks.timing import intervals, stationarity, statistics
 from benchmarks.training import stopping
+from benchmarks.training.calibration import derive as calibration
 from benchmarks.training.costs import data_cost, slowest_ms, strategy_cost
 from benchmarks.training.mxnet_lines import mxnet_lines
 from benchmarks.training.steadiness import steadiness
@@ -39,7 +40,8 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     for cost in (data_cost(lines), strategy_cost(lines)):
         metrics |= cost.metrics
         within_run |= cost.within_run
-    return Derived(metrics, windows.series, tables=steady.tables, checks=checks, within_run=within_run)
+    tables = steady.tables | calibration.tables(lines, cell)
+    return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
 
 
 def warm_up(lines: RankLines) -> Metrics:
