@@ -10,6 +10,7 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
     hosts          false: a strategy or benchmark that works inside one host
+    warm           true: a strategy whose `close` gives back all that it took, so that its ranks may measure another cell after it
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
@@ -77,6 +78,11 @@ class Choice:
     def several_hosts(self) -> bool:
         """Whether it works over several hosts."""
         return bool(self.rules.get("hosts", True))
+
+    @property
+    def warm(self) -> bool:
+        """Whether ranks that a strategy has used may measure another cell."""
+        return bool(self.rules.get("warm", False))
 
     def limits(self, option: str) -> dict[str, Any]:
         """Return what an option accepts, in the form that conf.options.check reads."""

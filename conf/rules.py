@@ -13,7 +13,7 @@ from conf.targets import DOTTED
 
 RULES: dict[str, type] = {
     "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "hosts": bool,
-    "code": dict, "compared": dict,
+    "warm": bool, "code": dict, "compared": dict,
 }  # fmt: skip
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {

@@ -33,7 +33,7 @@ class Training:
         """Build everything that a cell asks for. All ranks call it; the process group exists."""
         self.cell = cell
         self.device = device
-        _arithmetic(cell.precision)
+        set_arithmetic(cell.precision)
         torch.manual_seed(cell.seed)  # the same weights on every rank; batches have their own generator
         with device:
             model = models.build(cell.model)
@@ -106,7 +106,7 @@ class Training:
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
 
-def _arithmetic(precision: str) -> None:
+def set_arithmetic(precision: str) -> None:
     """Set the arithmetic of float32 operations. Let cuDNN search its fastest kernels, since shapes do not change."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -186,8 +186,11 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     gc.collect()
     gc.freeze()  # what is there stays: else every window looks at all of torch for garbage before it opens
     reporter.line(Kind.DEVICE, **_device(ranks))
-    benchmark = CollectiveBenchmark(cell, ranks, reporter)
-    benchmark.measure()
+    try:
+        benchmark = CollectiveBenchmark(cell, ranks, reporter)
+        benchmark.measure()
+    finally:
+        gc.unfreeze()
     checks = {"calls": benchmark.calls}
     return Result(checks=checks | ({"enqueued_by": made_by()} if benchmark.calls == "nccl" else {}))
 

@@ -41,6 +41,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
                 training.step()
             reporter.beat()
         ranks.barrier()  # nobody stops recording while another still works
+    gc.enable()
     training.strategy.close()
     return Result()
 
