@@ -55,7 +55,7 @@ _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.
 
 
 @dataclass(frozen=True)
-class Setting:
+class TorchSetting:
     """One setting."""
 
     read: Callable[[], Any]
@@ -67,9 +67,9 @@ def _of_torch(dotted: str) -> Any:
     return operator.attrgetter(dotted)(torch)
 
 
-def _all(device: torch.device) -> dict[str, Setting]:
+def _all(device: torch.device) -> dict[str, TorchSetting]:
     """Return every setting that this torch has, by the name that people know it by."""
-    found: dict[str, Setting] = {}
+    found: dict[str, TorchSetting] = {}
     for dotted, flags in _ATTRIBUTES.items():
         for flag in flags:
             try:
@@ -77,20 +77,20 @@ def _all(device: torch.device) -> dict[str, Setting]:
             except AttributeError:
                 continue
             read, write = functools.partial(getattr, place, flag), functools.partial(setattr, place, flag)
-            found[f"torch.{dotted}.{flag}"] = Setting(read, write)
+            found[f"torch.{dotted}.{flag}"] = TorchSetting(read, write)
     for name, (getter, setter) in _FUNCTIONS.items():
         try:
-            found[f"torch's {name}"] = Setting(_of_torch(getter), _of_torch(setter))
+            found[f"torch's {name}"] = TorchSetting(_of_torch(getter), _of_torch(setter))
         except AttributeError:
             continue
     for kind in {"cpu", device.type}:
         for name, (getter, setter) in _AUTOCAST.items():
-            found[f"{name} on {kind}"] = Setting(
+            found[f"{name} on {kind}"] = TorchSetting(
                 functools.partial(_of_torch(getter), kind), functools.partial(_of_torch(setter), kind)
             )
-    found["torch's default_device"] = Setting(torch.get_default_device, _set_default_device)
+    found["torch's default_device"] = TorchSetting(torch.get_default_device, _set_default_device)
     for name, getter in _MODES.items():
-        found[f"torch's {name}"] = Setting(_of_torch(getter), None)
+        found[f"torch's {name}"] = TorchSetting(_of_torch(getter), None)
     return found
 
 
@@ -99,7 +99,7 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
-def _value(setting: Setting) -> Any:
+def _value(setting: TorchSetting) -> Any:
     try:
         return setting.read()
     except (AttributeError, AssertionError, NotImplementedError):
