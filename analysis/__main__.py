@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "write the report of a study, or of several, with figures and tables; --bundle: an archive that others can check",
     ),
     "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
+    "seconds": ("analysis.commands.seconds", "say where the time of each cell went, and that of the sweep around them"),
     "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
+from analysis.seconds.sweeps import PROFILED, TUNING
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
@@ -74,7 +75,8 @@ class CellRunner:
         if outcome.immortal:
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
         if outcome.state == "finished" and self._wants_tuning(cell):
-            self._tuning_pass(cell, folder, variable)
+            with self.study.spending(token, TUNING):
+                self._tuning_pass(cell, folder, variable)
         try:
             record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
         except RecordError as error:  # the files that this launcher made are gone, or not what it wrote
@@ -83,7 +85,9 @@ class CellRunner:
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
-            if trace := self._profiled(cell, folder, variable, progress):
+            with self.study.spending(token, PROFILED):
+                trace = self._profiled(cell, folder, variable, progress)
+            if trace:
                 record = dataclasses.replace(_with_trace(record, trace), raw_sha256=folder.raw_sha256())
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)

@@ -13,8 +13,9 @@ from rich.console import Console
 from analysis.console import SafeConsole
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
+from analysis.seconds.sweeps import PROJECTION
 from benchmarks import record as records
-from benchmarks.record import Record
+from benchmarks.record import Kind, Record
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
@@ -156,6 +157,8 @@ class SweepRun:
         report = page.parent if page else None
         self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
         where = [*([f"report   {page}"] if page else []), *self.projector.where()]
+        with contextlib.suppress(OSError):
+            self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         unfinished = len(self.cells) - len(self.done) - sum(record.state == "finished" for record in self.measured)
         close(self.console, self.study, self.measured, unfinished, finding, where)
         if self.stopping() or self.time_left.too_short:
@@ -231,7 +234,8 @@ class SweepRun:
         self.measured.append(record)
         screen.settle(number, record.state, record)
         self._print_output(record)
-        self.projector.log(record)
+        with self.study.spending(record.record_id, PROJECTION):
+            self.projector.log(record)
 
     def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
         """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""

@@ -18,7 +18,7 @@ POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
 IDLE = 0x01
 # Phases that form the timed window. A benchmark with none of them: all phases except PREPARING_PHASES.
 TIMED_PHASES = ("timed", "concurrent")
-PREPARING_PHASES = ("build", "connect", "first step", "warm-up", "check", "verify")
+PREPARING_PHASES = ("imports", "connect", "build", "first step", "warm-up", "check", "verify")
 NOT_MEASURED = (*PREPARING_PHASES, "compare")
 # A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
 PERIOD_SECONDS = 0.6

@@ -9,6 +9,7 @@ from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.communication.several_records import COST_ALONE
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
+from analysis.seconds.cell import TABLE, to_record
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell
 from analysis.trace.steps import within_steps
@@ -18,7 +19,7 @@ from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, complete, function_of, reported
 from benchmarks.record import CellFolder, Kind, Record, decoded, read_lines
-from benchmarks.record.raw_files import found
+from benchmarks.record.raw_files import found, stored
 
 # Records of this version and later have lines that hold everything that is derived.
 FIRST_SCHEMA = 3
@@ -54,7 +55,7 @@ def rebuilt(
     made = Rebuilt(record, FIELDS)
     changes: dict[str, Any] = {name: dict(values[name]) for name in FIELDS}
     own = dataclasses.replace(record, **changes)
-    own = _with_samples(own, folder, made)
+    own = _with_seconds(_with_samples(own, folder, made), folder, lines, made)
     own = _with_baselines(_with_trace(own, folder, made), record)
     if record.schema_version < WHOLE_SCHEMA:
         made.record = own
@@ -105,6 +106,17 @@ def _with_samples(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
     if lost.cpu:
         own = _as_recorded(own, made, checks={"cpu_samples"} & before.checks.keys())
     return own
+
+
+def _with_seconds(own: Record, folder: CellFolder, lines: RankLines, made: Rebuilt) -> Record:
+    """Add what the cell cost, if it is a cell whose lines tell it; when the GPUs had settled is told by their samples."""
+    cost = to_record(folder, lines, own.started_at, own.ended_at)
+    if cost is None:
+        return own
+    own = dataclasses.replace(own, metrics=own.metrics | (cost.metrics if own.state == "finished" else {}))
+    if folder.gpu_samples.name in own.raw_sha256 and stored(folder.gpu_samples) is None:
+        return _as_recorded(own, made, tables={TABLE} & made.record.tables.keys())
+    return dataclasses.replace(own, tables=own.tables | cost.tables)
 
 
 def _with_trace(own: Record, folder: CellFolder, made: Rebuilt) -> Record:

@@ -94,7 +94,8 @@ class CollectiveBenchmark:
             schedule[number % len(schedule)]()
             self._reporter.beat()
         purpose, facts = f"{self._name} {size} {placement}", {"bytes": size, "placement": placement}
-        self._reporter.line(Kind.WINDOW, purpose=purpose, us=self._window(schedule), **facts)
+        us, window_ms = self._window(schedule)
+        self._reporter.line(Kind.WINDOW, purpose=purpose, us=us, window_ms=window_ms, **facts)
         if self._asked["verify"]:
             self._reporter.line(Kind.WRONG, purpose=purpose, elements=self._wrong(message), **facts)
         if self._asked["percentiles"] and not self._asked["cuda_graph"]:
@@ -117,8 +118,11 @@ class CollectiveBenchmark:
         """Return one call: the only one of `calls`, or all of them as a group."""
         return calls[0] if self._asked["coalesced"] == 1 else self._calls.together(calls)
 
-    def _window(self, schedule: list[Any]) -> float:
-        """Return the µs of one collective: host time until all iterations have ended, divided by their number."""
+    def _window(self, schedule: list[Any]) -> tuple[float, float]:
+        """Return the µs of one collective, and the ms of the window: host time until all iterations have ended.
+
+        The first is the second divided by the number of collectives.
+        """
         launch, settle, launches = self._calls.in_order(schedule), self._calls.in_order(schedule[:SETTLING]), 1
         if self._asked["cuda_graph"]:
             launch = settle = self._graph(launch).replay  # the first launch uploads it
@@ -133,7 +137,7 @@ class CollectiveBenchmark:
                 while not self._stream.query():
                     pass
             seconds = time.perf_counter() - opened
-            return seconds * 1e6 / (launches * self._iterations * int(self._asked["coalesced"]))
+            return seconds * 1e6 / (launches * self._iterations * int(self._asked["coalesced"])), seconds * 1e3
         finally:
             gc.enable()
             self._reporter.beat(launches * self._iterations)

@@ -1,5 +1,6 @@
 """Times of copies between many members at once, and of each copy alone. METHOD.md, "Links between GPUs"."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,17 +59,20 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: R
             "copies": [[ids[copy.source], ids[copy.target]] for copy in pattern.copies],
         }
         for repeat in range(int(asked["repeats"])):
+            opened = time.perf_counter()
             timed = links.time(pattern.copies, how)
             alone_ms: list[float] = []
             for start in range(0, len(pattern.copies), width):
                 alone_ms += links.time(pattern.copies[start : start + width], how).each_ms
+            window_ms = (time.perf_counter() - opened) * 1e3
             reporter.beat()
             times: dict[str, Any] = {
                 "total_ms": timed.all_ms,
                 "together_ms": timed.each_ms,
                 "alone_ms": alone_ms,
             }
-            reporter.line(Kind.P2P, repeat=repeat, **facts, **times, **_rates(counted_bytes, **times))
+            rates = _rates(counted_bytes, **times)
+            reporter.line(Kind.P2P, repeat=repeat, window_ms=window_ms, **facts, **times, **rates)
 
 
 def _rates(counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]) -> dict[str, Any]:

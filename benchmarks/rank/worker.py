@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import asked, lifetime
 from benchmarks.record import CellFolder, Kind, own_files
+from benchmarks.record.clock import now
 from conf.variables import CLOCK_BOUND
 
 # torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
@@ -35,6 +36,7 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
 
     `numbers` are those of all of them; LOCAL_RANK says which is this one. `started` is how it began, for the record.
     """
+    began = now()
     lifetime.die_with_parent()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
         signal.signal(number, signal.SIG_DFL)
@@ -50,7 +52,7 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
     reporter = None
     try:
         reporter = Reporter(cell_folder, rank)
-        _measure(cell_folder, rank, started, reporter)
+        _measure(cell_folder, rank, {"started": started, "began": began}, reporter)
         reporter.line(Kind.DONE)
     except BaseException as error:
         try:
@@ -65,15 +67,18 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
     return 0
 
 
-def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") -> None:
-    """Find this process's device, then be a rank or a server of the cell."""
+def _measure(folder: CellFolder, rank: int, how: dict[str, object], reporter: "Reporter") -> None:
+    """Find this process's device, then be a rank or a server of the cell. `how` it began goes into its first line."""
     import json
 
     import torch
 
     from conf.cell import Cell
+    from conf.targets import locate
     from trainers.devices import stay_near
 
+    anew = how["started"] == "exec"  # else the imports were there before the process was
+    how |= {"imported": now()} if anew else {}
     cell = Cell.from_dict(json.loads(folder.cell.read_text()))
     place = _gpu_index(cell, rank)
     device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
@@ -82,12 +87,16 @@ def _measure(folder: CellFolder, rank: int, started: str, reporter: "Reporter") 
         stay_near(device)
     # A forked process has the threads of its agent, which began with other variables.
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
-    here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+    here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **how}
     if cell.hosts:
         here |= {"node": cell.places[rank].host, "clock_bound_ms": 1e3 * float(os.environ[CLOCK_BOUND])}
     identity = _identity(device)
     reporter.line(Kind.START, rank=rank, **here, **identity)
     if rank < cell.world_size:
+        if anew:
+            reporter.phase("imports")
+            locate(cell.target("benchmark"))
+            reporter.phase("connect")
         _rank(cell, rank, device, reporter, [here.get("node"), os.getpid(), identity.get("uuid")])
     else:
         from trainers.kvstore import server_process

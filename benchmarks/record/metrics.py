@@ -103,6 +103,10 @@ _TABLE = (
     _lower_is_better("trace/gpu_idle_share", "idle share of the traced time", "%", decimals=1),
     _lower_is_better("trace/gap_us", "median pause between kernels", "µs"),
     Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference", signed=True),
+    # Neither way is better: what a cell costs says nothing of what it measured, and has no noise floor.
+    Metric("cell/seconds", "wall time of the cell", "s", decimals=1),
+    Metric("cell/measuring_seconds", "time in windows that count", "s", decimals=1),
+    Metric("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
     _lower_is_better("overhead/share", "overhead", "%", decimals=2, signed=True, first=True),
     _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),
     _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from analysis.seconds.cell import to_record
 from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
 from benchmarks.record import (
     CellFolder,
@@ -49,6 +50,10 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
     except IncompleteLines as error:
         failure = failure or Failure("exception", None, f"the lines of the ranks are incomplete: {error}")
         state = "failed" if state == "finished" else state
+    ended_at = max(ended_at, attempt["started_at"])
+    if cost := to_record(folder, lines_of_ranks, attempt["started_at"], ended_at):
+        values["tables"] = values.get("tables", {}) | cost.tables
+        values["metrics"] = values.get("metrics", {}) | (cost.metrics if state == "finished" else {})
     if output := values.get("output"):
         own_files.write_whole(folder.output, f"{output}\n".encode())
     return Record(
@@ -57,7 +62,7 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         cell=cell,
         state=state,
         failure=failure,
-        ended_at=max(ended_at, attempt["started_at"]),
+        ended_at=ended_at,
         **{name: values.get(name, {}) for name in FIELDS},
         ranks=ranks,
         raw_sha256=folder.raw_sha256(),

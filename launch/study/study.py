@@ -203,6 +203,19 @@ class StudyFolder:
         self.end(Attempt(folder, record.record_id), record)
         return record
 
+    @contextlib.contextmanager
+    def spending(self, token: str, part: str) -> Iterator[None]:
+        """Note in the journal the seconds that the entered context takes for an attempt, by name: its record does not hold them.
+
+        A journal that cannot be written any more is left alone.
+        """
+        began = now()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self._line(Kind.SPENT, token=token, part=part, seconds=now() - began)
+
     def note(self, kind: str, **content: Any) -> None:
         """Write a line about the sweep to the journal."""
         self._line(kind, **content)

@@ -1,0 +1,122 @@
+"""What the launcher took besides its cells, from the journal of a study: before the first, between them and after the last."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.derived import Line
+from benchmarks.record import Kind, read_lines
+
+JOURNAL = "journal.jsonl"
+# What the launcher does for one cell beyond its wall time.
+TUNING, PROFILED, PROJECTION = "tuning pass", "profiled pass", "projection"
+
+
+@dataclass
+class SweepSeconds:
+    """One sweep of a study. Times are seconds since 1970."""
+
+    sweep_id: str
+    process_at: float | None  # when the process of the launcher had begun; None: an earlier sweep ran in it
+    planned_at: float  # when the cells were known, and were about to be measured
+    begun: dict[str, float] = field(default_factory=dict)  # {token: when the attempt began}
+    ended: dict[str, float] = field(default_factory=dict)  # {token: when its record was written}
+    closed_at: float | None = None  # when the report was written and the tracking closed; None: not known
+
+    @property
+    def plan(self) -> float | None:
+        """Seconds until the cells were known: Python, its imports, the configuration, the machine."""
+        return None if self.process_at is None else self.planned_at - self.process_at
+
+    @property
+    def before(self) -> float | None:
+        """Seconds from there to the first cell."""
+        return min(self.begun.values()) - self.planned_at if self.begun else None
+
+    @property
+    def of_cells(self) -> float:
+        """Seconds from the begin of each cell to its record, passes too."""
+        return sum(last - self.begun[token] for token, last in self.ended.items())
+
+    @property
+    def between(self) -> float | None:
+        """Seconds between the record of a cell and the begin of the next; None with fewer than two cells."""
+        spans = sorted((self.begun[token], last) for token, last in self.ended.items())
+        return sum(later - last for (_, last), (later, _) in pairwise(spans)) if len(spans) > 1 else None
+
+    @property
+    def after(self) -> float | None:
+        """Seconds from the last record to the end of the sweep."""
+        return self.closed_at - max(self.ended.values()) if self.closed_at is not None and self.ended else None
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from the begin of the launcher to the end of the sweep."""
+        known = self.closed_at is not None and self.process_at is not None
+        return self.closed_at - self.process_at if known else None  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What the journal of a study says of time."""
+
+    sweeps: tuple[SweepSeconds, ...]
+    beyond: Mapping[str, Mapping[str, float]]  # {token of an attempt: {part: seconds beyond its wall time}}
+    written: Mapping[str, float]  # {token of an attempt: when its record was written}
+
+
+def journal(folder: Path) -> Journal:
+    """Return what the journal in the folder of a study says; a study without one has neither. Damaged lines are passed over."""
+    lines = [line for line in read_lines(folder / JOURNAL) if _process(line) is not None]
+    beyond: dict[str, dict[str, float]] = {}
+    for token, part, seconds in _spent(lines):
+        of_cell = beyond.setdefault(token, {})
+        of_cell[part] = of_cell.get(part, 0.0) + seconds
+    written = {line["token"]: line["time"] for line in lines if _is_of_attempt(line, Kind.END)}
+    return Journal(tuple(_sweeps(lines)), beyond, written)
+
+
+def _sweeps(lines: Iterable[Line]) -> list[SweepSeconds]:
+    """Return the sweeps in their order. A line belongs to the newest sweep of the process that wrote it."""
+    sweeps: list[SweepSeconds] = []
+    newest: dict[Any, SweepSeconds] = {}
+    for line in lines:
+        process = _process(line)
+        sweep = newest.get(process)
+        if line["kind"] == Kind.SWEEP:
+            began = None if sweep else line["process"].get("started")
+            newest[process] = SweepSeconds(str(line.get("sweep_id", "")), began, line["time"])
+            sweeps.append(newest[process])
+        elif sweep and _is_of_attempt(line, Kind.BEGIN):
+            sweep.begun[line["token"]] = line["time"]
+        elif sweep and _is_of_attempt(line, Kind.END) and line["token"] in sweep.begun:
+            sweep.ended[line["token"]] = line["time"]
+        elif sweep and line["kind"] == Kind.CLOSED:
+            sweep.closed_at = line["time"]
+    return sweeps
+
+
+def _spent(lines: Iterable[Line]) -> Iterator[tuple[str, str, float]]:
+    for line in lines:
+        token, part, seconds = (line.get(name) for name in ("token", "part", "seconds"))
+        if line["kind"] == Kind.SPENT and isinstance(token, str) and isinstance(part, str) and _is_number(seconds):
+            yield token, part, float(seconds)  # type: ignore[arg-type]
+
+
+def _is_of_attempt(line: Line, kind: Kind) -> bool:
+    return bool(line["kind"] == kind) and isinstance(line.get("token"), str)
+
+
+def _process(line: Line) -> tuple[str, str, str] | None:
+    """Return what tells the process that wrote a line from others; None where the line does not say it."""
+    process = line.get("process")
+    if not isinstance(process, Mapping) or not _is_number(process.get("started")):
+        return None
+    host, pid, boot = (str(process.get(name)) for name in ("host", "pid", "boot_id"))
+    return host, pid, boot
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
