@@ -4,6 +4,7 @@ Every part is cut out by lines that rank 0 and the sampler wrote while the cell 
 again, and a cell of an earlier Ringside has them as far as its lines tell.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.derived import Line, of_kind
@@ -75,11 +76,11 @@ def _of_process(start: Line) -> Iterator[tuple[float, str]]:
 def _phases(lines: Iterable[Line]) -> Iterator[tuple[float, str]]:
     """Yield the phases of rank 0, and what follows the last."""
     lines = list(lines)
-    gives_back = bool(of_kind(lines, Kind.GIVEN_BACK))
+    given_back = max((line["time"] for line in of_kind(lines, Kind.GIVEN_BACK)), default=-math.inf)
     for line in lines:
         if line["kind"] == Kind.PHASE and "phase" in line:
             yield line["time"], str(line["phase"])
-        elif line["kind"] == Kind.RESULT and gives_back:
+        elif line["kind"] == Kind.RESULT and line["time"] < given_back:
             yield line["time"], GIVE_BACK
         elif line["kind"] in (Kind.RESULT, Kind.GIVEN_BACK, Kind.ERROR):
             yield line["time"], EXIT

@@ -42,7 +42,6 @@ class Kind(str, Enum):
     P2P = "p2p"  # one matrix of copies, or one pattern of copies at the same time
     GIVEN_BACK = "given_back"  # what a rank that stays for the next cell holds, and what it kept
     RESULT = "result"  # facts that only a rank knows; rank 0 alone
-    GIVEN_BACK = "given_back"  # what is left of the cell in a process that stays
     ERROR = "error"  # the exception that ended the rank
     DONE = "done"  # the rank came to its end
     # gpus.jsonl
