@@ -11,6 +11,7 @@ from typing import TextIO, cast
 from rich.console import Console
 
 from analysis.console import SafeConsole
+from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
 from analysis.seconds.sweeps import PROJECTION
@@ -288,7 +289,8 @@ def _print_plan(planned: Plan, console: Console) -> None:
     """Print the cells in their order, and the time that they will take."""
     known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
     for number, entry in enumerate(planned.cells):
-        console.print(f"{number + 1:4d}  {entry.name}", markup=False)
+        part = f"{BETWEEN}{entry.part.value}" if entry.part.value else ""
+        console.print(f"{number + 1:4d}  {entry.name}{part}", markup=False)
     if any(entry.drift for entry in planned.cells):
         console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
     about = worded(estimates([entry.cell for entry in planned.cells], known))

@@ -56,7 +56,12 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
-    runs = [str(planned.cell.repeat) if repeated and not planned.drift else "".join(planned.marks) for planned in cells]
+    runs = [
+        str(planned.cell.repeat)
+        if repeated and not planned.drift and not planned.cell.ends_pool
+        else " ".join(planned.marks)
+        for planned in cells
+    ]
     columns[REPEAT if repeated else RUN] = runs
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
 

@@ -1,13 +1,13 @@
 """From requests to an ordered list of cells, in four stages: check, expand, refuse, order. Nothing is started."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.findings.control_cells import control_cells
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.names import with_what_differs
 from analysis.report.text import count
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, RecordError, read
 from conf.cell import Cell
 from conf.gpus import by_link
 from conf.nodes import shown
@@ -17,8 +17,16 @@ from launch.engines import slurm
 from launch.machine.devices import Machine, look
 from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
+from launch.plan.about_pools import about_pools, refuse_warm_cold
 from launch.plan.nodes import CLASSES, PlannedHost, host_names, placements, planned_hosts, wanted_hosts
-from launch.plan.order import PlannedCell, once_each, one_of_each_set, ordered, without_settings_alone
+from launch.plan.order import (
+    PlannedCell,
+    cold_and_warm,
+    once_each,
+    one_of_each_set,
+    ordered,
+    without_settings_alone,
+)
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import Draft, refuse_draft
 from launch.plan.second_runs import known_freedom, measured_twice
@@ -82,13 +90,19 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine)
     notices += _about_cells(configs, cells, used)
-    twice = _second_runs(unique, first)
+    refuse_warm_cold(first, unique)
+    twice = () if first.warm_cold else _second_runs(unique, first)
     if twice:
         notices.append(
             f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
             "knows how far the next run may differ (noise_pairs=0 leaves them out)"
         )
-    order = ordered(unique, first.repeats, first.seed, twice)
+    if first.warm_cold:
+        order = cold_and_warm(unique, first.warm_cold)
+    else:
+        is_warm = first.engine.start == "warm"
+        order = ordered(unique, first.repeats, first.seed, twice, _is_open(first) if is_warm else None)
+        notices += about_pools(order) if is_warm else ()
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 
 
@@ -137,6 +151,19 @@ def _expand(
 def _assumed(hosts: Iterable[str], like: str) -> str:
     """Return the notice that nothing is known of hosts."""
     return f"no host is asked what it has: {shown([*hosts])} {'is' if len([*hosts]) == 1 else 'are'} taken to be like {like}"
+
+
+def _is_open(config: Config) -> Callable[[Cell], bool]:
+    """Return the test whether a cell is still to be measured: one that is finished is in no pool."""
+    folder = study_folder(config.output_dir, config.study)
+
+    def is_open(cell: Cell) -> bool:
+        try:
+            return not config.resume or read(CellFolder(folder / cell.folder).record).state != "finished"
+        except RecordError:
+            return True
+
+    return is_open
 
 
 def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:

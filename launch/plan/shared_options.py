@@ -17,6 +17,7 @@ SHARED = (
     "device",
     "repeats",
     "noise_pairs",
+    "warm_cold",
     "resume",
     "wait",
     "dry_run",
