@@ -41,6 +41,7 @@ class Agent:
         """Read what is asked from `inbox` and write answers to `outbox`."""
         self._inbox, self._outbox = inbox, outbox
         self._cell: RunningCell | None = None
+        self._rests = False  # its processes wait for another cell
         self._modules = 0
         self._next_beat = 0.0
         self._heard, self._launcher_beats = time.monotonic(), False
@@ -59,6 +60,7 @@ class Agent:
             Do.RUN: self._run,
             Do.STACKS: self._stacks,
             Do.STOP: self._stop,
+            Do.LEAVE: self._leave,
         }
         try:
             while True:
@@ -85,7 +87,8 @@ class Agent:
         timeout_s = PAUSE_SECONDS if looks else BEAT_SECONDS if self._launcher_beats else None
         writing = [self._outbox.descriptor] if self._outbox.waiting_bytes else []
         listeners = self._listening.sockets if self._listening else self._watch.sockets if self._watch else []
-        reading: list[Any] = [self._inbox.descriptor, *ends, *listeners]
+        waiting = [stays.descriptor] if self._cell and (stays := self._cell.stays) else []
+        reading: list[Any] = [self._inbox.descriptor, *ends, *waiting, *listeners]
         readable, _, _ = select.select(reading, writing, [], timeout_s)
         if self._listening:
             self._listening.answer()
@@ -109,8 +112,13 @@ class Agent:
                 )
             if states:
                 self._say(Say.STATES, cell=cell.token, states=states)
-            if status is not None:
-                self._say(Say.ENDED, cell=cell.token, status=status)
+            kept = cell.kept() if not self._rests else None
+            if kept is not None and status is None:
+                self._rests = True
+                self._say(Say.ENDED, cell=cell.token, status=0, kept=kept)
+            elif status is not None:
+                if not self._rests:
+                    self._say(Say.ENDED, cell=cell.token, status=status)
                 self._forget()
         self._give_sign()
 
@@ -122,6 +130,7 @@ class Agent:
         self._outbox.flush()
 
     def _forget(self) -> None:
+        self._rests = False
         if self._cell:
             self._cell.remove()
             self._cell = None
@@ -130,9 +139,12 @@ class Agent:
             self._watch = None
 
     def _run(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell, or say why that cannot be done."""
-        self._preload(Cell.from_dict(message["asked"]))
+        """Fork the process of a cell or have processes go on that wait, or say why that cannot be done."""
         try:
+            if message.get("goes_on"):
+                self._go_on(message)
+                return
+            self._preload(Cell.from_dict(message["asked"]))
             self._fork(message)
         except OSError as error:
             if self._cell:
@@ -160,6 +172,20 @@ class Agent:
                     self._say(Say.SILENT, cell=self._cell.token, hosts={str(meeting.host): within_s})
         if listening:
             listening.close()
+
+    def _go_on(self, message: Mapping[str, Any]) -> None:
+        """Have the processes that wait measure a cell. Raises OSError."""
+        if not self._cell or not self._rests:
+            raise OSError("the processes that were to go on with it are gone")
+        self._rests = False
+        self._cell.go_on(message)
+        self._say(Say.STARTED, cell=self._cell.token, pid=self._cell.pid)
+
+    def _leave(self, message: Mapping[str, Any]) -> None:
+        if self._cell and self._rests:
+            self._cell.leave()
+            self._forget()
+        self._say(Say.LEFT)
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:

@@ -16,6 +16,7 @@ from conf.cell import Cell
 from conf.options import Refused
 from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
+from launch.engines.engine import ALONE, Lives
 from launch.engines.environment import LOOPBACK, OnHost, asked
 from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost, first_lost
 from launch.engines.words import command
@@ -81,9 +82,9 @@ class HostsEngine:
 
     def start(
         self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
-        sampled: bool = False,
+        sampled: bool = False, lives: Lives = ALONE,
     ) -> "HostsJob":  # fmt: skip
-        """Start the processes of a cell on its hosts.
+        """Start the processes of a cell on its hosts; they end with it.
 
         Of `environment` the token counts, and what NCCL logs: each host has an environment of its own.
         """
@@ -92,6 +93,7 @@ class HostsEngine:
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         meeting = self._meetings.get(cell.every_host)
         met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})
+        how = "exec" if self._limits.start == "exec" else "auto"
         watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
         with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
             for part in parts:
@@ -104,7 +106,7 @@ class HostsEngine:
                 part.host.channel.listen(part.take)
                 part.host.channel.send(
                     Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
-                    environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
+                    environment=variables, start=how, sampled=gpus if sampled else None,
                     numbers=[number for number, place in enumerate(cell.places) if place.host == host.name],
                     meeting=met | {"host": part.number}, lost_after_s=self._limits.lost_after_s, watched=watched,
                 )  # fmt: skip
@@ -119,6 +121,9 @@ class HostsEngine:
         forbidden = self._fleet.forbidding_multicast(self._surrounding)
         where = OnHost(name, interface, bool(self._limits.interface), forbidden)
         return asked(cell, host.machine, FOLDER, token, where)
+
+    def leave(self) -> None:
+        """Do nothing: no process waits for another cell."""
 
     def close(self) -> None:
         """End all agents, at the same time."""
@@ -187,6 +192,9 @@ class HostsEngine:
 
 class HostsJob:
     """A job on several hosts, or on another one than this."""
+
+    went_on: bool = False
+    kept: Sequence[str] = ()
 
     def __init__(self, cell: Cell, token: str, parts: Sequence[CellOnHost], lost_after_s: float) -> None:
         self._cell, self._token, self._parts, self._lost_after_s = cell, token, list(parts), lost_after_s

@@ -16,10 +16,13 @@ from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
+from launch.engines.engine import ALONE, Lives
 from launch.engines.environment import ROOT, arguments, of_every_cell
+from launch.engines.pool import Fit
 from launch.engines.words import AGENT
 from launch.machine.devices import Machine
 
+LEAVE_S = 20.0  # for processes that wait to leave
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
 STUCK = ("stopped", "tracing-stop", "disk-sleep")
 
@@ -30,8 +33,11 @@ class LocalEngine:
     def __init__(self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float) -> None:
         """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
-        self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
+        self._machine, self._profiler_grace_s = machine, profiler_grace_s
+        self._how = "exec" if how == "exec" else "auto"
         self._agent: Channel | None = None
+        self._waiting: ServedJob | None = None  # the last one, whose processes may wait for another cell
+        self._leaving = False  # they were told to leave, and have not said that they did
 
     def open(self) -> None:
         """Start the agent, which imports torch while the launcher does other things. Raises OSError."""
@@ -46,8 +52,14 @@ class LocalEngine:
         environment: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
+        lives: Lives = ALONE,
     ) -> "ServedJob | ProfiledJob":
-        """Start the processes of a cell. A profiler follows processes that start anew, not forks."""
+        """Start the processes of a cell, or have those that wait go on with it. A profiler follows new ones, not forks."""
+        fit = Fit.of(cell, environment)
+        goes_on = lives.goes_on and not profiler and self._waiting is not None and self._waiting.waits_for(fit)
+        if not goes_on:
+            self.leave()
+            self._have_left()
         if profiler:
             return ProfiledJob(
                 [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
@@ -55,27 +67,51 @@ class LocalEngine:
         with contextlib.ExitStack() as sampling:
             if sampled:
                 sampling.enter_context(Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN]))
+            job = ServedJob(environment[TOKEN], fit, goes_on)
             try:
-                job = self._served(cell, folder, environment)
+                self._serve(job, cell, folder, environment, lives)
             except AgentGone:  # since the last cell; once more with a new one
                 self.close()
-                job = self._served(cell, folder, environment)
+                job = ServedJob(environment[TOKEN], fit, went_on=False)
+                self._serve(job, cell, folder, environment, lives)
             job.at_end = sampling.pop_all()
+        self._waiting = job
         return job
 
     def lost(self, cell: Cell) -> None:
         """Return that no host is lost."""
+
+    def leave(self) -> None:
+        """Tell processes that wait for another cell to leave."""
+        if self._agent and self._waiting and self._waiting.waits:
+            with contextlib.suppress(AgentGone):
+                self._agent.send(Do.LEAVE)
+                self._leaving = True
+        self._waiting = None
+
+    def _have_left(self) -> None:
+        """Wait until processes that were told to leave have done so: what they hold of a GPU is free then."""
+        if self._agent and self._leaving:
+            try:
+                self._agent.answer(Say.LEFT, LEAVE_S)
+            except AgentGone:
+                self.close()
+        self._leaving = False
 
     def close(self) -> None:
         """End the agent."""
         if self._agent:
             self._agent.close()
             self._agent = None
+        self._waiting, self._leaving = None, False
 
-    def _served(self, cell: Cell, folder: CellFolder, environment: Mapping[str, str]) -> "ServedJob":
+    def _serve(
+        self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str], lives: Lives
+    ) -> None:
+        """Have the agent start the processes of a job. Raises AgentGone."""
         self.open()
         assert self._agent is not None
-        job = ServedJob(self._agent, environment[TOKEN])
+        job.agent = self._agent
         self._agent.listen(job.take)
         before = self._environment
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
@@ -83,8 +119,8 @@ class LocalEngine:
         self._agent.send(
             Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
             numbers=list(range(len(cell.places))), start=self._how, meeting={},
+            stays=lives.stays, goes_on=job.went_on,
         )  # fmt: skip
-        return job
 
 
 class _Here:
@@ -113,13 +149,21 @@ class _Here:
 class ServedJob(_Here):
     """A job whose processes the agent of this machine has forked."""
 
-    def __init__(self, agent: Channel, token: str) -> None:
+    agent: Channel  # set before it is asked to start them
+
+    def __init__(self, token: str, fit: Fit, went_on: bool) -> None:
         super().__init__(token)
-        self._agent = agent
+        self._fit, self.went_on = fit, went_on
+        self.kept: Sequence[str] = ()
+        self.waits = False  # for another cell
         self.at_end = contextlib.ExitStack()  # the sampler
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
+
+    def waits_for(self, fit: Fit) -> bool:
+        """Tell whether the processes wait for another cell, have given back all of this one, and fit another."""
+        return self.waits and not self.kept and self._fit == fit
 
     def take(self, say: Say, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""
@@ -128,6 +172,7 @@ class ServedJob(_Here):
         if say == Say.STARTED:
             self._pid = int(message["pid"])
         elif say == Say.ENDED:
+            self.kept, self.waits = message.get("kept", ()), "kept" in message
             self._status = int(message["status"])
         elif say == Say.FAILED:
             self._why = str(message["why"])
@@ -140,27 +185,33 @@ class ServedJob(_Here):
         """
         if self._why:
             raise OSError(self._why)
-        return self._status if self._status is not None else self._agent.ended()
+        return self._status if self._status is not None else self.agent.ended()
 
     def agent_state(self) -> str:
         """Return what the kernel says that the process does that started the ranks, or the agent where that cannot go on."""
-        whole = processes.state(self._agent.pid)
+        whole = processes.state(self.agent.pid)
         return whole if whole in STUCK or self._pid is None else processes.state(self._pid)
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL."""
+        """End every process that does not wait for another cell. Return the ids of those that survive SIGKILL."""
+        if self.waits:
+            self.at_end.close()
+            return []
         survivors = self._end_all(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
-        while self._status is None and not self._why and self._agent.ended() is None and time.monotonic() < deadline:
+        while self._status is None and not self._why and self.agent.ended() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         if self._status is None:  # the next cell gets another agent
-            self._agent.close()
+            self.agent.close()
         self.at_end.close()
         return survivors
 
 
 class ProfiledJob(_Here):
     """A job that a profiler starts."""
+
+    went_on: bool = False
+    kept: Sequence[str] = ()
 
     def __init__(
         self, command: Sequence[str], folder: CellFolder, environment: Mapping[str, str], profiler_grace_s: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
-from launch.engines.engine import CellEngine, Job
+from launch.engines.engine import ALONE, CellEngine, Job, Lives
 from launch.supervision import stacks
 from launch.supervision.deadlines import ENDED, Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
@@ -30,6 +30,8 @@ class Outcome:
     state: str  # finished, failed, interrupted
     failure: Failure | None
     immortal: list[int]  # ids of processes that survived SIGKILL
+    went_on: bool = False  # its processes had measured another cell
+    kept: Sequence[str] = ()  # what is left of the cell in its processes, where they could measure another
 
 
 def run(
@@ -42,6 +44,7 @@ def run(
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
     sampled: bool = False,
+    lives: Lives = ALONE,
     clock: WallClock = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
@@ -56,6 +59,7 @@ def run(
         progress: called often with what the ranks have reported.
         profiler: the command of a profiler that starts the agent.
         sampled: whether the machine is sampled around the processes.
+        lives: whether the processes may have measured another cell, and may measure a third.
         clock: what time it is.
 
     Raises:
@@ -63,7 +67,7 @@ def run(
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
-    job = engine.start(cell, folder, environment, profiler, sampled)
+    job = engine.start(cell, folder, environment, profiler, sampled, lives)
     ended: Failure | Hang | None = None
     vanished: dict[int, End] = {}
     try:
@@ -93,8 +97,8 @@ def run(
         return Outcome("interrupted", ended, immortal)
     failure = ended or _cause(watch, folder, status, vanished)
     if failure is None:
-        return Outcome("finished", None, immortal)
-    return Outcome("failed", with_log(failure, folder), immortal)
+        return Outcome("finished", None, immortal, job.went_on, job.kept)
+    return Outcome("failed", with_log(failure, folder), immortal, job.went_on)
 
 
 def _stopped() -> Failure:

@@ -1,0 +1,26 @@
+"""Which cell may go on in the processes that have measured another one: one with the same devices and the same environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conf.cell import Cell
+from conf.variables import TOKEN
+
+# NCCL reads these when it makes a communicator, or begins its log again (research page, C2); everything else once in a process.
+READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What two cells must have in common to be measured by the same processes."""
+
+    device: str
+    places: tuple[object, ...]
+    environment: frozenset[tuple[str, str]]
+
+    @staticmethod
+    def of(cell: Cell, environment: Mapping[str, str]) -> "Fit":
+        """Return what a cell needs of its processes, in an environment."""
+        changing = (TOKEN, *READ_AT_EACH_COMMUNICATOR)
+        kept = frozenset((name, value) for name, value in environment.items() if name not in changing)
+        return Fit(cell.device, tuple(cell.places), kept)
