@@ -148,7 +148,7 @@ class CellRunner:
         folder: CellFolder,
         variable: Mapping[str, str],
         progress: Callable[[Watch], None],
-        lives: Lives,
+        lives: Lives = ALONE,
     ) -> "Profiled | None":
         """Run the profiled pass; return None if the user stopped it.
 

@@ -141,9 +141,10 @@ class Agent:
     def _run(self, message: Mapping[str, Any]) -> None:
         """Fork the process of a cell or have processes go on that wait, or say why that cannot be done."""
         try:
-            if message.get("goes_on"):
-                self._go_on(message)
+            if message.get("goes_on") and self._cell and self._rests and self._cell.all_live:
+                self._go_on(self._cell, message)
                 return
+            self._leave_ranks()
             self._preload(Cell.from_dict(message["asked"]))
             self._fork(message)
         except OSError as error:
@@ -173,19 +174,21 @@ class Agent:
         if listening:
             listening.close()
 
-    def _go_on(self, message: Mapping[str, Any]) -> None:
-        """Have the processes that wait measure a cell. Raises OSError."""
-        if not self._cell or not self._rests:
-            raise OSError("the processes that were to go on with it are gone")
+    def _go_on(self, cell: RunningCell, message: Mapping[str, Any]) -> None:
+        """Have the processes that wait measure a cell. Raises OSError: one of them is gone."""
         self._rests = False
-        self._cell.go_on(message)
-        self._say(Say.STARTED, cell=self._cell.token, pid=self._cell.pid)
+        cell.go_on(message)
+        self._say(Say.STARTED, cell=cell.token, pid=cell.pid, went_on=True)
 
     def _leave(self, message: Mapping[str, Any]) -> None:
+        self._leave_ranks()
+        self._say(Say.LEFT)
+
+    def _leave_ranks(self) -> None:
+        """Have processes that wait for another cell leave."""
         if self._cell and self._rests:
             self._cell.leave()
             self._forget()
-        self._say(Say.LEFT)
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:

@@ -67,12 +67,11 @@ class LocalEngine:
         with contextlib.ExitStack() as sampling:
             if sampled:
                 sampling.enter_context(Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN]))
-            job = ServedJob(environment[TOKEN], fit, goes_on)
+            job = ServedJob(environment[TOKEN], fit)
             try:
-                self._serve(job, cell, folder, environment, lives)
+                self._serve(job, cell, folder, environment, Lives(goes_on, lives.stays))
             except AgentGone:  # since the last cell; once more with a new one
                 self.close()
-                job = ServedJob(environment[TOKEN], fit, went_on=False)
                 self._serve(job, cell, folder, environment, lives)
             job.at_end = sampling.pop_all()
         self._waiting = job
@@ -119,7 +118,7 @@ class LocalEngine:
         self._agent.send(
             Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
             numbers=list(range(len(cell.places))), start=self._how, meeting={},
-            stays=lives.stays, goes_on=job.went_on,
+            stays=lives.stays, goes_on=lives.goes_on,
         )  # fmt: skip
 
 
@@ -151,9 +150,10 @@ class ServedJob(_Here):
 
     agent: Channel  # set before it is asked to start them
 
-    def __init__(self, token: str, fit: Fit, went_on: bool) -> None:
+    def __init__(self, token: str, fit: Fit) -> None:
         super().__init__(token)
-        self._fit, self.went_on = fit, went_on
+        self._fit = fit
+        self.went_on = False
         self.kept: Sequence[str] = ()
         self.waits = False  # for another cell
         self.at_end = contextlib.ExitStack()  # the sampler
@@ -170,7 +170,7 @@ class ServedJob(_Here):
         if message["cell"] != self._token:
             return
         if say == Say.STARTED:
-            self._pid = int(message["pid"])
+            self._pid, self.went_on = int(message["pid"]), bool(message.get("went_on"))
         elif say == Say.ENDED:
             self.kept, self.waits = message.get("kept", ()), "kept" in message
             self._status = int(message["status"])
