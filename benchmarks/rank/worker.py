@@ -161,9 +161,9 @@ class Process:
         return [f"rank {self._number} {one}" for one in kept]
 
     def _meeting(self) -> "Store | None":
-        """Return where the ranks of a cell meet that is not their first: keys of the cell before mean nothing there."""
-        if not self._place:
-            return None  # torch's own
+        """Return where the ranks of a cell meet; None: torch finds it. Keys of a cell before must mean nothing there."""
+        if not self._staying:
+            return None
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         if self._store is None:

@@ -18,7 +18,7 @@ from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.engine import ALONE, Lives
 from launch.engines.environment import ROOT, arguments, of_every_cell
-from launch.engines.pool import Fit
+from launch.engines.pool import Needs
 from launch.engines.words import AGENT
 from launch.machine.devices import Machine
 
@@ -55,8 +55,8 @@ class LocalEngine:
         lives: Lives = ALONE,
     ) -> "ServedJob | ProfiledJob":
         """Start the processes of a cell, or have those that wait go on with it. A profiler follows new ones, not forks."""
-        fit = Fit.of(cell, environment)
-        goes_on = lives.goes_on and not profiler and self._waiting is not None and self._waiting.waits_for(fit)
+        needs = Needs.of(cell, environment)
+        goes_on = lives.goes_on and not profiler and self._waiting is not None and self._waiting.waits_for(needs)
         if not goes_on:
             self.leave()
             self._have_left()
@@ -67,7 +67,7 @@ class LocalEngine:
         with contextlib.ExitStack() as sampling:
             if sampled:
                 sampling.enter_context(Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN]))
-            job = ServedJob(environment[TOKEN], fit)
+            job = ServedJob(environment[TOKEN], needs)
             try:
                 self._serve(job, cell, folder, environment, Lives(goes_on, lives.stays))
             except AgentGone:  # since the last cell; once more with a new one
@@ -150,9 +150,9 @@ class ServedJob(_Here):
 
     agent: Channel  # set before it is asked to start them
 
-    def __init__(self, token: str, fit: Fit) -> None:
+    def __init__(self, token: str, needs: Needs) -> None:
         super().__init__(token)
-        self._fit = fit
+        self._needs = needs
         self.went_on = False
         self.kept: Sequence[str] = ()
         self.waits = False  # for another cell
@@ -161,9 +161,9 @@ class ServedJob(_Here):
         self._status: int | None = None
         self._why = ""
 
-    def waits_for(self, fit: Fit) -> bool:
-        """Tell whether the processes wait for another cell, have given back all of this one, and fit another."""
-        return self.waits and not self.kept and self._fit == fit
+    def waits_for(self, needs: Needs) -> bool:
+        """Tell whether the processes wait for another cell, have given back all of this one, and fit a cell with these needs."""
+        return self.waits and not self.kept and self._needs == needs
 
     def take(self, say: Say, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""

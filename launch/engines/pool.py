@@ -11,7 +11,7 @@ READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBU
 
 
 @dataclass(frozen=True)
-class Fit:
+class Needs:
     """What two cells must have in common to be measured by the same processes."""
 
     device: str
@@ -19,8 +19,8 @@ class Fit:
     environment: frozenset[tuple[str, str]]
 
     @staticmethod
-    def of(cell: Cell, environment: Mapping[str, str]) -> "Fit":
-        """Return what a cell needs of its processes, in an environment."""
+    def of(cell: Cell, environment: Mapping[str, str]) -> "Needs":
+        """Return those of a cell in an environment."""
         changing = (TOKEN, *READ_AT_EACH_COMMUNICATOR)
         kept = frozenset((name, value) for name, value in environment.items() if name not in changing)
-        return Fit(cell.device, tuple(cell.places), kept)
+        return Needs(cell.device, tuple(cell.places), kept)
