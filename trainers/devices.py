@@ -1,7 +1,8 @@
-"""Where a GPU is in the machine, and how a process keeps to the cores near it."""
+"""Where a GPU is in the machine, and which cores and threads a process uses."""
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,14 @@ def stay_near(device: torch.device) -> None:
         near = {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
         if mine := near & os.sched_getaffinity(0):
             os.sched_setaffinity(0, mine)
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Run the calling thread's operators on so many threads inside the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,7 +18,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
-from trainers.devices import CORES
+from trainers.devices import CORES, on_threads
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
             # Alone in the host's memory a rank may have every core: one copy engine needs none.
             threads = int(given) if given != "share" else share if together else len(os.sched_getaffinity(0))
-            torch.set_num_threads(threads)
             facts = {"bytes": size, "at_once": ranks.world_size if together else 1, "threads": threads}
-            _time(operation, together, facts, iterations, clock, ranks, reporter)
+            with on_threads(threads):
+                _time(operation, together, facts, iterations, clock, ranks, reporter)
     return Result()
 
 

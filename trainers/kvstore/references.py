@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from trainers.devices import on_threads
 from trainers.kvstore import cpu_sums
 from trainers.kvstore.remote.messages import NO_SETTINGS, Demand
 from trainers.kvstore.worker import Worker
@@ -89,7 +90,7 @@ def sum_alone(worker: Worker) -> None:
     regions = worker.shared.regions
     assert regions is not None
     space = torch.empty(max(bucket.elements for bucket in worker.layout.buckets))
-    with worker.on_threads():
+    with on_threads(worker.threads):
         for number in worker.own_buckets():
             if not worker.config.replies_own_gradient:
                 pushed = [of_worker[number] for of_worker in regions.pushed.values()]
@@ -120,5 +121,5 @@ class HostMemory:
         """Move the bytes of one exchange."""
         if self._linked:
             copy_all(self._worker)
-        with self._worker.on_threads():
+        with on_threads(self._worker.threads):
             torch.add(self._one, self._other, out=self._sum)

@@ -4,19 +4,19 @@ On a GPU, copies and flags are enqueued on streams of their own, so that neither
 backward. A CPU worker's buffers are the shared memory itself.
 """
 
-import contextlib
 import functools
 import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainers import shared_memory
+from trainers.devices import on_threads
 from trainers.kvstore import cpu_sums, server_process
 from trainers.kvstore.across_hosts import ServerAcrossHosts
 from trainers.kvstore.remote.meeting import ServersElsewhere
@@ -61,6 +61,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
+        self._imported: list[int] = []  # addresses of GPU memory of servers
         self._place = config.places.host_of(peers.rank) if config.places else 0
         first = peers.rank == (config.places.ranks[self._place][0] if config.places else 0)  # of this host
         announced = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
@@ -163,6 +164,7 @@ class Worker:
             handles = self._control.handles[self.config.workers :]
             near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
             bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
+            self._imported = list(bases.values())
             # 0 where the server is on another host, and nothing is copied to it.
             self.push_to = [(a := bases.get(b.server, 0)) and a + start + b.push_offset for b in self.layout.buckets]
             self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
@@ -265,7 +267,7 @@ class Worker:
             return
         sleep_precisely()
         done = self._control.done[self.peers.rank]
-        with self.on_threads():
+        with on_threads(self.threads):
             while (done < self._number).any():
                 self.elsewhere.check()
                 if self._server is None or not self._server.turn():
@@ -280,6 +282,8 @@ class Worker:
         self.elsewhere.close()
         if self._thread:
             self._thread.join()
+        if self.on_gpu:
+            self._cuda.give_back(self.shared.address, self._imported)
 
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""
@@ -288,13 +292,3 @@ class Worker:
         updates, total, worst = zip(map(float, here), *self.elsewhere.counts(), strict=True)
         mean = sum(total) / sum(updates) if sum(updates) else float("nan")
         return {"staleness/mean": mean, "staleness/max": max(worst), "staleness/updates": sum(updates)}
-
-    @contextlib.contextmanager
-    def on_threads(self) -> Iterator[None]:
-        """Run the calling thread's operators on as many threads as the sums have."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
