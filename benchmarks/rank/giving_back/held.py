@@ -72,14 +72,16 @@ class Held:
 
     def _memory(self, idle: "Held") -> list[str]:
         on_gpu = self.reserved_bytes is not None
-        more = max(
-            self.allocated_bytes - idle.allocated_bytes,
-            (self.reserved_bytes or 0) - (idle.reserved_bytes or 0),
-            (self.used_bytes or 0) - (idle.used_bytes or 0),
-        )
-        pinned = (self.pinned_bytes or 0) - (idle.pinned_bytes or 0)
-        kinds = {"GPU memory" if on_gpu else "memory in tensors": more, "page-locked memory": pinned}
-        return [f"kept {size / 1e6:.0f} MB of {kind}" for kind, size in kinds.items() if size > MOST_BYTES]
+        reserved = (self.reserved_bytes or 0) - (idle.reserved_bytes or 0)
+        more = {
+            "GPU memory" if on_gpu else "memory in tensors": max(self.allocated_bytes - idle.allocated_bytes, reserved),
+            "page-locked memory": (self.pinned_bytes or 0) - (idle.pinned_bytes or 0),
+        }
+        if not (found := [f"kept {size / 1e6:.0f} MB of {kind}" for kind, size in more.items() if size > MOST_BYTES]):
+            others = (self.used_bytes or 0) - (idle.used_bytes or 0) - reserved
+            if others > MOST_BYTES:  # of libraries, or of another process
+                found = [f"finds {others / 1e6:.0f} MB more of its GPU taken than after its first cell, not by torch"]
+        return found
 
 
 @dataclass(frozen=True)
