@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.host import processes
 from benchmarks.host.environment import Variables
-from benchmarks.host.gpu_samples import Sampler
+from benchmarks.host.gpu_samples import Sampler, WaitingRanks
 from benchmarks.host.messages import Do, Say
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
@@ -55,24 +55,26 @@ class LocalEngine:
         lives: Lives = ALONE,
     ) -> "ServedJob | ProfiledJob":
         """Start the processes of a cell, or have those that wait go on with it. A profiler follows new ones, not forks."""
-        needs = Needs.of(cell, environment)
-        goes_on = lives.goes_on and not profiler and self._waiting is not None and self._waiting.waits_for(needs)
-        if not goes_on:
+        needs, last = Needs.of(cell, environment), self._waiting
+        if profiler or not lives.goes_on or not last or not last.waits_for(needs):
             self.leave()
             self._have_left()
+            last = None
         if profiler:
             return ProfiledJob(
                 [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
             )
+        job = ServedJob(environment[TOKEN], needs, last.held_bytes if last else None)
         with contextlib.ExitStack() as sampling:
             if sampled:
-                sampling.enter_context(Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN]))
-            job = ServedJob(environment[TOKEN], needs)
+                waiting = last.as_waiting() if last else None
+                job.sampler = Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN], waiting=waiting)
+                sampling.enter_context(job.sampler)
             try:
-                self._serve(job, cell, folder, environment, Lives(goes_on, lives.stays))
+                self._serve(job, cell, folder, environment, Lives(last is not None, lives.stays))
             except AgentGone:  # since the last cell; once more with a new one
                 self.close()
-                self._serve(job, cell, folder, environment, lives)
+                self._serve(job, cell, folder, environment, Lives(stays=lives.stays))
             job.at_end = sampling.pop_all()
         self._waiting = job
         return job
@@ -150,13 +152,15 @@ class ServedJob(_Here):
 
     agent: Channel  # set before it is asked to start them
 
-    def __init__(self, token: str, needs: Needs) -> None:
+    def __init__(self, token: str, needs: Needs, held_bytes: tuple[int | None, ...] | None) -> None:
+        """`held_bytes` is what its processes held of each GPU after their first cell; None: this is the first."""
         super().__init__(token)
-        self._needs = needs
+        self._needs, self.held_bytes = needs, held_bytes
         self.went_on = False
         self.kept: Sequence[str] = ()
         self.waits = False  # for another cell
-        self.at_end = contextlib.ExitStack()  # the sampler
+        self.at_end = contextlib.ExitStack()  # the sampler's end
+        self.sampler: Sampler | None = None
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
@@ -164,6 +168,10 @@ class ServedJob(_Here):
     def waits_for(self, needs: Needs) -> bool:
         """Tell whether the processes wait for another cell, have given back all of this one, and fit a cell with these needs."""
         return self.waits and not self.kept and self._needs == needs
+
+    def as_waiting(self) -> WaitingRanks:
+        """Return the processes, which wait, as a sampler must know them."""
+        return WaitingRanks(self._token, self.held_bytes or ())
 
     def take(self, say: Say, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""
@@ -195,6 +203,8 @@ class ServedJob(_Here):
     def stop(self, grace_s: float) -> list[int]:
         """End every process that does not wait for another cell. Return the ids of those that survive SIGKILL."""
         if self.waits:
+            if self.sampler and self.held_bytes is None:  # its first cell
+                self.held_bytes = self.sampler.held_bytes()
             self.at_end.close()
             return []
         survivors = self._end_all(grace_s)
