@@ -6,6 +6,8 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     auto           what the value `auto` of an option means; see `meaning`
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`; `text: true` for any text.
                    `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU
+    unsaid         options that a cell has only where they are not what `auto` means, which the code takes where there is none:
+                   cells of before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
@@ -247,7 +249,8 @@ def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> d
             )
     if left := [name for name, value in values.items() if value == "auto"]:
         raise Refused(f"{group}.{left[0]}=auto: {one.path} does not say what it means on {device}")
-    return values
+    usual = {name: meaning(one.rules["auto"][name], values, device) for name in one.rules.get("unsaid", ())}
+    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 
 def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:

@@ -12,8 +12,8 @@ from conf.options import Refused
 from conf.targets import DOTTED
 
 RULES: dict[str, type] = {
-    "_target_": str, "auto": dict, "accepts": dict, "conflicts": list, "shared_memory": bool, "trains": bool, "hosts": bool,
-    "warm": bool, "code": dict, "compared": dict,
+    "_target_": str, "auto": dict, "accepts": dict, "unsaid": list, "conflicts": list, "shared_memory": bool, "trains": bool,
+    "hosts": bool, "warm": bool, "code": dict, "compared": dict,
 }  # fmt: skip
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {
@@ -103,6 +103,9 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
         if option not in options and option not in FIELDS_WITH_REFUSED:
             yield f"accepts.{option} names no option"
         yield from _entries(f"accepts.{option}", limits, LIMITS)
+    for option in rules.get("unsaid", ()):
+        if not isinstance(option, str) or option not in rules.get("auto", {}):
+            yield f"unsaid names {option!r:.100}, of which auto does not say what it means"
     for number, conflict in enumerate(rules.get("conflicts", ())):
         yield from _named(f"conflicts.{number}", conflict, options)
     yield from _named("auto", rules.get("auto", {}), options)

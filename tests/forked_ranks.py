@@ -14,6 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
+import calibrating
 import measuring
 import planted_ranks
 import torch
@@ -274,6 +275,8 @@ def rank_main(folder, name, case, rank):
             (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
             if name == "measuring":
                 found = measuring.measure(rank, folder / name)
+            elif name == "calibrating":
+                found = calibrating.calibrate(rank, folder / name)
             elif name == "planted":
                 found = planted_ranks.measure(rank, folder / name)
             elif name == "told":

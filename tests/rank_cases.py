@@ -2,7 +2,7 @@
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
 runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted` is planted_ranks.measure, `told` and `cells_on_hosts` are functions
+`planted` is planted_ranks.measure, `calibrating` is calibrating.calibrate, `told` and `cells_on_hosts` are functions
 of forked_ranks.
 """
 
@@ -233,5 +233,5 @@ P2P = {
 # test_told
 TOLD = {"told": {"workers": 3}}
 
-TRAINING = {"measuring": {"workers": 2}, "planted": {"workers": 2}}
+TRAINING = {"measuring": {"workers": 2}, "planted": {"workers": 2}, "calibrating": {"workers": 2}}
 CASES = {**TRAINING, **TOLD, **_kvstore(), **_across(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

@@ -57,7 +57,8 @@ def test_no_cell_holds_auto(group, name, gpus, device):
 def test_a_typed_default_is_the_same_cell(name):
     cell = cell_of(f"benchmark={name}")
     for option in typed_autos("benchmark", name):
-        value = cell.benchmark[option.partition("=")[0].partition(".")[2]]
+        typed, rules = option.partition("=")[0].partition(".")[2], groups.choice("benchmark", name).rules
+        value = rules["auto"][typed] if typed in rules.get("unsaid", ()) else cell.benchmark[typed]
         if value is not None:  # factor, beside a step
             assert cell_of(f"benchmark={name}", f"{option.removesuffix('auto')}{value}").key == cell.key
 

@@ -413,6 +413,8 @@ WRONG_FILES = {
     "accepts: {size: {least: 1}}": "accepts.size names no option",
     "conflicts: [3]": "conflicts.0 is 3; accepted is {option: value}",
     "conflicts: [{size: 1}]": "conflicts.0.size names no option",
+    "unsaid: [[3]]": "unsaid names [3], of which auto does not say",
+    "unsaid: [size]": "unsaid names 'size', of which auto does not say what it means",
     "trains: 0": "trains is 0; accepted is true or false",
     "code: {derive: 3}": "code.derive is 3; accepted is a text",
     "code: {run: a.b}": "code.run is unknown; accepted are resolve, refuse, seconds, derive, section",

@@ -54,6 +54,24 @@ class ReferenceProbe:
     way: str = ""  # tells apart the samples of several probes with the same name
 
 
+@dataclass(frozen=True)
+class SentBucket:
+    """Gradients that a strategy sends together."""
+
+    parameters: tuple[Tensor, ...]  # that have a part in it
+    gradient_bytes: int  # as backward leaves them
+    sent_bytes: int | None  # on the wire, with padding; None: the compression does not say
+    dtype: str  # on the wire: float32, float16, …
+
+
+@dataclass(frozen=True)
+class BucketExchange:
+    """The collectives that exchange one bucket, in a buffer of their own."""
+
+    operation: str  # their names, as torch has them: all_reduce, reduce_scatter + all_gather, …
+    run: Callable[[], None]  # enqueued on the current stream; on CPU workers it ends before `run` returns
+
+
 class Strategy(ABC):
     """One way to synchronise gradients. Every rank makes collective calls in the same order.
 
@@ -109,6 +127,17 @@ class Strategy(ABC):
     def probes(self) -> list[ReferenceProbe]:
         """Return what an exchange is compared with; of several with one name the fastest counts. After `exchange_alone`."""
         return []
+
+    def buckets(self) -> list[SentBucket] | None:
+        """Return what a step sends together, in that order; None where there are no buckets. After some steps."""
+        return None
+
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
+        """Return what exchanges a bucket of about these bytes on the wire, with the communicators of a step; collective.
+
+        None where a step does not exchange by collectives of torch's process groups alone.
+        """
+        return None
 
     def exchange(self) -> None:
         """Exchange gradients, or end what backward began. Called between backward and update.

@@ -13,6 +13,10 @@ USUAL_STEP_SECONDS = 0.1  # of a model of which nothing is known
 FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
 FEWEST_STEPS, WINDOW_SECONDS = 3, 0.5  # of a window with or without the exchange
 WINDOWS = 4  # of a round: A B B A
+CALIBRATION_SECONDS, CALIBRATION_STEPS = (
+    1.5,
+    20,
+)  # at least, of benchmark.calibrate=all; what is usual takes 2.5 % of the window
 EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
 
 
@@ -31,7 +35,8 @@ def throughput(cell: Cell) -> float:
     timed = max(float(options["max_seconds"]), step * int(options["min_iterations"]))
     window = max(FEWEST_STEPS * step, WINDOW_SECONDS) + LEAD_IN * step
     exposed = WINDOWS * int(options["exposed_rounds"]) * window if cell.world_size > 1 else 0.0
-    return _begun(cell, step) + timed + exposed
+    calibration = max(CALIBRATION_SECONDS, CALIBRATION_STEPS * step) if options.get("calibrate") == "all" else 0.0
+    return _begun(cell, step) + timed + exposed + calibration
 
 
 def overhead(cell: Cell) -> float:

@@ -10,6 +10,7 @@ from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
 from benchmarks.training import as_asked, correctness, derive, exchange, stopping
+from benchmarks.training.calibration.measure import Calibration
 from conf.cell import Cell
 from trainers import batches, models
 from trainers.loaded_batches import LoadedBatches
@@ -78,6 +79,7 @@ class TrainingBenchmark:
             self.result.checks["own_work_alone"] = self.training.strategy.own_work_alone
             if self.training.strategy.own_work_alone:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
+        Calibration(self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms).run()
 
     def block(self, purpose: str, iterations: int) -> tuple[Block, list[float]]:
         """Time a window of steps and write its samples at once. Return (this rank's, the slowest rank's ms)."""

@@ -21,7 +21,7 @@ from trainers import comm_hooks, optimizers
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.optimizers import FlatSteps
 from trainers.peers import told
-from trainers.strategy import ExchangeAlone, Strategy
+from trainers.strategy import ExchangeAlone, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
 
@@ -124,6 +124,17 @@ class Bucketed(Strategy):
         alone = _BucketsAlone(self)
         alone.fill([torch.randn_like(parameter) for parameter in self.parameters])
         return alone
+
+    def buckets(self) -> list[SentBucket] | None:
+        """Return the buckets; None before the first step."""
+        if self._buckets_of is None:
+            return None
+        found = []
+        for bucket, flat in zip(self.layout.buckets, self.flat_sent, strict=True):
+            parameters = tuple(self.parameters[part.array] for part in bucket.parts)
+            gradient_bytes = bucket.elements * parameters[0].element_size()
+            found.append(SentBucket(parameters, gradient_bytes, flat.nbytes, str(flat.dtype).removeprefix("torch.")))
+        return found
 
     def exchange(self) -> None:
         """End the exchange that backward began. With `only_gradients`, the means go to `.grad`.

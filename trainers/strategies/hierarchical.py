@@ -10,9 +10,9 @@ import torch.distributed as dist
 from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of
 from trainers.kvstore.buckets import BucketLayout
-from trainers.peers import net_probe, ring_probe
+from trainers.peers import net_probe, one_bucket, ring_probe
 from trainers.peers.groups import HostGroups
-from trainers.strategy import ReferenceProbe
+from trainers.strategy import BucketExchange, ReferenceProbe
 
 
 class Hierarchical(Bucketed):
@@ -110,6 +110,14 @@ class Hierarchical(Bucketed):
         inside = ring_probe.probes(device, sharding.ring_bytes(sent, groups.here), groups.inside)
         between = sharding.ring_bytes(sent, groups.hosts)
         return [*inside, *net_probe.probes(self.hosts, device, between, groups.rail)]
+
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
+        """Return the three steps of one bucket."""
+        groups, device = self._groups, self.parameters[0].device
+        assert groups is not None
+        return one_bucket.in_two_levels(
+            size_bytes, dtype, device, groups.inside, groups.rail, groups.place, groups.here
+        )
 
     def close(self) -> None:
         """Take the groups apart."""

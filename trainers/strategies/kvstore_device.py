@@ -14,8 +14,8 @@ from torch import Tensor
 from trainers.kvstore import sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
-from trainers.peers import net_probe, ring_probe
-from trainers.strategy import ReferenceProbe, Strategy
+from trainers.peers import net_probe, one_bucket, ring_probe
+from trainers.strategy import BucketExchange, ReferenceProbe, Strategy
 
 
 class _OnDevices(Bucketed):
@@ -101,6 +101,11 @@ class Sharded(_OnDevices):
         """All-gather the shares."""
         sharding.all_shares(flats, owned)
 
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
+        """Return a reduce-scatter of gradients and an all-gather of weights."""
+        weight = self.parameters[0]
+        return one_bucket.sharded(size_bytes, dtype, weight.dtype, weight.device)
+
 
 class Owned(_OnDevices):
     """Every bucket has one owner."""
@@ -148,6 +153,11 @@ class Owned(_OnDevices):
         for work in works:
             assert work is not None
             work.wait()
+
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
+        """Return a reduce of gradients and a broadcast of weights; the owner is rank 0."""
+        weight = self.parameters[0]
+        return one_bucket.owned(size_bytes, dtype, weight.dtype, weight.device)
 
 
 def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str) -> Strategy:

@@ -17,8 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers import comm_hooks
-from trainers.peers import net_probe, ring_probe
-from trainers.strategy import ExchangeAlone, ReferenceProbe, Strategy
+from trainers.peers import net_probe, one_bucket, ring_probe
+from trainers.strategy import BucketExchange, ExchangeAlone, ReferenceProbe, SentBucket, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
@@ -121,6 +121,25 @@ class NcclAllreduce(Strategy):
         """Return 2(n−1)/n of the bytes that are sent, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
         share = float("nan") if self._comm_hook == "powersgd" else self._share
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
+
+    def buckets(self) -> list[SentBucket]:
+        """Return the buckets of DDP's reducer, which rebuilds them in the order of arrival in the first steps."""
+        assert self._ddp is not None
+        found = []
+        for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
+            flat = bucket.buffer()
+            dtype = comm_hooks.SENT.get(self._comm_hook, str(flat.dtype).removeprefix("torch."))
+            sent_bytes = flat.numel() * getattr(torch, dtype).itemsize
+            is_known = self._comm_hook != "powersgd"
+            found.append(SentBucket(tuple(bucket.parameters()), flat.nbytes, sent_bytes if is_known else None, dtype))
+        return found
+
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
+        """Return an all-reduce; None for PowerSGD, which sends matrices that depend on the layers."""
+        if self._comm_hook == "powersgd":
+            return None
+        assert self._ddp is not None
+        return one_bucket.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
         """Start all-reduces of all buckets one after the other, then wait for them, as DDP does at the end of backward."""

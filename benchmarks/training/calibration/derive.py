@@ -34,7 +34,7 @@ def timeline(lines: RankLines) -> Table:
     rows = []
     for rank, own in sorted(lines.items()):
         for line in sorted(of_kind(own, Kind.TIMELINE), key=lambda one: bool(one["exchange"])):
-            row: Table = {"rank": rank, "exchange": line["exchange"], "steps": len(line["update_ms"])}
+            row: Table = {"rank": rank, "exchange": line["exchange"], "steps": line["steps"]}
             for name in ("forward", "backward", "exchange", "update"):
                 row |= _middle(name, line[f"{name}_ms"])
             ready = [_middle("ready", ms) for ms in line["ready_ms"]]

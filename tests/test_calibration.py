@@ -1,0 +1,169 @@
+"""What a forecast needs of a cell: buckets, moments of a step, collectives alone and beside steps, residuals. Real ranks."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from calibrating import BUCKETS, CALL_MS, SLEPT_MS, SLOW_MS, STEP_MS, STRATEGIES
+from cells import BENCHMARK, make_cell, options_of
+from derived_results import write_record
+
+from analysis.verification.verify import verify
+from benchmarks.record import CellFolder, read, read_lines
+from benchmarks.training.calibration import derive
+from conf.cell import Cell
+
+LINES = Path(__file__).parent / "data" / "raw_lines" / "h200_x2"
+CAP_BYTES = BUCKETS["bucket_cap_mb"] * (1 << 20)
+MOMENTS = ("forward_ms", "backward_ms", "exchange_ms", "update_ms")
+
+
+@pytest.fixture
+def found(forked):
+    """What rank 0 found, by case."""
+    return forked("calibrating")[0]
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_the_buckets_are_all_gradients_in_the_dtype_that_travels(found, case):
+    rows, half = found[case]["buckets"]["rows"], STRATEGIES[case].get("comm_hook")
+    assert len(rows) > 1 and sum(row["gradient_bytes"] for row in rows) == found[case]["gradient_bytes"]
+    assert {row["dtype"] for row in rows} == {{"fp16": "float16", "bf16": "bfloat16", None: "float32"}[half]}
+    for row in rows:
+        sent = row["gradient_bytes"] // (2 if half else 1)
+        assert sent <= row["bytes"] < sent + 4096, "shares are padded"
+    assert rows[0]["gradient_bytes"] >= CAP_BYTES > rows[-1]["gradient_bytes"], "they are those of bucket_cap_mb"
+
+
+@pytest.mark.parametrize("case", [*STRATEGIES, "slept"])
+def test_moments_of_a_step_come_in_their_order_on_each_rank_with_the_exchange_and_without(found, case):
+    rows = found[case]["timeline"]["rows"]
+    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (0, True), (1, False), (1, True)]
+    for row in rows:
+        assert not row["unknown"] and row["steps"] == 3
+        assert 0 < row["forward_ms"] < row["backward_ms"] <= row["exchange_ms"] <= row["update_ms"]
+        assert len(row["ready_ms"]) == len(found[case]["buckets"]["rows"])
+        assert row["forward_ms"] < min(row["ready_ms"]) and row["ready_ms"] == sorted(row["ready_ms"])
+        assert max(row["ready_ms"]) < row["backward_ms"]
+
+
+def test_a_bucket_whose_layer_is_late_is_ready_late_and_those_before_it_are_not(found):
+    for row in found["slept"]["timeline"]["rows"]:
+        first, last = row["ready_ms"]
+        assert last - first >= SLEPT_MS and row["backward_ms"] >= last
+        assert row["forward_ms"] < first
+
+
+def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_said(found):
+    rows = found["none"]["timeline"]["rows"]
+    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (1, False)], "it has no other steps"
+    assert all(
+        row["ready_ms"] == [] and row["unknown"] == {"ready_ms": "the strategy sends no buckets"} for row in rows
+    )
+    assert all(row[moment] > 0 for row in rows for moment in MOMENTS)
+    for case in ("none", "staged"):
+        for table in ("bucket_exchange", "interference"):
+            assert found[case][table]["rows"] == [] and "collectives alone" in found[case][table]["unknown"]
+
+
+def test_nothing_stays_on_the_model(found):
+    assert not any(case["left"] for case in found.values() if "left" in case)
+
+
+@pytest.mark.parametrize(("case", "operation"), [
+    ("ddp", "all_reduce"), ("ddp_fp16", "all_reduce"), ("device", "reduce_scatter + all_gather"),
+    ("device_owner", "reduce + broadcast"), ("two_hosts", "all_reduce"),
+])  # fmt: skip
+def test_a_strategys_own_collectives_are_timed_at_the_sizes_of_its_buckets(found, case, operation):
+    table, buckets = found[case]["bucket_exchange"], {row["bytes"] for row in found[case]["buckets"]["rows"]}
+    assert table["operation"] == operation
+    sizes = [row["bytes"] for row in table["rows"]]
+    assert sizes == sorted({64 << 10, 1 << 20, 4 * max(buckets)} | buckets)
+    assert all(row["ms"] > 0 and row["calls"] >= 3 for row in table["rows"])
+    assert {row["dtype"] for row in table["rows"]} == {found[case]["buckets"]["rows"][0]["dtype"]}
+
+
+def test_a_slow_collective_is_slow_at_its_size_alone(found):
+    *others, largest = found["slow"]["bucket_exchange"]["rows"]
+    assert largest["ms"] >= SLOW_MS
+    assert largest["ms"] - max(row["ms"] for row in others) > SLOW_MS / 2
+
+
+def test_what_collectives_take_from_a_step_is_told_and_nothing_where_they_take_nothing(found):
+    for row in found["held up"]["interference"]["rows"]:
+        assert row["beside_ms"] - row["alone_ms"] > CALL_MS / 2 and row["gamma"] > 0.3
+        assert row["alone_ms"] >= STEP_MS and row["comm_ms"] >= CALL_MS
+        assert row["gamma"] == pytest.approx((row["beside_ms"] - row["alone_ms"]) / row["comm_ms"])
+    for row in found["beside"]["interference"]["rows"]:
+        assert row["calls"] == 1 and row["comm_alone_ms"] >= CALL_MS
+        assert abs(row["gamma"]) < 0.3
+
+
+def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, tmp_path):
+    folder = forked.folder / "calibrating" / "whole"
+    cells = [CellFolder(path) for path in (folder / "cells").iterdir()]
+    assert len(cells) == 1
+    phases = [line["phase"] for line in read_lines(cells[0].rank_lines(0)) if line["kind"] == "phase"]
+    assert phases[-4:] == ["exposed", "timeline", "bucket exchange", "interference"]
+    record = write_record(cells[0], 1)
+    assert set(record.tables) >= {"buckets", "timeline", "bucket_exchange", "interference", "residuals"}
+    checked = verify(folder / "cells")
+    assert checked.recomputed == 1 and checked.right
+    content = json.loads(cells[0].record.read_text())
+    content["tables"]["timeline"]["rows"][1]["ready_ms"][0] += 0.01
+    cells[0].record.write_text(json.dumps(content))
+    (wrong,) = verify(folder / "cells").differences
+    assert wrong.field == "tables timeline.rows.1.ready_ms.0"
+    write_record(cells[0], 1)
+
+
+# Residuals
+
+
+def timed(*windows):
+    return {0: [{"kind": "block", "time": 0.0, "purpose": "timed", "ms": list(window)} for window in windows]}
+
+
+def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
+    chance = random.Random(1)
+    noise = [chance.gauss(0, 1) for _ in range(4000)]
+    steps = [50.0]
+    for one in noise:
+        steps.append(50 + 0.6 * (steps[-1] - 50) + one)
+    table = derive.residuals(timed(steps[:2000], steps[2000:]), make_cell(gpus=(0,)))
+    (row,) = table["rows"]
+    assert table["purpose"] == "timed" and (row["rank"], row["n"]) == (0, 4001)
+    assert row["mean_ms"] == pytest.approx(50, abs=0.2) and row["sd_ms"] == pytest.approx(1.25, abs=0.05)
+    assert row["acf"][:3] == pytest.approx([0.6, 0.36, 0.216], abs=0.06) and len(row["acf"]) == 10
+    quantiles = dict(zip(table["probabilities"], row["quantiles_ms"], strict=True))
+    assert quantiles[0.95] - quantiles[0.5] == pytest.approx(1.645 * 1.25, abs=0.12)
+    assert (quantiles[0.0], quantiles[1.0]) == (min(steps), max(steps))
+
+
+def test_neighbours_across_windows_are_no_pairs():
+    table = derive.residuals(timed([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]), make_cell(gpus=(0,)))
+    assert table["rows"][0]["acf"] == [1.0, 1.0], "within a window all are alike"
+
+
+def test_lines_of_older_records_give_residuals_of_steps_that_wait_for_nobody():
+    folder = CellFolder(next(LINES.glob("resnet50-nccl_allreduce-gpus0-1-*")))
+    lines = {rank: [*read_lines(folder.rank_lines(rank))] for rank in range(2)}
+    record = read(folder.record)
+    table = derive.residuals(lines, record.cell)
+    assert table["purpose"] == "without exchange" and [row["rank"] for row in table["rows"]] == [0, 1]
+    for row, middle in zip(table["rows"], record.tables.get("ranks/own_ms", [54.3, 54.3]), strict=True):
+        assert row["quantiles_ms"][5] == pytest.approx(middle, rel=0.01) and 0 < row["sd_ms"] < 0.3
+    assert derive.tables(lines, record.cell).keys() == {"residuals"}
+
+
+# The option
+
+
+def test_a_cell_that_asks_for_no_more_than_usual_keeps_its_key():
+    former = make_cell()
+    for asked, said in (("auto", None), ("timeline", None), ("all", "all"), ("none", "none")):
+        options = options_of("benchmark", BENCHMARK | {"calibrate": asked})
+        assert options.get("calibrate") == said
+        cell = Cell.from_dict(former.to_dict() | {"benchmark": options})
+        assert (cell.key == former.key) is (said is None)
