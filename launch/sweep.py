@@ -17,13 +17,14 @@ from analysis.report.text import count, single_line
 from analysis.seconds.sweeps import PROJECTION
 from benchmarks import record as records
 from benchmarks.record import Kind, Record
+from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
-from launch.display.closing import MESSAGE_LENGTH, close
+from launch.display.closing import MESSAGE_LENGTH, close, time_spent
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
@@ -157,7 +158,8 @@ class SweepRun:
         page, finding = self._report()
         report = page.parent if page else None
         self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
-        where = [*([f"report   {page}"] if page else []), *self.projector.where()]
+        spent = time_spent(self.measured, now() - self.sweep.process.started)
+        where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         unfinished = len(self.cells) - len(self.done) - sum(record.state == "finished" for record in self.measured)

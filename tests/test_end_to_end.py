@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,62 @@ def test_the_last_lines_say_where_everything_is(swept):
     assert f"mlflow ui --backend-store-uri sqlite:///{folder}/m.db" in done.stdout
 
 
+def parts(record):
+    """The seconds of each part of a cell; they add up to its wall time."""
+    found = {row["part"]: row["seconds"] for row in record.tables["seconds"]["rows"]}
+    assert sum(found.values()) == pytest.approx(record.ended_at - record.started_at, abs=0.1)
+    return found
+
+
+def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
+    folder, _, done = swept
+    (record,), _ = read_study(folder / "default")
+    of_ranks = {
+        "connect",
+        "build",
+        "first step",
+        "warm-up",
+        "check",
+        "timed",
+        "compare",
+        "exchange",
+        "references",
+        "exposed",
+    }
+    assert parts(record).keys() == {"spawn", "exit", *of_ranks}
+    metrics = record.metrics
+    assert 0 < metrics["cell/measuring_seconds"] < metrics["cell/seconds"] == record.ended_at - record.started_at
+    (child,) = runs(folder / "m.db")[1]
+    stored = child.data.metrics
+    assert stored["cell/overhead_ratio"] == pytest.approx(metrics["cell/seconds"] / metrics["cell/measuring_seconds"])
+    assert re.search(r"^time     .* in 1 cell, \d+ s of that in windows that count$", done.stdout, re.MULTILINE)
+    assert "<h2>What the cells cost</h2>" in (folder / "default" / "report" / "index.html").read_text()
+    assert analysis(["seconds", str(folder / "default"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (cell,) = told["cells"]
+    assert cell["parts"] == parts(record)
+    assert cell["beyond"].keys() == {"profiled pass", "record", "projection"} and cell["beyond"]["profiled pass"] > 1
+    sweep = told["sweeps"][0]
+    assert sum(value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")) == pytest.approx(
+        sweep["seconds"], abs=0.1
+    )
+    assert sweep["in cells"] > cell["seconds"] + cell["beyond"]["profiled pass"]
+
+
+def test_verify_cuts_the_seconds_of_a_cell_again(swept, capsys, tmp_path):
+    study = shutil.copytree(swept[0] / "default", tmp_path / "study")
+    assert analysis(["verify", str(study)]) == 0
+    (path,) = study.glob("*/record.json")
+    content = json.loads(path.read_text())
+    content["tables"]["seconds"]["rows"][0]["seconds"] += 1
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert analysis(["verify", str(study), "--json"]) == 1
+    (difference,) = json.loads(capsys.readouterr().out)["differences"]
+    assert difference["field"] == "tables seconds.rows.0.seconds"
+    assert difference["recorded"] == pytest.approx(difference["recomputed"] + 1)
+
+
 def test_the_same_command_measures_nothing_twice(swept):
     folder, asked, _ = swept
     before = (folder / "default" / "journal.jsonl").read_text().count('"begin"')
@@ -208,6 +265,8 @@ def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables
     assert first.cell_key == second.cell_key and first.record_id != second.record_id
     for record in (first, second):
         assert (record.validity.verdict, record.ranks[0]["started"]) == ("valid", "exec")
+        found = parts(record)
+        assert [*found][:3] == ["spawn", "imports", "connect"] and found["imports"] > 0.1
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,7 @@ from analysis.findings.runs import named
 from analysis.report.names import run_name
 from analysis.report.numbers import ABSENT
 from analysis.report.text import join_words
+from analysis.seconds.cell import named_in_order
 from analysis.seconds.study import CellCost, StudyCost, cost_of, sweep_parts
 
 LEAST_NAME = 16  # characters of a column of names
@@ -59,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cells(cells: Sequence[CellCost]) -> Table:
     """Return the table of cells."""
-    parts = in_order(one.seconds.parts for one in cells)
-    beyond = in_order(one.beyond for one in cells)
+    parts = named_in_order(one.seconds.parts for one in cells)
+    beyond = named_in_order(one.beyond for one in cells)
     table = _table("cell", [*parts, "total", "measured", "ratio", *beyond])
     for one in cells:
         cost = one.seconds
@@ -80,20 +81,6 @@ def _sweeps(found: StudyCost) -> Table:
         parts = [_text(seconds) for _, seconds in sweep_parts(sweep)]
         table.add_row(str(number), str(len(sweep.begun)), *parts, _text(sweep.total))
     return table
-
-
-def in_order(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return the names that occur in some rows, each behind those that come before it in its row."""
-    order: list[str] = []
-    for row in rows:
-        place = 0
-        for name in row:
-            if name in order:
-                place = order.index(name) + 1
-            else:
-                order.insert(place, name)
-                place += 1
-    return order
 
 
 def _table(first: str, others: Iterable[str]) -> Table:

@@ -46,8 +46,8 @@ def _joined(first: Section, second: Section) -> Section:
 
 
 def section_functions() -> list[SectionFunction]:
-    """Return the functions that the modules of the folder `sections` list in `SECTIONS`."""
-    names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."))
+    """Return the functions that the modules of the folder `sections`, and of folders in it, list in `SECTIONS`."""
+    names = sorted(module.name for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."))
     return [function for name in names for function in getattr(importlib.import_module(name), "SECTIONS", ())]
 
 

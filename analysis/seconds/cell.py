@@ -1,6 +1,6 @@
 """What a cell cost: its parts, its seconds of measuring, and the ratio of both, as its record states them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,3 +58,17 @@ def from_record(record: Record) -> CellSeconds | None:
     except (KeyError, TypeError, ValueError):
         return None
     return CellSeconds(record.ended_at - record.started_at, stated, measuring)
+
+
+def named_in_order(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return the names that occur in some rows, each behind those that come before it in its row."""
+    order: list[str] = []
+    for row in rows:
+        place = 0
+        for name in row:
+            if name in order:
+                place = order.index(name) + 1
+            else:
+                order.insert(place, name)
+                place += 1
+    return order

@@ -9,7 +9,9 @@ from rich.text import Text
 
 from analysis.report.numbers import THIN
 from analysis.report.text import count, first_lines, join_words, single_line
+from analysis.seconds.cell import MEASURING
 from benchmarks.record import Record
+from launch.plan.time_estimate import duration
 from launch.study.study import StudyFolder
 from launch.supervision.logs import few_lines
 
@@ -51,6 +53,18 @@ def close(
                 console.print(f"    log: {log}", markup=False, soft_wrap=True)
     for line in (*_next(study.folder, unfinished, bool(told)), f"records  {study.folder}", *where):
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
+
+
+def time_spent(measured: Sequence[Record], seconds: float) -> list[str]:
+    """Return a line on where the seconds of a sweep went; none where no cell says how long it measured."""
+    told = [record.metrics[MEASURING] for record in measured if MEASURING in record.metrics]
+    if not told:
+        return []
+    in_cells = sum(record.ended_at - record.started_at for record in measured)
+    cells = count(len(measured), "cell")
+    return [
+        f"time     {duration(seconds)}: {duration(in_cells)} in {cells}, {duration(sum(told))} of that in windows that count"
+    ]
 
 
 def doubts(records: Sequence[Record]) -> list[str]:

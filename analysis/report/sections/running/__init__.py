@@ -1,0 +1,1 @@
+"""Sections on how a study was run."""

@@ -1,0 +1,231 @@
+"""Where the seconds of cells and sweeps went: parts that add up, windows that count, and what is not known is absent."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main
+from analysis.report.sections.running.costs import together
+from analysis.seconds.cell import CellSeconds, from_record, named_in_order
+from analysis.seconds.parts import parts, tells
+from analysis.seconds.sweeps import journal
+from analysis.seconds.windows import measuring_seconds
+from benchmarks.record import read_study
+
+DATA = Path(__file__).parent / "data"
+TWO_HOSTS = DATA / "h200_net" / "waterfall"
+
+
+def line(kind, time, **content):
+    return {"kind": kind, "time": time, **content}
+
+
+def rank_zero(**start):
+    """The lines of a rank 0 that reports at 14 and has its result at 20; its cell began at 10 and ended at 21."""
+    phases = [("build", 14.5), ("first step", 15.0), ("timed", 16.0), ("build", 19.0)]
+    return [
+        line("start", 14.0, device="cuda:0", **start),
+        *(line("phase", time, phase=name) for name, time in phases),
+        line("result", 20.0),
+        line("done", 20.5),
+    ]
+
+
+REST = {"connect": 0.5, "build": 1.5, "first step": 1.0, "timed": 3.0, "exit": 1.0}
+STARTS = {
+    "forked": ({"started": "fork", "began": 13.0}, 12.0, {"settle": 2.0, "spawn": 1.0, "context": 1.0}),
+    "anew": (
+        {"started": "exec", "began": 11.0, "imported": 13.5}, None, {"spawn": 1.0, "imports": 2.5, "context": 0.5},
+    ),
+    "warm": ({"started": "warm", "began": 11.0}, 10.5, {"settle": 0.5, "take over": 0.5, "context": 3.0}),
+    "sampled while they start": ({"started": "fork", "began": 11.0}, 12.0, {"spawn": 1.0, "context": 3.0}),
+    "of an earlier Ringside": ({"started": "fork"}, 12.0, {"settle": 2.0, "start": 2.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "settled_at", "expected"), STARTS.values(), ids=STARTS)
+def test_parts_add_up_to_the_wall_time_however_ranks_start(start, settled_at, expected):
+    found = parts(rank_zero(**start), settled_at, 10.0, 21.0)
+    assert found == expected | REST and list(found) == [*expected, *REST]  # both phases of one name together
+    assert sum(found.values()) == 11.0
+    assert tells(rank_zero(**start)) == ("began" in start)
+
+
+def test_on_cpu_workers_there_is_no_context():
+    lines = [line("start", 14.0, device="cpu", started="fork", began=13.0), line("phase", 15.0, phase="build")]
+    assert parts(lines, None, 10.0, 16.0) == {"spawn": 4.0, "connect": 1.0, "build": 1.0}
+
+
+def test_ranks_that_stay_give_back():
+    lines = [*rank_zero(started="warm", began=10.0)[:-1], line("given_back", 20.75), line("done", 20.8)]
+    found = parts(lines, None, 10.0, 21.0)
+    assert (found["give back"], found["exit"]) == (0.75, 0.25) and sum(found.values()) == 11.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], {"start": 11.0}),
+        (
+            rank_zero(started="fork", began=13.0)[:4],
+            {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.5, "first step": 1.0, "timed": 5.0},
+        ),
+        (
+            [*rank_zero(started="fork", began=13.0)[:2], line("error", 14.75)],
+            {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.25, "exit": 6.25},
+        ),
+    ],
+)
+def test_a_cell_that_failed_has_the_parts_that_it_came_to(lines, expected):
+    assert parts(lines, None, 10.0, 21.0) == expected
+
+
+def test_times_that_lie_outside_the_cell_take_nothing_from_it():
+    found = parts(rank_zero(started="fork", began=9.0), 9.5, 13.0, 17.0)
+    assert found == {"context": 1.0, "connect": 0.5, "build": 0.5, "first step": 1.0, "timed": 1.0}
+
+
+def block(time, ms, purpose="timed"):
+    return line("block", time, purpose=purpose, host_ms=ms)
+
+
+def test_windows_count_once_on_whatever_rank_and_not_before_measuring_begins():
+    first = [block(1, 900, "first"), block(2, 500, "warm-up"), block(4, 1000), block(6, 500, "with exchange")]
+    other = [block(1, 900, "first"), block(2, 500, "warm-up"), block(4.25, 1000), block(7, 250, "add host")]
+    assert measuring_seconds({0: first, 1: other}) == pytest.approx(1.25 + 0.5 + 0.25)
+    others = [line("held", 8, ms=[100, 150]), line("solves", 10, seconds=[0.5, 0.25]), line("bare", 12, window_ms=125)]
+    assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75 + 0.125)
+    assert measuring_seconds({0: first[:2]}) is None
+
+
+def test_windows_whose_length_no_line_tells_are_not_known():
+    old, new = line("window", 4, us=12.5), line("window", 4, us=12.5, window_ms=250)
+    assert measuring_seconds({0: [new, block(6, 500)]}) == pytest.approx(0.75)
+    assert measuring_seconds({0: [old, block(6, 500)]}) is None
+
+
+def seconds(capsys, study):
+    """What `python -m analysis seconds STUDY --json` prints."""
+    assert main(["seconds", str(study), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_recorded_study_is_told_as_far_as_its_lines_go(capsys):
+    """Worked out by hand from the lines of the cell of two H200s as two hosts, and from the journal."""
+    found = seconds(capsys, TWO_HOSTS)
+    cell = found["cells"][-1]
+    assert cell["cell"] == "resnet50 · hierarchical · a+b · 2 × gpus 0"
+    by_hand = {
+        "settle": 0.21, "start": 0.81, "connect": 0.03, "build": 0.17, "first step": 3.36, "warm-up": 2.60, "check": 0.61,
+        "timed": 4.10, "compare": 0.14, "held": 0.33, "exchange": 1.36, "references": 1.92, "exposed": 4.34, "exit": 0.44,
+    }  # fmt: skip
+    assert cell["parts"] == pytest.approx(by_hand, abs=0.006) and list(cell["parts"]) == list(by_hand)
+    # Two timed windows, the exchange, two references, eight windows of A B B A, and three held steps.
+    in_windows = (2044.9 + 2043.2) + 1258.5 + (1066.2 + 662.2) + (4 * 543.5 + 4 * 490.1) + 181.5
+    assert cell["measuring_seconds"] == pytest.approx(in_windows / 1e3, abs=0.01)
+    assert cell["overhead_ratio"] == pytest.approx(20.413 / 11.391, abs=0.01)
+    assert set(cell["beyond"]) == {"record"} and cell["beyond"]["record"] == pytest.approx(0.02, abs=0.005)
+    (sweep,) = found["sweeps"]
+    assert sweep["cells"] == 9 and {"after the last cell", "seconds"}.isdisjoint(sweep)  # its journal has no such line
+    assert sweep["plan"] == pytest.approx(5.06, abs=0.006) and sweep["in cells"] == pytest.approx(136.81, abs=0.006)
+    for one in found["cells"]:
+        assert sum(one["parts"].values()) == pytest.approx(one["seconds"], abs=0.001)
+
+
+def test_a_study_without_raw_lines_or_journal_has_its_seconds_alone(capsys):
+    found = seconds(capsys, DATA / "h200_x4" / "strategies")
+    assert found["sweeps"] == []
+    for cell in found["cells"]:
+        assert cell["seconds"] > 10
+        assert {"parts", "measuring_seconds", "overhead_ratio", "beyond"}.isdisjoint(cell)
+    assert main(["seconds", str(DATA / "h200_x4" / "strategies")]) == 0
+    assert "–" in capsys.readouterr().out
+
+
+def test_the_table_has_a_row_a_cell_and_the_parts_of_each_benchmark_apart(capsys):
+    assert main(["seconds", str(DATA / "raw_lines" / "h200_x2")]) == 0
+    out = capsys.readouterr().out
+    heads = [text.split() for text in out.splitlines() if text.startswith(" cell")]
+    assert ["cell", "start", "connect", "one", "rank", "all", "ranks", "exit", "total", "measured", "ratio"] in heads
+    assert out.count("jacobi · ") == 3 and sum("warm-up" in head for head in heads) == 1
+
+
+@pytest.mark.parametrize(
+    ("study", "said"),
+    [
+        (DATA / "nowhere", "no such folder"),
+        (DATA / "topo_h200_x4.txt", "is no folder"),
+        (DATA / "screens", "holds no record"),
+        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); give one of them"),
+    ],
+)
+def test_what_is_no_study_is_one_line_and_status_2(study, said, capsys):
+    assert main(["seconds", str(study)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"python -m analysis seconds: {study}: ") and said in err
+
+
+def test_damaged_tables_and_lines_cost_only_what_they_told(tmp_path, capsys):
+    study = shutil.copytree(TWO_HOSTS, tmp_path / "study")
+    first, second = sorted(path for path in study.iterdir() if path.is_dir())[:2]
+    (second / "ranks" / "0.jsonl.gz").write_bytes(b"\x1f\x8bno gzip")
+    content = json.loads((first / "record.json").read_text())
+    content["tables"]["seconds"] = {"rows": [{"part": "spawn"}]}
+    (first / "record.json").write_text(json.dumps(content))
+    (study / "journal.jsonl").write_text('{"kind": "spent", "time": 1.0}\n{"kind": "sweep", "time": 1, "process": 3}\n')
+    found = seconds(capsys, study)
+    told = {cell["record_id"]: "parts" in cell for cell in found["cells"]}
+    assert list(told.values()).count(False) == 1 and told[content["record_id"]]
+    assert found["sweeps"] == [] and not any("beyond" in cell for cell in found["cells"])
+
+
+def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):
+    launchers = [{"host": "h", "pid": pid, "started": 100.0 + pid, "boot_id": ""} for pid in (1, 2)]
+    one, other = launchers
+    lines = [
+        line("sweep", 105.0, sweep_id="a", process=one),
+        line("begin", 107.0, token="x", process=one),
+        line("sweep", 108.0, sweep_id="b", process=other),
+        line("end", 117.0, token="x", process=one),
+        line("spent", 118.0, token="x", part="projection", seconds=0.75, process=one),
+        line("begin", 118.5, token="y", process=one),
+        line("spent", 127.5, token="y", part="tuning pass", seconds=4.0, process=one),
+        line("end", 128.5, token="y", process=one),
+        line("closed", 131.0, sweep_id="a", process=one),
+        line("sweep", 140.0, sweep_id="c", process=one),
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + "torn")
+    found = journal(tmp_path)
+    first, second, third = found.sweeps
+    assert (first.plan, first.before, first.of_cells, first.between, first.after) == (4.0, 2.0, 20.0, 1.5, 2.5)
+    assert first.total == 30.0 == sum((first.plan, first.before, first.of_cells, first.between, first.after))
+    assert (second.plan, second.before, second.total) == (6.0, None, None)
+    assert third.plan is None  # of its process an earlier sweep was
+    assert found.beyond == {"x": {"projection": 0.75}, "y": {"tuning pass": 4.0}}
+
+
+def test_what_stands_together_in_the_report_adds_up_too():
+    cost = CellSeconds(11.0, parts(rank_zero(started="exec", began=11.0, imported=13.5), None, 10.0, 21.0), 2.5)
+    assert together(cost) == {
+        "start": 6.0, "first step": 1.0, "measured": 2.5, "checks and gaps": 0.5, "end": 1.0,
+    }  # fmt: skip
+    unknown = CellSeconds(11.0, cost.parts, None)
+    assert together(unknown)["checks and gaps"] == 3.0 and unknown.ratio is None
+    assert unknown.metrics == {"cell/seconds": 11.0}
+
+
+def test_names_come_in_the_order_of_every_row():
+    rows = [("spawn", "build", "exit"), ("spawn", "imports", "build", "timed", "exit"), ("settle", "spawn")]
+    order = named_in_order([dict.fromkeys(row, 1.0) for row in rows])
+    assert order == ["settle", "spawn", "imports", "build", "timed", "exit"]
+    for row in rows:
+        assert all(order.index(a) < order.index(b) for a, b in itertools.pairwise(row))
+
+
+def test_earlier_records_state_nothing():
+    records, _ = read_study(TWO_HOSTS)
+    assert [from_record(record) for record in records] == [None] * 9
