@@ -45,11 +45,16 @@ class Planted(Exchanges):
             array.copy_(sent / (1 if self.fault == "one array summed" and array is smallest else 2))
             if self.fault == "one array lost" and array is smallest:
                 array.zero_()
+            if self.fault == "NaN on one rank" and array is smallest and dist.get_rank():
+                array.view(-1)[-1] = float("nan")
+            if self.fault == "one element wrong on one rank" and array is smallest and dist.get_rank():
+                array.view(-1)[-1] *= 1.5
             if self.fault == "elements lost":
                 array[torch.rand(array.shape, generator=self.chance) < LOST] = 0
 
 
-GRADIENT_FAULTS = ("fp16 hook", "bf16 hook", "elements lost", "one array summed", "one array lost", "a bucket dropped")
+GRADIENT_FAULTS = ("fp16 hook", "bf16 hook", "elements lost", "one array summed", "one array lost", "a bucket dropped",
+                   "NaN on one rank", "one element wrong on one rank")  # fmt: skip
 PRECISIONS = ("fp32", "bf16")
 
 

@@ -7,7 +7,7 @@ import torch
 from cells import make_cell
 from torch import nn
 
-from benchmarks.training import as_asked
+from benchmarks.training import digest
 from conf.cell import Cell, Network
 from trainers import models
 from trainers.batches import DISTINCT, synthetic
@@ -70,7 +70,7 @@ def test_a_step_counts_samples_and_tokens_and_learns():
 def test_few_tokens_with_one_sum_are_different_batches():
     """Their bits add up to the same; the record would have called such ranks equal."""
     one, other = torch.tensor([[1, 2]]), torch.tensor([[2, 1]])
-    assert as_asked._digest([one]) == as_asked._digest([one.clone()]) != as_asked._digest([other])
+    assert digest.of_all([one]) == digest.of_all([one.clone()]) != digest.of_all([other])
 
 
 def test_the_record_keeps_a_cell_of_samples():

@@ -3,9 +3,8 @@
 Each is found once in a cell, outside the timed windows. analysis.validity.as_asked judges them.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,21 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rank.group import Ranks
+from benchmarks.training import digest
 from trainers.own_model import Batch
 from trainers.step import Training
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)  # what autocast computes in half precision
 OWN = "python"  # the library of a user's own model, which may freeze weights on purpose
-# The integer whose bits are those of an element, by the element's bytes.
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 ALTERNATING = 0.1  # share of its rate that AdamW surely moves a weight
-EXACT = (1 << 52) - 1  # an integer below it survives as a float
 
 
 def batches(drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
     """Return whether all ranks drew different first batches, and how many different ones this rank drew. Collective."""
-    digests = [_digest(inputs) for *inputs, _ in drawn]
-    first = [values[0] for values in ranks.gather(digests)]
+    digests = [digest.of_all(inputs) for *inputs, _ in drawn]
+    first = [tuple(values) for values in ranks.gather(digests[0])]
     in_turn = min(int(count) for (count,) in ranks.gather([len(set(digests))]))
     return {
         "batches_differ": len(set(first)) == ranks.world_size,
@@ -40,14 +37,6 @@ def _sample(batch: Batch) -> dict[str, Any]:
     """Return the dtype and the shape of one sample: of each tensor that forward takes, and of the targets."""
     *inputs, targets = (f"{_word(tensor.dtype)} {list(tensor.shape[1:])}" for tensor in batch)
     return {"inputs": inputs, "targets": targets}
-
-
-def _digest(tensors: Iterable[Tensor]) -> float:
-    """Return 48 bits of the SHA-256 of some tensors: a sum would be the same for few whole numbers, as tokens are."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return float(int.from_bytes(digest.digest()[:6], "big"))
 
 
 @contextmanager
@@ -114,14 +103,14 @@ class Weights:
         self._named = {
             name: weight for name, weight in training.network.named_parameters() if weight.requires_grad or not own
         }
-        self._before = _digests(self._named.values())
+        self._before = digest.of_each(list(self._named.values()))
 
     def still(self, ranks: Ranks) -> dict[str, Any]:
         """Return facts about the arrays that should have moved since then and did not, on the rank with most. Collective.
 
         An array whose gradient is too small to change any of its elements, or that takes no part, need not move.
         """
-        after, names = _digests(self._named.values()), list(self._named)
+        after, names = digest.of_each(list(self._named.values())), list(self._named)
         still = [
             number
             for number, weight in enumerate(self._named.values())
@@ -155,14 +144,6 @@ class Weights:
 def trained_bytes(training: Training) -> int:
     """Return the bytes of all gradients: of every weight of the network that is trained."""
     return sum(weight.nbytes for weight in training.network.parameters() if weight.requires_grad)
-
-
-def _digests(tensors: Iterable[Tensor]) -> list[float]:
-    """Return the sum of each tensor's bits as integers, exact as floats: equal tensors have equal ones."""
-    sums = [
-        tensor.detach().view(BITS.get(tensor.element_size(), torch.uint8)).sum(dtype=torch.int64) for tensor in tensors
-    ]
-    return [float(value & EXACT) for value in torch.stack(sums).tolist()] if sums else []
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -1,10 +1,12 @@
 """Facts about correctness of every cell: whether replicas agree, and how far the exchanged gradient is from the mean.
 
 Equal replicas alone prove nothing (equal data and no exchange give them too), so ranks see different data, and the
-gradient after the exchange is compared with the mean of the gradients before it, summed by another path in float64.
+gradient after the exchange is compared with the mean of the gradients before it, which takes another path: over gloo and the
+hosts' memory, without a reduction of any backend. NCCL takes no part, or what it breaks would be in both, and a cell that has
+nothing to do with NCCL, or an algorithm of it that gathers nothing, would have a communicator and traffic of the check's own.
+All else is done on the device.
 """
 
-import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rank.group import Ranks
+from benchmarks.training import digest
 from trainers.own_model import Batch
 from trainers.step import Training
 
@@ -27,11 +30,8 @@ MOST_ELEMENTS, WHOLE_ELEMENTS = 1_000_000, 1024
 
 
 def replicas_equal(training: Training, ranks: Ranks) -> bool:
-    """Return whether the weights of all ranks are equal, bit for bit. Collective."""
-    digest = hashlib.sha256()
-    for parameter in training.parameters:
-        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return len({tuple(values) for values in ranks.gather([float(byte) for byte in digest.digest()])}) == 1
+    """Return whether the weights of all ranks are equal, bit for bit, by their checksums. Collective."""
+    return len({tuple(values) for values in ranks.gather(digest.of_all(training.parameters))}) == 1
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class ComparedElements:
     """Which elements of a gradient are compared: every element of a small array, an equal share of each large one."""
 
     strides: list[int]
-    arrays: Tensor  # (elements,): the number of each element's array
     counts: Tensor  # (arrays,): elements of each
 
     @classmethod
@@ -49,19 +48,19 @@ class ComparedElements:
         share = _next_prime(-(-sum(sizes) // MOST_ELEMENTS))  # a prime shares no pattern with what is lost regularly
         strides = [max(1, min(share, size // WHOLE_ELEMENTS)) for size in sizes]
         counts = torch.tensor([-(-size // stride) for size, stride in zip(sizes, strides, strict=True)])
-        return cls(strides, torch.repeat_interleave(torch.arange(len(sizes)), counts), counts)
+        return cls(strides, counts)
 
     def gradient(self, training: Training) -> Tensor:
-        """Return the chosen elements, (elements,) in float64 on the host; zeros of an array without a gradient."""
+        """Return the chosen elements, (elements,) in float64 on the device; zeros of an array without a gradient."""
         parts = [
             (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().flatten()[::stride]
             for parameter, stride in zip(training.parameters, self.strides, strict=True)
         ]
-        return torch.cat([part.double() for part in parts]).cpu()
+        return torch.cat([part.double() for part in parts])
 
     def by_array(self, values: Tensor) -> Tensor:
-        """Return Σ|value| of each array, (arrays,)."""
-        return torch.zeros(len(self.strides), dtype=torch.float64).index_add_(0, self.arrays, values.abs())
+        """Return Σ|value| of each array, (arrays,), added up in the same order each time."""
+        return torch.stack(torch._foreach_norm(list(values.split(self.counts.tolist())), 1))
 
 
 def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
@@ -79,15 +78,11 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     with training.strategy.gradients_only():
         exchanged = _seeded(training, batch, sample)
     training.optimizer.zero_grad(set_to_none=True)
-    mean = runs[0].clone()
-    dist.all_reduce(mean)
-    mean /= ranks.world_size
-    wrong, local = exchanged - mean, runs[0]
+    local, mean = runs[0], _mean(runs[0], ranks)
+    wrong = exchanged - mean
     pairs = [one - other for one, other in itertools.combinations(runs, 2)]
-    repeat = max(pair.norm().item() for pair in pairs)
-    norms = _gathered(
-        ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), torch.tensor(repeat).double()])
-    )
+    repeat = torch.stack([pair.norm() for pair in pairs]).max()
+    norms = _gathered(ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat]))
     repeats = torch.stack([sample.by_array(pair) for pair in pairs]).amax(0)
     by_array = _gathered(ranks, torch.stack([sample.by_array(wrong), repeats, sample.by_array(local)]))
 
@@ -105,6 +100,18 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
         "gradient_tolerance": tolerance,
         "gradient_worst": worst | {"array": training.names[worst["array"]]},
     }
+
+
+def _mean(local: Tensor, ranks: Ranks) -> Tensor:
+    """Return the mean over the ranks of (elements,) values, on their device. Collective.
+
+    Every rank gets its share of the elements from all ranks over gloo, adds them up itself and gives the means to all.
+    """
+    own = torch.nn.functional.pad(local.cpu(), (0, -len(local) % ranks.world_size))
+    of_all, mean = torch.empty_like(own), torch.empty_like(own)
+    dist.all_to_all_single(of_all, own)
+    dist.all_gather_into_tensor(mean, of_all.view(ranks.world_size, -1).sum(0) / ranks.world_size)
+    return mean[: len(local)].to(local.device)
 
 
 def _worst(wrong: Tensor, repeats: Tensor, sizes: Tensor, rounding: Tensor, smallest: Tensor) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Checksums of tensors: what they find, and that they depend on nothing but the bits and their order."""
+
+import pytest
+import torch
+
+from benchmarks.training import correctness, digest
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+LONG = 2 * digest.PIECE + 3  # words: three pieces
+
+
+def split_mix(number):
+    """The multiplier of a place in Python's own integers, as the source has it; as a signed number."""
+    most = (1 << 64) - 1
+    mixed = number * 0x9E3779B97F4A7C15 & most
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & most
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & most
+    mixed = (mixed ^ mixed >> 31) | 1
+    return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def test_the_checksum_is_the_sum_that_it_claims_to_be():
+    words = torch.tensor([3, -5, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    wanted = sum(word * split_mix(place + 1) for place, word in enumerate(words.tolist())) % (1 << 64)
+    assert digest.of_each([words]) == [digest._hashed([wanted.to_bytes(8, "big")])]
+    assert digest.of_each([words]) != digest.of_each([words.roll(1)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_tensors_have_equal_checksums_and_one_wrong_element_another(dtype):
+    values = torch.randn(7, 11).to(dtype) if dtype.is_floating_point else torch.randint(2, (7, 11)).to(dtype)
+    other = values.clone()
+    assert digest.of_all([values]) == digest.of_all([other])
+    other[3, 4] = 0 if other[3, 4] else 1
+    assert digest.of_all([values]) != digest.of_all([other])
+
+
+def one_bit(values, place, bit):
+    values.view(torch.int32)[place] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+
+
+@pytest.mark.parametrize("bit", [0, 22, 31])
+@pytest.mark.parametrize("place", [0, digest.PIECE - 1, digest.PIECE, LONG - 1])
+def test_every_bit_of_every_place_counts(place, bit):
+    values = torch.randn(LONG, generator=torch.Generator().manual_seed(1))
+    before = digest.of_all([values])
+    one_bit(values, place, bit)
+    assert digest.of_all([values]) != before
+
+
+def test_faults_of_several_elements_do_not_cancel_each_other():
+    """Elements that change places, pieces that do, signs of two elements, a pattern whose second difference is 0."""
+    values = torch.randn(LONG, generator=torch.Generator().manual_seed(2))
+    swapped, pieces, signs, bent = (values.clone() for _ in range(4))
+    swapped[[5, 6]] = values[[6, 5]]
+    pieces[: digest.PIECE], pieces[digest.PIECE : -3] = values[digest.PIECE : -3], values[: digest.PIECE]
+    signs[[10, 20]] *= -1
+    bent.view(torch.int32)[30:33] += torch.tensor([1, -2, 1], dtype=torch.int32)
+    found = {digest.of_all([one]) for one in (values, swapped, pieces, signs, bent)}
+    assert len(found) == 5
+
+
+def test_the_order_of_tensors_counts_and_their_layout_does_not():
+    images = torch.randn(2, 3, 4, 5)
+    last = images.to(memory_format=torch.channels_last)
+    assert digest.of_each([images, images[0]]) == digest.of_each([last, last[0]])
+    assert digest.of_all([images, last[0]]) != digest.of_all([last[0], images])
+    assert digest.of_each([]) == [] and digest.of_all([]) == digest.of_all([])
+    assert len(set(digest.of_each([torch.zeros(0), torch.ones(2)]))) == 2
+
+
+class Replicas:
+    """Two ranks of which the other has these weights; and a training with this rank's."""
+
+    def __init__(self, own, other):
+        self.parameters, self._other = [own], digest.of_all([other])
+
+    def gather(self, values):
+        return [list(values), list(self._other)]
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), 1e-6])
+def test_one_wrong_element_of_one_replica_is_found(wrong):
+    own = torch.randn(300, 5, generator=torch.Generator().manual_seed(3))
+    other = own.clone()
+    if wrong is not None:
+        other[299, 4] += wrong
+    ranks = Replicas(own, other)
+    assert correctness.replicas_equal(ranks, ranks) is (wrong is None)
