@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.rank.group import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.training import throughput
+from benchmarks.training import stopping, throughput
 from conf.cell import Cell, Network
 from trainers.loaded_batches import LoadedBatches
 from trainers.own_model import OwnModel
@@ -77,7 +77,7 @@ def alone(tmp_path_factory):
 def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_one_is_not(
     alone, tmp_path, monkeypatch, seconds
 ):
-    monkeypatch.setattr(throughput, "MOST_EXPOSED", 5)
+    monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 5)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # before each of 30 windows, of a process with thousands of tests
     cell, folder = cell_of("steady", seconds=seconds), CellFolder(tmp_path).make()
     run_whole(throughput.run, cell, alone, folder)

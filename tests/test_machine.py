@@ -137,6 +137,7 @@ def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
             ],
             [4],
         ),
+        (["check", "timed", "exposed", "timed", "compare", "exchange"], [1, 3]),
         (["build", "first step", "warm-up"], []),
         (["build", "verify", "timed", "concurrent"], [2, 3]),
         (["connect", "measure"], [1]),
@@ -145,7 +146,17 @@ def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
         (["to_device pinned", "to_host pinned all at once"], [0, 1]),
         ([], []),
     ],
-    ids=["throughput", "stopped", "p2p", "collectives", "exchange", "jacobi", "host_link", "nothing"],
+    ids=[
+        "throughput",
+        "between timed windows",
+        "stopped",
+        "p2p",
+        "collectives",
+        "exchange",
+        "jacobi",
+        "host_link",
+        "nothing",
+    ],
 )
 def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, phases, inside):
     """A phase lasts ten seconds, with a sample in its middle that has its number for a temperature; more before and after."""

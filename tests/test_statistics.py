@@ -19,7 +19,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.timing import intervals, statistics
 from benchmarks.timing.student import two_sided_quantile
-from benchmarks.training import derive, throughput
+from benchmarks.training import derive, stopping
 from benchmarks.training.throughput import TrainingBenchmark
 
 TRIALS = 200
@@ -203,7 +203,7 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
 
 def test_on_one_rank_the_own_work_of_ddp_is_timed(alone, tmp_path, monkeypatch):
     """It makes buckets on one rank too, and sends nothing."""
-    monkeypatch.setattr(throughput, "MOST_EXPOSED", 3)
+    monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 3)
     cell = make_cell((0,), min_iterations=3, max_iterations=3, max_seconds=60.0)
     folder = CellFolder(tmp_path).make()
     result = TrainingBenchmark(cell, alone, Reporter(folder, 0)).run()

@@ -47,9 +47,13 @@ class Phase:
         """Whether it is one of TIMED_PHASES."""
         return self.name in TIMED_PHASES
 
+    def holds(self, line: Sample) -> bool:
+        """Tell whether a line was written inside the phase."""
+        return self.opened <= float(line["time"]) <= self.closed
+
     def samples(self, lines: Sequence[Sample]) -> list[Sample]:
         """Return the lines inside the phase; of a short one without any the next."""
-        inside = [line for line in lines if self.opened <= line["time"] <= self.closed]
+        inside = [line for line in lines if self.holds(line)]
         near = (line for line in lines if self.closed < line["time"] <= self.closed + PERIOD_SECONDS)
         return inside or [line for line in (next(near, None),) if line is not None]
 
@@ -97,8 +101,8 @@ def _gpus(hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]) -> tuple[d
     lines = [line for own in hosts for line in own]
     if not lines:
         return {}, {}
-    opened, closed = _timed_window(phases)
-    inside = [gpu for line in lines if opened <= line["time"] <= closed for gpu in line["gpus"]]
+    timed = _timed_window(phases)
+    inside = [gpu for line in lines if any(one.holds(line) for one in timed) for gpu in line["gpus"]]
     before = [gpu for line in lines if line["kind"] == Kind.BEFORE for gpu in line["gpus"]]
     facts: dict[str, Any] = {
         "before_memory_bytes": max((gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None),
@@ -279,8 +283,6 @@ def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
     return found
 
 
-def _timed_window(phases: Sequence[Phase]) -> tuple[float, float]:
-    """Return when rank 0 entered its first timed phase and left its last; an empty window if it had none."""
-    named = [phase for phase in phases if phase.timed]
-    timed = named or [phase for phase in phases if phase.name not in PREPARING_PHASES]
-    return (timed[0].opened, timed[-1].closed) if timed else (math.inf, -math.inf)
+def _timed_window(phases: Sequence[Phase]) -> list[Phase]:
+    """Return the phases that form the timed window; steps without exchange may stand between them."""
+    return [one for one in phases if one.timed] or [one for one in phases if one.name not in PREPARING_PHASES]

@@ -10,8 +10,14 @@ FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 
 
 def strategy_cost(lines: RankLines) -> Derived:
-    """Return what the strategy costs a step: steps with it against steps without exchange."""
-    return _cost(lines, "exchange", "strategy/cost_ms")
+    """Return what the strategy costs a step: steps with it against steps without exchange.
+
+    Where steps without exchange stood between the timed windows, these are the steps with it; those beyond the rounds have no
+    partner.
+    """
+    without_it = _windows(lines, "without exchange")
+    with_it = _windows(lines, "with exchange") or _windows(lines, "timed")[: len(without_it)]
+    return _cost(with_it, without_it, "strategy/cost_ms")
 
 
 def data_cost(lines: RankLines) -> Derived:
@@ -20,8 +26,9 @@ def data_cost(lines: RankLines) -> Derived:
     if not waits:
         return Derived()
     wait_ms = [ms for window in waits for ms in slowest(block["wait_ms"] for block in window)]
-    cost = _cost(lines, "loader", "data/cost_ms")
-    share = cost.metrics["data/cost_ms"] / _median_of(_windows(lines, "with loader"))
+    with_it = _windows(lines, "with loader")
+    cost = _cost(with_it, _windows(lines, "without loader"), "data/cost_ms")
+    share = cost.metrics["data/cost_ms"] / _median_of(with_it)
     metrics = {"data/wait_ms": statistics.median(wait_ms), "data/cost_share": share}
     return Derived(cost.metrics | metrics, within_run=cost.within_run)
 
@@ -42,10 +49,9 @@ def abba(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) ->
     return _median_of(first) - _median_of(second), differences
 
 
-def _cost(lines: RankLines, of: str, name: str) -> Derived:
+def _cost(with_it: Sequence[Sequence[float]], without_it: Sequence[Sequence[float]], name: str) -> Derived:
     """Return how much longer steps take with something than without it, as a metric with its interval."""
-    with_it, without_it = _windows(lines, f"with {of}"), _windows(lines, f"without {of}")
-    if not with_it:
+    if not without_it:
         return Derived()
     cost_ms, blocks = abba(with_it, without_it)
     low, high = intervals.difference_interval(cost_ms, blocks)

@@ -4,6 +4,9 @@ Seen on one core of a server CPU: 17 to 51 · 10⁹ operations a second, by the 
 114 · 10¹². The rules take rounder ones.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from conf import groups
 from conf.cell import Cell
 
@@ -11,8 +14,8 @@ FLOPS = {"cpu": 25e9, "cuda": 60e12}  # operations a second of one rank
 PASSES = 3  # forward, and backward, which takes twice as long
 USUAL_STEP_SECONDS = 0.1  # of a model of which nothing is known
 FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
-FEWEST_STEPS, WINDOW_SECONDS = 3, 0.5  # of a window with or without the exchange
-WINDOWS = 4  # of a round: A B B A
+FEWEST_STEPS, ABBA_SECONDS = 3, 0.5  # of a window of A B B A
+WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
 CALIBRATION_SECONDS, CALIBRATION_STEPS = (
     1.5,
     20,
@@ -33,10 +36,18 @@ def throughput(cell: Cell) -> float:
     """Return the seconds that benchmark=throughput measures."""
     options, step = cell.benchmark, step_seconds(cell)
     timed = max(float(options["max_seconds"]), step * int(options["min_iterations"]))
-    window = max(FEWEST_STEPS * step, WINDOW_SECONDS) + LEAD_IN * step
-    exposed = WINDOWS * int(options["exposed_rounds"]) * window if cell.world_size > 1 else 0.0
+    window = max(FEWEST_STEPS * step, ABBA_SECONDS) + LEAD_IN * step
+    rounds = int(options["exposed_rounds"]) if cell.world_size > 1 else 0
+    # Without a loader the timed windows are the steps with exchange, mostly; a power cap or asynchronous ranks need their own.
+    windows = WITHOUT_IT if rounds_between(options) and not cell.data else WITH_IT + WITHOUT_IT
     calibration = max(CALIBRATION_SECONDS, CALIBRATION_STEPS * step) if options.get("calibrate") == "all" else 0.0
-    return _begun(cell, step) + timed + exposed + calibration
+    return _begun(cell, step) + timed + rounds * windows * window + calibration
+
+
+def rounds_between(options: Mapping[str, Any]) -> int:
+    """Return the rounds of A B B A of which the timed windows may be the A; 0 where too few iterations are allowed."""
+    rounds = int(options["exposed_rounds"])
+    return rounds if int(options["max_iterations"]) >= WITH_IT * rounds * FEWEST_STEPS else 0
 
 
 def overhead(cell: Cell) -> float:

@@ -9,23 +9,24 @@ from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
-from benchmarks.training import as_asked, correctness, derive, exchange, stopping
+from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
 from benchmarks.training.calibration.measure import Calibration
+from benchmarks.training.kept import Kept
 from conf.cell import Cell
 from trainers import batches, models
 from trainers.loaded_batches import LoadedBatches
 from trainers.step import Training
+from trainers.strategy import Strategy
 
-# Windows into which the shortest warm-up is cut: its barriers and garbage collections then take little of it.
+# The second window of a warm-up lasts as long as the shortest warm-up, and shows whether a step gets longer under load. Those
+# that follow it, where the step time still falls, are as long as this share of it.
 WARM_UP_WINDOWS = 4
+MOST_WARMING = 2000  # iterations of one of them
 # Iterations that hold the device to see how long it computes without launch gaps, and ms of the hold: twice what
 # enqueuing a step takes, and some more.
 HELD_ITERATIONS = 3
 HOLD_LAUNCHES, HOLD_MORE_MS = 2, 5.0
 DATA_ROUNDS = 3  # of A B B A, with and without a data loader
-# One window of A B B A: ms, and iterations at least and at most.
-EXPOSED_WINDOW_MS = 500.0
-FEWEST_EXPOSED, MOST_EXPOSED = 3, 30
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -45,10 +46,14 @@ class TrainingBenchmark:
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
+        self.longest: list[float] = []  # ms of the steps of the longest window of the warm-up
+        self.kept: Kept | None = None  # steps without exchange stand between the timed windows, and leave no trace
 
     def run(self) -> Result:
         """Run every phase, in an order in which none disturbs a later one. Return what only the ranks know."""
         self.warm_up()
+        if self._may_interleave():
+            self.kept = Kept.of(self.training, self.ranks)
         self.check()
         weights = as_asked.Weights(self.training)
         self.timed()
@@ -103,13 +108,15 @@ class TrainingBenchmark:
         self.block("first", 1)
         self.reporter.phase("warm-up")
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
-        window_ms = 1e3 * self.options["warmup_min_seconds"] / WARM_UP_WINDOWS
+        least_ms = 1e3 * self.options["warmup_min_seconds"]
         slowest: list[float] = []
         while not derive.warmed_up(slowest, self.cell) and seconds < self.options["warmup_max_seconds"]:
+            window_ms = max(least_ms - 1e3 * seconds, least_ms / WARM_UP_WINDOWS)
             fitting = round(window_ms / statistics.median(slowest[-fewest:])) if slowest else fewest
-            block, ms = self.block("warm-up", min(stopping.MOST_PER_WINDOW, max(fewest, fitting)))
+            block, ms = self.block("warm-up", min(MOST_WARMING, max(fewest, fitting)))
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
+            self.longest = max(self.longest, ms, key=len)
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
 
     def check(self) -> None:
@@ -130,16 +137,38 @@ class TrainingBenchmark:
         checks["trained_bytes"] = as_asked.trained_bytes(training)
         self.compilation.since()  # steps without exchange may be graphs of their own
 
+    def _may_interleave(self) -> bool:
+        """Return whether steps without exchange may stand between the timed windows (METHOD.md, "Exposed communication")."""
+        strategy = self.training.strategy
+        if not request.rounds_between(self.options) or not strategy.synchronous or self.cell.data:
+            return False
+        if self.ranks.world_size == 1:
+            has_cost = strategy.own_work_alone
+        else:
+            has_cost = self.options["exchange_iterations"] and type(strategy).exchange_alone != Strategy.exchange_alone
+        return bool(has_cost) and (self.ranks.device.type == "cpu" or not stopping.gets_longer(self.longest))
+
     def timed(self) -> None:
         """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
         self.reporter.phase("timed")
         options = self.options
-        iterations = stopping.window_iterations(self.step_ms)
+        rounds = request.rounds_between(options) if self.kept else 0
+        iterations = (
+            stopping.timed_abba_iterations(self.step_ms, options, rounds)
+            if rounds
+            else stopping.window_iterations(self.step_ms)
+        )
         by_window: list[list[float]] = []  # ms of each iteration on its slowest rank
         done = 0
         totals = [0.0] * self.ranks.world_size  # ms of each rank
         launch_ms: list[float] = []
         while True:
+            if self.kept and len(by_window) % 2 and len(by_window) < request.WITH_IT * rounds:
+                self.reporter.phase("exposed")
+                with self.kept.unchanged():
+                    self._without_exchange()
+                    self._without_exchange()
+                self.reporter.phase("timed")
             iterations = min(iterations, int(options["max_iterations"]) - done)
             block, ms = self.block("timed", iterations)
             gathered = self.ranks.gather([sum(block.ms), block.launch_ms])
@@ -147,7 +176,7 @@ class TrainingBenchmark:
             done += len(ms)
             totals = [total + values[0] for total, values in zip(totals, gathered, strict=True)]
             launch_ms.append(max(values[1] for values in gathered))
-            if stopping.enough(by_window, max(totals), options):
+            if stopping.enough(by_window, max(totals), options, rounds):
                 break
         self.step_ms = statistics.median([one for window in by_window for one in window])
         self.launch_ms = statistics.median(launch_ms)
@@ -179,13 +208,9 @@ class TrainingBenchmark:
             exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
-    def _of_abba(self) -> int:
-        """Return the steps of one window of A B B A."""
-        return min(MOST_EXPOSED, max(FEWEST_EXPOSED, round(EXPOSED_WINDOW_MS / self.step_ms)))
-
     def data_cost(self) -> None:
         """Time steps with the loader and the same steps on batches that lie on the device, in the order A B B A."""
-        loader, iterations = self.training.batches, self._of_abba()
+        loader, iterations = self.training.batches, stopping.abba_iterations(self.step_ms)
         assert isinstance(loader, LoadedBatches)
         self.reporter.phase("data")
         for number in range(4 * DATA_ROUNDS):
@@ -198,15 +223,21 @@ class TrainingBenchmark:
                     self.block("without loader", iterations)
 
     def strategy_cost(self) -> None:
-        """Time steps with the strategy and steps without exchange, in the same processes, in the order A B B A."""
+        """Time steps with the strategy and steps without exchange, in the same processes, in the order A B B A.
+
+        Where the timed windows were the steps with it, all are timed already.
+        """
         rounds = int(self.options["exposed_rounds"])
-        if not rounds:
+        if self.kept or not rounds:
             return
         self.reporter.phase("exposed")
-        iterations = self._of_abba()
         for number in range(4 * rounds):
             if number % 4 in (0, 3):
-                self.block("with exchange", iterations)
+                self.block("with exchange", stopping.abba_iterations(self.step_ms))
             else:
-                with self.training.strategy.without_exchange():
-                    self.block("without exchange", iterations)
+                self._without_exchange()
+
+    def _without_exchange(self) -> None:
+        """Time a window of steps without exchange."""
+        with self.training.strategy.without_exchange():
+            self.block("without exchange", stopping.abba_iterations(self.step_ms))

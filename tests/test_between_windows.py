@@ -1,0 +1,210 @@
+"""Steps without exchange between the timed windows: when they may stand there, that they leave no trace, and what they tell."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from cells import DDP, make_cell
+
+from benchmarks.derived import together
+from benchmarks.rank.group import Ranks
+from benchmarks.record import CellFolder, Kind, read, read_lines
+from benchmarks.training import request, stopping
+from benchmarks.training.costs import slowest_ms, strategy_cost
+from benchmarks.training.kept import Kept
+from benchmarks.training.throughput import TrainingBenchmark
+from trainers.step import Training
+from trainers.strategies.nccl_allreduce import NcclAllreduce
+
+CPU = torch.device("cpu")
+DATA = Path(__file__).parent / "data" / "h200_x2"
+GPUS = {
+    "max_seconds": 20.0,
+    "max_iterations": 1000,
+    "min_iterations": 10,
+    "interval_target": 0.0025,
+    "exposed_rounds": 4,
+}
+
+
+# What they leave
+
+
+def training_of(optimizer):
+    cell = make_cell((0,), strategy={"name": "none"})
+    return Training(dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer)), CPU, 0)
+
+
+def state_of(training):
+    """Everything that a step changes on a rank, as copies."""
+    optimizer = {
+        (number, name): value.clone()
+        for number, parameter in enumerate(training.parameters)
+        for name, value in training.optimizer.state.get(parameter, {}).items()
+    }
+    return {**{name: value.clone() for name, value in training.network.state_dict().items()}, **optimizer}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_steps_in_between_leave_no_trace(optimizer, steps_before):
+    training = training_of(optimizer)
+    for _ in range(steps_before):
+        training.step()
+    kept, before = Kept(training), state_of(training)
+    for _ in range(2):  # the copies are used again
+        with kept.unchanged():
+            training.step()
+            training.step()
+            assert any(
+                not torch.equal(value, before.get(name, value * 0 - 1)) for name, value in state_of(training).items()
+            )
+        after = state_of(training)
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+    training.step()
+    assert any(not torch.equal(state_of(training)[name], value) for name, value in before.items())
+
+
+def test_the_scale_of_the_loss_is_brought_back():
+    training = training_of("sgd")
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    training.scaler.scale(torch.ones(1))
+    with Kept(training).unchanged():
+        training.scaler.update(2.0)
+        assert training.scaler.get_scale() == 2.0
+    assert training.scaler.get_scale() == 1024.0
+
+
+@pytest.mark.parametrize(("other_has_room", "made"), [(True, True), (False, False)])
+def test_no_rank_makes_copies_where_one_has_no_room(other_has_room, made):
+    class Two(Ranks):
+        def gather(self, values):
+            return [list(values), [other_has_room]]
+
+    assert (Kept.of(training_of("sgd"), Two(0, 2, CPU)) is not None) is made
+
+
+# When they may stand there
+
+
+def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data=None, **options):
+    """A benchmark with as much of it as decides."""
+    made = object.__new__(TrainingBenchmark)
+    made.cell = dataclasses.replace(make_cell(), data=data or {})
+    made.options = make_cell(max_iterations=1000, exposed_rounds=2, **options).benchmark
+    made.ranks = Ranks(0, ranks, torch.device(device))
+    made.training = type("Stub", (), {"strategy": object.__new__(strategy)})
+    made.longest = list(longest)
+    return made
+
+
+class Asynchronous(NcclAllreduce):
+    synchronous = False
+
+
+class NotAlone(NcclAllreduce):
+    own_work_alone = False
+
+
+STEADY, CAPPED = [55.0] * 40, [55.0] * 14 + [57.0] * 26
+
+
+@pytest.mark.parametrize(
+    ("given", "may"),
+    [
+        ({}, True),
+        ({"strategy": Asynchronous}, False),
+        ({"data": {"name": "mine"}}, False),
+        ({"exchange_iterations": 0}, False),
+        ({"ranks": 1}, True),
+        ({"ranks": 1, "strategy": NotAlone}, False),
+        ({"device": "cuda", "longest": STEADY}, True),
+        ({"device": "cuda", "longest": CAPPED}, False),
+        ({"device": "cuda", "longest": STEADY[:10]}, False),
+    ],
+    ids=[
+        "synchronous",
+        "asynchronous",
+        "a loader",
+        "no exchange alone",
+        "own work alone",
+        "communication alone",
+        "a GPU",
+        "at its power cap",
+        "too short to tell",
+    ],
+)
+def test_when_steps_without_exchange_stand_between_the_timed_windows(given, may):
+    assert benchmark_of(**given)._may_interleave() is may
+
+
+def first_window(folder):
+    """The ms of a committed cell's first timed window, on its slowest rank."""
+    lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(len(read(folder.record).cell.gpus))}
+    return slowest_ms(together(lines, Kind.BLOCK, purpose="timed")[:1])
+
+
+@pytest.mark.parametrize(("study", "capped"), [("compiled_a", True), ("eager_a", False)])
+def test_a_power_cap_shows_in_two_seconds_of_steps(study, capped):
+    """Compiled cells of H200s were at their cap in 60 to 100 % of the samples, and eager ones in none."""
+    folders = sorted((DATA / study).glob("resnet50-nccl_allreduce-gpus0-*"))
+    assert len(folders) >= 3
+    assert {stopping.gets_longer(first_window(CellFolder(folder))) for folder in folders} == {capped}
+
+
+# How long windows are, and when they are enough
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "options", "rounds", "steps"),
+    [
+        (55.0, {}, 4, 14),  # 6 s in eight windows
+        (55.0, {"max_seconds": 2.0}, 2, 10),
+        (55.0, {"max_seconds": 2.0}, 4, 5),
+        (900.0, {"max_seconds": 2.0}, 4, 3),
+        (55.0, {}, 1, 37),  # no longer than elsewhere
+        (0.5, {}, 4, 125),  # all fit max_iterations
+        (55.0, {"max_iterations": 24}, 4, 3),
+    ],
+)
+def test_the_timed_windows_of_all_rounds_take_as_long_as_the_fewest_elsewhere(step_ms, options, rounds, steps):
+    assert stopping.timed_abba_iterations(step_ms, GPUS | options, rounds) == steps
+
+
+def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_the_measurement():
+    window, options = [55.0] * 14, GPUS | {"max_seconds": 1.0}
+    assert [stopping.enough([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)] == [False] * 3 + [
+        True
+    ]
+    assert [stopping.enough([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)] == [False, False, True]
+    assert request.rounds_between(GPUS) == 4 and request.rounds_between(GPUS | {"max_iterations": 23}) == 0
+
+
+# What they tell
+
+
+def lines_of(*windows):
+    return {0: [{"kind": "block", "purpose": purpose, "ms": ms} for purpose, ms in windows]}
+
+
+def test_the_first_timed_windows_are_the_steps_with_exchange_and_a_trend_cancels():
+    steps = [("timed", 10.0), *[("without exchange", 9.0)] * 2, *[("timed", 10.0)] * 2, *[("without exchange", 9.0)] * 2,
+             *[("timed", 10.0)] * 4]  # fmt: skip
+    windows = [(purpose, [ms + 0.3 * place] * 5) for place, (purpose, ms) in enumerate(steps)]
+    cost = strategy_cost(lines_of(*windows))
+    assert cost.metrics["strategy/cost_ms"] == pytest.approx(1.0)
+    assert cost.within_run["strategy/cost_ms"]["groups"] == 4
+
+
+def test_lines_of_before_have_their_own_steps_with_exchange():
+    windows = [("timed", [50.0] * 5), ("with exchange", [10.0] * 5), ("without exchange", [8.0] * 5)]
+    assert strategy_cost(lines_of(*windows)).metrics == {"strategy/cost_ms": 2.0}
+    assert strategy_cost(lines_of(windows[0])).metrics == {}
+
+
+def test_the_estimate_has_no_second_time_of_steps_with_exchange():
+    cell = make_cell(strategy=DDP, exposed_rounds=4, max_iterations=1000, max_seconds=6.0)
+    loaded = dataclasses.replace(cell, data={"name": "mine"})
+    assert request.throughput(loaded) - request.throughput(cell) == pytest.approx(8 * request.ABBA_SECONDS, rel=0.5)
