@@ -128,11 +128,11 @@ def test_a_line_that_is_lost_within_a_file_is_told(one, capsys):
     folder, study = one
     path = folder / "ranks" / "1.jsonl"
     texts = path.read_text().splitlines(keepends=True)
-    texts.remove(next(text for text in texts if json.loads(text).get("purpose") == "with exchange"))
+    texts.remove(next(text for text in texts if json.loads(text).get("purpose") == "without exchange"))
     path.write_text("".join(texts))
     status, found = verified(capsys, study)
     assert status == 1
-    assert found["not_recomputed"][0]["reason"] == "rank 1 has 1 lines `block with exchange`, rank 0 has 2"
+    assert found["not_recomputed"][0]["reason"] == "rank 1 has 1 lines `block without exchange`, rank 0 has 2"
     assert assemble(CellFolder(folder), "finished", None, 2e9).failure.message.endswith(
         found["not_recomputed"][0]["reason"]
     )
