@@ -24,7 +24,7 @@ from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import environment
 from launch.engines.local import LocalEngine
-from launch.engines.remote import CellOnHost
+from launch.engines.remote import CellOnHost, RemoteHost
 from launch.machine.devices import Machine
 from launch.study.study import prepare
 from launch.supervision import supervise
@@ -125,6 +125,15 @@ def test_a_command_that_starts_no_agent_is_a_sentence(program, why):
     before = time.monotonic()
     channel.close()
     assert time.monotonic() - before < 7
+
+
+def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
+    channel = answers('import sys; print(\'{"say": "busy", "for_s": 100}\', flush=True); sys.stdin.read()')
+    host = RemoteHost("a", channel)
+    until(lambda: channel.heard > time.monotonic() + 50, 20)
+    assert host.answers(3.0)
+    channel.close()
+    assert not host.answers(3.0) and "its agent is gone" in host.lost
 
 
 def test_messages_come_whole_whatever_the_pieces(monkeypatch):

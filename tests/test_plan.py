@@ -182,6 +182,13 @@ def test_every_surrounding_variable_but_another_launchers_reaches_the_ranks(tmp_
     assert "NCCL_P2P_LEVEL" not in made  # a CPU worker has no NCCL
 
 
+@pytest.mark.parametrize(("ranks", "lazily"), [(64, None), (65, "1")])
+def test_many_ranks_connect_only_where_they_speak(ranks, lazily, tmp_path):
+    cell = dataclasses.replace(planned(["gpus=0"]).cells[0].cell, gpus=tuple(range(ranks)))
+    made = environment(cell, look("cpu", {}), CellFolder(tmp_path), "t", {})
+    assert made.get("TORCH_GLOO_LAZY_INIT") == lazily
+
+
 def test_gpu_ranks_get_their_gpus_in_order_and_an_empty_nccl_conf(tmp_path):
     machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in range(4)), (0, 1, 2, 3), 8)
     cell = planned(["gpus=3,0", "nccl.p2p_level=LOC"]).cells[0].cell

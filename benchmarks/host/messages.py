@@ -15,6 +15,7 @@ stop     end every process of the cell      stopped  those that survive SIGKILL
                                                      `kept` its processes wait for another cell
 leave    end processes that wait            left
                                             beat     a sign of life
+                                            busy     for how many seconds at most there will be none
 look     describe the host                  looked   the description
 listen   listen at addresses                listening  the ports
 reach    connect to addresses               reached  which of them could be reached, and from which interface
@@ -63,6 +64,7 @@ class Say(str, Enum):
     ENDED = "ended"
     LEFT = "left"
     BEAT = "beat"
+    BUSY = "busy"
     LOOKED = "looked"
     LISTENING = "listening"
     REACHED = "reached"

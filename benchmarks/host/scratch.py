@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.host.messages import CHUNK_BYTES
+from benchmarks.host.messages import CHUNK_BYTES, MOST_BYTES
 from benchmarks.record import CellFolder, own_files
 
 PREFIX = "ringside-"
@@ -24,6 +24,7 @@ HANDED_ON = re.compile(
     r"rank\d+\.json(?:\.gz)?"
 )
 LOCK = ".agent"  # held by the agent while it lives: a folder without its agent is removed by the next one
+MOST_WHOLE = MOST_BYTES // 2  # of a file in one message, as base64
 # Files that are written again instead of growing.
 REPLACED = (".count", "failures.json", "output.txt")
 
@@ -42,11 +43,15 @@ class Scratch:
         remove_left()
         folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"  # hosts may share a folder
         folder.mkdir(mode=0o700)  # new: nobody else's
-        lock = own_files.open_own(folder / LOCK)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        CellFolder(folder).make()
-        for name, text in files.items():
-            own_files.write_whole(folder / name, text.encode())
+        try:
+            lock = own_files.open_own(folder / LOCK)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            CellFolder(folder).make()
+            for name, text in files.items():
+                own_files.write_whole(folder / name, text.encode())
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         scratch = Scratch(folder, lock)
         scratch._sent = {path: (folder / path).stat().st_size for path in scratch._names()}  # the launcher has these
         return scratch
@@ -81,7 +86,7 @@ class Scratch:
             found = os.fstat(file.fileno())
             state = found.st_ino, found.st_mtime_ns
             if self._seen.get(name) != state:
-                yield {"name": name, "at": None, "data": base64.b64encode(file.read(CHUNK_BYTES)).decode()}
+                yield {"name": name, "at": None, "data": base64.b64encode(file.read(MOST_WHOLE)).decode()}
                 self._seen[name] = state
 
 

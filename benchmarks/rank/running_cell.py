@@ -70,6 +70,9 @@ class RunningCell:
             self.pid = os.fork()
         except OSError:
             self._end_sampling()
+            if self._staying:
+                self._staying.be_agent()
+            self.remove()
             raise
         if self.pid == 0:
             _be_the_cell(message, self._folder, of_agent, meeting, listening, self._staying)

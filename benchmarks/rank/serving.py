@@ -30,6 +30,8 @@ PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes,
 BEAT_SECONDS = 1.0  # between two signs of life
 LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut
 DESCRIBE_SECONDS = 120.0  # for the host to be described
+IMPORT_SECONDS = 120.0  # for what a cell needs to be imported, perhaps over a network
+END_SECONDS = 15.0  # beyond its grace, for a cell to be ended
 OURS = ("benchmarks.", "trainers.")
 LIBRARIES = ("torchvision", "timm")
 
@@ -103,6 +105,7 @@ class Agent:
         if cell:
             # Before the files are read: what has ended has written all.
             status, states = cell.status(), cell.changed_states()
+            kept = cell.kept() if not self._rests else None
             if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
                 for chunk in cell.news():
                     self._say(Say.FILE, cell=cell.token, **chunk)
@@ -112,7 +115,6 @@ class Agent:
                 )
             if states:
                 self._say(Say.STATES, cell=cell.token, states=states)
-            kept = cell.kept() if not self._rests else None
             if kept is not None and status is None:
                 self._rests = True
                 self._say(Say.ENDED, cell=cell.token, status=0, kept=kept)
@@ -145,6 +147,7 @@ class Agent:
                 self._go_on(self._cell, message)
                 return
             self._leave_ranks()
+            self._say(Say.BUSY, for_s=IMPORT_SECONDS)
             self._preload(Cell.from_dict(message["asked"]))
             self._fork(message)
         except OSError as error:
@@ -197,6 +200,7 @@ class Agent:
     def _stop(self, message: Mapping[str, Any]) -> None:
         survivors = []
         if self._cell and self._cell.token == message["cell"]:
+            self._say(Say.BUSY, for_s=float(message["grace_s"]) + END_SECONDS)
             survivors = self._cell.end(float(message["grace_s"]))
             self._look()
         self._say(Say.STOPPED, cell=message["cell"], survivors=survivors)

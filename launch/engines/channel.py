@@ -13,6 +13,7 @@ from benchmarks.host.messages import Do, Inbox, Say
 from benchmarks.record.encoding import encoded
 from launch.engines.environment import ROOT
 
+LONGEST_BUSY_S = 300.0
 LEAVE_SECONDS = 5.0  # for an agent to leave after the end of its input
 SAID_BYTES = 4096  # of the end of what the command printed
 
@@ -34,7 +35,7 @@ class Channel:
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
             bufsize=0, start_new_session=True,
         )  # fmt: skip
-        self.heard = time.monotonic()  # when it last said something
+        self.heard = time.monotonic()  # when it last said something, or until when it said that it is busy
         self._take: Callable[[Say, dict[str, Any]], None] = lambda say, message: None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.wrong = ""  # why what it said is no message of an agent
@@ -113,6 +114,8 @@ class Channel:
                     say = Say(message["say"])
                     if "cell" in message:
                         self._take(say, message)
+                    elif say == Say.BUSY:
+                        self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
                     elif say != Say.BEAT:
                         self._answers.put(message)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

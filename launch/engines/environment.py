@@ -15,6 +15,9 @@ from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = "lo"
+# gloo connects every rank with every other, which takes minutes for many (pytorch/gloo#407). Beyond so many ranks it connects
+# those that speak to each other, when they do.
+MOST_IN_A_MESH = 64
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
 FOREIGN = (
     "RANK",
@@ -100,6 +103,8 @@ def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: O
     """
     where = where or OnHost()
     own = _ours(machine) | {TOKEN: token, "GLOO_SOCKET_IFNAME": where.interface, **where.forbidden}
+    if cell.world_size > MOST_IN_A_MESH:
+        own["TORCH_GLOO_LAZY_INIT"] = "1"
     if cell.device == "cpu":
         return Variables(own, {}, FOREIGN)
     uuids = {device.id: device.uuid for device in machine.devices}

@@ -40,6 +40,8 @@ def why_not_warm(cell: Cell) -> str:
     strategy = str(cell.strategy["name"])
     if not cell.trains:
         return f"benchmark={cell.benchmark['name']} trains nothing"
+    if cell.hosts:
+        return "nodes= has ranks begin anew for every cell"
     if cell.servers:
         return f"strategy={strategy} has servers"
     if cell.profiler == "nsys":
