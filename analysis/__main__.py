@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
     "seconds": ("analysis.commands.seconds", "say where the time of each cell went, and that of the sweep around them"),
+    "predict": (
+        "analysis.commands.predict",
+        "say what cells should give before they run; --holdout: how good such forecasts were",
+    ),
     "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
 }
 

@@ -1,0 +1,125 @@
+"""The questions of a command line: which cells to forecast, of what a study has measured."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.links.network import HostNetwork
+from analysis.prediction.links.wires import asked_wire
+from analysis.prediction.strategies import STRATEGIES
+from conf.nccl import Nccl, settings
+
+MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
+_FORM = (
+    "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
+)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """GPUs to forecast for: of one machine by number, or so many on each of several hosts."""
+
+    gpus: int
+    hosts: int = 1
+    members: tuple[int, ...] = ()
+
+
+def read_subsets(text: str, per_node: int | None) -> list[Subset]:
+    """Read --gpus. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",")]
+    if per_node is None:
+        named = [part.split("+") for part in parts] if "+" in text else [parts]
+        if not all(one.isascii() and one.isdigit() and len(one) < 8 for part in named for one in part):
+            raise ValueError(f"--gpus {text!r}: expected {_FORM}")
+        subsets = [tuple(int(one) for one in part) for part in named]
+        if any(len(set(one)) < len(one) for one in subsets):
+            raise ValueError(f"--gpus {text!r}: a GPU stands twice in a subset; expected {_FORM}")
+        return [Subset(len(one), members=one) for one in subsets]
+    if not 1 <= per_node <= MOST_GPUS:
+        raise ValueError(f"--per-node {per_node}: expected a number of GPUs from 1 to {MOST_GPUS}")
+    found = []
+    for part in parts:
+        count = int(part) if part.isascii() and part.isdigit() and len(part) < 8 else 0
+        if not 1 <= count <= MOST_GPUS or (count > per_node and count % per_node):
+            raise ValueError(
+                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; expected such as 16,64,256"
+            )
+        found.append(Subset(min(count, per_node), max(1, count // per_node)))
+    return found
+
+
+def read_nccl(text: str) -> dict[str, str]:
+    """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
+    typed = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals or not value:
+            raise ValueError(f"--nccl {part!r}: expected NAME=VALUE, such as P2P_LEVEL=LOC")
+        typed[name.strip().lower().removeprefix("nccl_")] = value.strip()
+    nccl = Nccl()
+    for name, value in typed.items():
+        setattr(nccl, name, int(value) if value.isascii() and value.isdigit() and len(value) < 12 else value)
+    return settings(nccl)[0]
+
+
+def read_batches(text: str) -> list[int]:
+    """Read --batch. Raises ValueError."""
+    found = [int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0 for part in text.split(",")]
+    if not all(1 <= one <= MOST_BATCH for one in found):
+        raise ValueError(f"--batch {text!r}: expected images per GPU, such as 128,256")
+    return found
+
+
+def questions(
+    calibration: Calibrated,
+    subsets: Sequence[Subset] | None,
+    nccl: dict[str, str],
+    strategies: Sequence[str] | None,
+    batches: Sequence[int] | None,
+    network: HostNetwork | None,
+) -> list[Question]:
+    """Return every combination that is asked for, in order of models, strategies, batches and GPUs.
+
+    Without `strategies` it is those that the study has, without `batches` the most frequent one of each model, without
+    `subsets` twice as many GPUs as the most that were measured. Raises ValueError.
+    """
+    if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
+        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
+    if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
+        measured = any(one.hosts > 1 for one in calibration.known.links.curves)
+        if not measured:
+            raise ValueError("--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us")
+    timed = [one for one in calibration.cells if one.timed]
+    machine = statistics.mode(one.question.machine for one in timed)
+    most = max(one.question.gpus for one in timed)
+    wanted = list(subsets) if subsets is not None else [Subset(2 * most)]
+    found = []
+    for workload in dict.fromkeys(one.question.workload for one in timed):
+        of_workload = [one for one in timed if one.question.workload == workload]
+        sizes = list(batches) if batches else [statistics.mode(one.question.batch_size for one in of_workload)]
+        names = strategies or [
+            name for name in dict.fromkeys(one.question.strategy for one in of_workload) if name != "none"
+        ]
+        for like in (_like(timed, of_workload, name) for name in names):
+            for batch in sizes:
+                for subset in wanted:
+                    wire = asked_wire(nccl, calibration.link_class, subset.hosts)
+                    placed = replace(like, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
+                    crossing = network if subset.hosts > 1 else None
+                    found.append(
+                        replace(placed, workload=workload, members=subset.members, network=crossing, machine=machine)
+                    )
+    return found
+
+
+def _like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], name: str) -> Question:
+    """Return the question of a strategy with the options that the study has most often, else without any."""
+    cells = [one for one in of_workload if one.question.strategy == name] or [
+        one for one in timed if one.question.strategy == name
+    ]
+    if not cells:
+        return replace(of_workload[0].question, options=(("name", name),), shares_gpu=False)
+    common = statistics.mode(one.question.options for one in cells)
+    return next(one.question for one in cells if one.question.options == common)

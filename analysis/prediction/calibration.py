@@ -1,0 +1,260 @@
+"""What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analysis.findings.runs import Runs, between_runs
+from analysis.findings.study import Study
+from analysis.prediction import strategies, tables
+from analysis.prediction.cells import MeasuredCell, Question, Workload, options_of, workload_of
+from analysis.prediction.draws import Values, about, best, near
+from analysis.prediction.links.model import DIRECT, HOST_MEMORY, TOGETHER, KnownLinks, TimeCurve
+from analysis.prediction.links.nccl_constants import constants
+from analysis.prediction.links.wires import asked_wire, used_wire
+from analysis.prediction.strategies import HostLink, Known
+from benchmarks.collectives.busbw import COLLECTIVES
+from benchmarks.record import Record
+
+STEP, P95, COST, EXCHANGE = "step/ms_median", "step/ms_p95", "strategy/cost_ms", "comm/exchange_ms"
+LAUNCH = "step/launch_ms"
+# Scatter between runs where too few cells ran twice: shares, of the cost ms.
+_OTHERWISE = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
+_FEWEST_FREEDOM = 3
+_SIGMA_AT_P95 = 1.645
+# Their wire stands in NCCL's log; that of others is of the checks around them.
+_BY_NCCL = ("nccl_allreduce", "kvstore_device", "hierarchical")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The measured cells and links of a study."""
+
+    cells: tuple[MeasuredCell, ...]
+    known: Known
+    notes: tuple[str, ...] = ()
+    link_class: str | None = None  # the farthest between its GPUs
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False)  # what several forecasts look up alike
+
+    def without(self, left_out: Callable[[MeasuredCell], bool], most_ranks: int | None = None) -> "Calibrated":
+        """Return the same without some cells and the collectives that were timed in their ranks.
+
+        `most_ranks`: nor anything of more ranks, links included.
+        """
+        kept = tuple(one for one in self.cells if not left_out(one))
+        gone = {name for one in self.cells if left_out(one) for name in one.record_ids}
+        links, host = self.known.links, self.known.host
+        curves = tuple(one for one in links.curves if one.source not in gone)
+        if most_ranks is not None:
+            kept = tuple(one for one in kept if one.ranks <= most_ranks)
+            curves = tuple(one for one in curves if one.ranks <= most_ranks)
+            host = HostLink({gpus: rate for gpus, rate in host.sums_gb_per_s.items() if gpus <= most_ranks})
+        return replace(self, cells=kept, known=Known(replace(links, curves=curves), host), memo={})
+
+    @property
+    def several(self) -> tuple[MeasuredCell, ...]:
+        """The cells of several ranks whose steps were timed."""
+        return tuple(one for one in self.cells if one.ranks > 1 and one.timed)
+
+    @property
+    def record_ids(self) -> tuple[str, ...]:
+        """The records that it rests on."""
+        return tuple(one for cell in self.cells for one in cell.record_ids)
+
+
+def calibrate(study: Study) -> Calibrated:
+    """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
+    runs = [one for one in study.runs if one.trains]
+    scatter = _Scatter(runs)
+    cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
+    if not any(cell.timed for cell in cells):
+        where = study.folder or study.name
+        raise ValueError(f"{where}: no cell has a step time; expected the folder of a study with training cells")
+    device = statistics.mode(one.cell.device for one in runs)
+    records = [record for one in study.runs for record in one.records if record.cell.device == device]
+    nccl = next((version for one in records if (version := _nccl(one))), None)
+    curves = (*_curves(records), *(made for one in cells if (made := exchange_curve(one))))
+    known = Known(KnownLinks(curves, _copies(records), nccl), _host_link(records))
+    calibration = Calibrated(cells, known, (), _link_class(records))
+    return replace(calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28"))
+
+
+class _Scatter:
+    """How far runs of equal cells differ, over all cells of a workload."""
+
+    def __init__(self, runs: Sequence[Runs]) -> None:
+        self._alike: dict[Workload, list[Runs]] = {}
+        for one in runs:
+            self._alike.setdefault(_workload(one), []).append(one)
+
+    def share(self, runs: Runs, metric: str) -> float:
+        """Return the standard deviation of a metric between runs, as a share of it."""
+        found, freedom = between_runs(self._alike[_workload(runs)], metric)
+        return found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
+
+    def cost_ms(self, runs: Runs) -> float:
+        """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less."""
+        groups = [values for one in self._alike[_workload(runs)] if len(values := one.values(COST)) > 1]
+        freedom = sum(len(values) - 1 for values in groups)
+        squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
+        return math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else _OTHERWISE[COST]
+
+    def drawn(self, runs: Runs, metric: str) -> Values | None:
+        """Return the median of a metric as draws; None without it."""
+        values = runs.values(metric)
+        if not values:
+            return None
+        name = f"{metric} {runs.records[0].record_id}"
+        if metric == COST:
+            return near(statistics.median(values), self.cost_ms(runs) / math.sqrt(len(values)), name)
+        return about(statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name)
+
+
+def _workload(runs: Runs) -> Workload:
+    return workload_of(runs.request, runs.records[0].model)
+
+
+def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
+    cell, record = runs.cell, runs.records[0]
+    merged: dict[str, Any] = {}
+    for one in reversed(runs.records):
+        merged |= one.tables
+    question = question_of(record, runs)
+    step, p95 = runs.values(STEP), runs.values(P95)
+    launch = runs.values(LAUNCH)
+    return MeasuredCell(
+        replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
+        if question.ranks > 1 and question.hosts == 1 and question.strategy in _BY_NCCL
+        else question,
+        tuple(one.record_id for one in runs.records),
+        scatter.drawn(runs, STEP),
+        scatter.drawn(runs, COST),
+        scatter.drawn(runs, EXCHANGE),
+        max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95 if step and p95 else 0.0,
+        statistics.median(launch) if launch else 0.0,
+        scatter.share(runs, STEP),
+        not runs.suspect,
+        merged,
+        cell.name,
+    )
+
+
+def question_of(record: Record, runs: Runs) -> Question:
+    """Return what was asked of a cell, as the question of a forecast that knows nothing of its result."""
+    cell = record.cell
+    link = record.effective.get("link_class")
+    on_ranks = set(cell.server_gpus) & set(cell.gpus) and not set(cell.server_hosts) - set(cell.hosts)
+    return Question(
+        workload_of(runs.request, record.model),
+        cell.batch_size,
+        options_of(cell.strategy),
+        asked_wire(cell.nccl, link if isinstance(link, str) else None, max(1, len(cell.hosts))),
+        len(cell.gpus),
+        max(1, len(cell.hosts)),
+        cell.members,
+        bool(on_ranks),
+        machine=runs.provenance.get("machine", ""),
+    )
+
+
+def exchange_curve(cell: MeasuredCell) -> TimeCurve | None:
+    """Return what the exchange of a whole gradient says of one bucket; None where it is no collective of NCCL's."""
+    question = cell.question
+    kind = strategies.collective(question)
+    if cell.exchange_ms is None or question.ranks < 2 or kind is None:
+        return None
+    buckets = tables.buckets(cell.tables) or question.assumed_buckets
+    size, us = sum(buckets) / len(buckets), 1e3 * best(cell.exchange_ms) / len(buckets)
+    wire, source = question.wire, cell.record_ids[0]
+    return TimeCurve(kind, wire, question.ranks, question.hosts, (size,), (us,), source, of_gradients=True)
+
+
+def _curves(records: Iterable[Record]) -> list[TimeCurve]:
+    """Return the collectives that were measured, alone or in the ranks of a training cell."""
+    found = []
+    for record in records:
+        cell, hosts = record.cell, max(1, len(record.cell.hosts))
+        wire = used_wire(record.effective.get("transport"), asked_wire(cell.nccl, _class_of(record), hosts))
+        if cell.trains:
+            if (made := tables.exchange_curve(record.tables)) and _are_collectives(made[0]):
+                found.append(TimeCurve(made[0], wire, cell.world_size, hosts, made[1], made[2], record.record_id))
+            continue
+        options = cell.benchmark
+        if options["name"] != "collectives" or options.get("cuda_graph") or options.get("coalesced", 1) != 1:
+            continue
+        kind, rows = options.get("collective"), _rows_of(record)
+        if kind in COLLECTIVES and rows:
+            sizes, times = zip(*sorted(rows.items()), strict=True)
+            found.append(TimeCurve(kind, wire, cell.world_size, hosts, sizes, times, record.record_id))
+    return found
+
+
+def _are_collectives(operation: str) -> bool:
+    return all(one in COLLECTIVES for one in operation.split(TOGETHER))
+
+
+def _rows_of(record: Record) -> dict[float, float]:
+    """Return {bytes: µs} of a collectives record, out of place where there is."""
+    found: dict[float, float] = {}
+    for run in (record.tables.get("nccl-tests") or {}).get("runs", ())[:1]:
+        for row in run["rows"]:
+            timed = row.get("out_of_place") or row.get("in_place") or {}
+            if timed.get("time_us", 0) > 0 and row.get("bytes", 0) > 0:
+                found[float(row["bytes"])] = float(timed["time_us"])
+    return found
+
+
+def _copies(records: Iterable[Record]) -> dict[str, float]:
+    """Return GB/s of peer copies one way, with peer access and through host memory."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
+            value = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s")
+            if value:
+                found.setdefault(transport, []).append(value)
+    return {transport: statistics.median(values) for transport, values in found.items()}
+
+
+def _host_link(records: Iterable[Record]) -> HostLink:
+    found: dict[int, list[float]] = {}
+    for record in records:
+        for gpus, word in ((1, "one"), (record.cell.world_size, "all")):
+            value = record.metrics.get(f"host_link/{word}_both_gb_per_s")
+            if value:
+                found.setdefault(gpus, []).append(value)
+    return HostLink({gpus: statistics.median(values) for gpus, values in found.items()})
+
+
+def _nccl(record: Record) -> str | None:
+    versions = record.environment.get("versions")
+    version = versions.get("nccl") if isinstance(versions, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def _class_of(record: Record) -> str | None:
+    found = record.effective.get("link_class")
+    return found if isinstance(found, str) else None
+
+
+def _link_class(records: Iterable[Record]) -> str | None:
+    found = [one for record in records if (one := _class_of(record)) and one != "NET"]
+    return statistics.mode(found) if found else None
+
+
+def _notes(calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | None) -> tuple[str, ...]:
+    """Return a sentence for each thing that the records do not hold."""
+    timed = [one for one in cells if one.timed]
+    notes = [constants(nccl)[1]]
+    if not any(tables.buckets(one.tables) for one in timed):
+        notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")
+    if not any(tables.moments(one.tables) for one in timed):
+        notes.append("no record has the moments of a step: buckets are taken as ready evenly over the last two thirds")
+    if not any(tables.slowed(one.tables) for one in timed):
+        notes.append("no record has an interference probe: γ comes from the cost of measured cells")
+    if not any(tables.residuals_ms(one.tables) is not None for one in timed):
+        notes.append("no record has residuals of its steps: waiting is taken as normal, from their 95th percentile")
+    if all(one.of_gradients for one in calibration.known.links.curves):
+        notes.append("no collective was measured by itself: links come from the exchange of whole gradients")
+    return tuple(one for one in notes if one)

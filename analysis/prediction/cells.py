@@ -1,0 +1,133 @@
+"""What a forecast is asked for, and what was measured of a cell: the same words for both."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.findings.model import Member
+from analysis.prediction.draws import Values
+from analysis.prediction.links.model import ExchangeWire
+from analysis.prediction.links.network import HostNetwork
+from conf.options import canonical
+
+MIB = float(2**20)
+# Strategies that send gradients in 2 bytes where a hook says so.
+HALVING = ("fp16", "bf16")
+_CAP_WITHOUT_OPTION = 25.0  # MiB, of every strategy but those through host memory
+_SMALL_CAP = 4.0  # MiB, what `auto` becomes for full staging (conf/strategy/cpu_staged.yaml)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one rank computes, but for the images of a step."""
+
+    model: str
+    gradient_bytes: float
+    arrays: int
+    rest: tuple[tuple[str, str], ...] = ()  # whatever else was asked of the step
+
+    def __str__(self) -> str:
+        words = dict(self.rest)
+        return " ".join([self.model, *(words[name] for name in ("optimize",) if words.get(name, "eager") != "eager")])
+
+
+@dataclass(frozen=True)
+class Question:
+    """A cell that a forecast is asked for."""
+
+    workload: Workload
+    batch_size: int  # images per rank
+    options: tuple[tuple[str, str], ...]  # of the strategy, with its name
+    wire: ExchangeWire
+    gpus: int  # of each host
+    hosts: int = 1
+    members: tuple[Member, ...] = ()  # empty: GPUs that nobody named
+    shares_gpu: bool = False  # a server keeps weights on the GPU of a rank
+    network: HostNetwork | None = None  # between hosts that were not measured
+    machine: str = ""  # whose cells count first; empty: any
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.gpus * self.hosts
+
+    @functools.cached_property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+        return self.option("name")
+
+    def option(self, name: str, otherwise: str = "") -> str:
+        """Return an option of the strategy."""
+        return dict(self.options).get(name, otherwise)
+
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes of a gradient as it is sent."""
+        return self.workload.gradient_bytes / (2 if self.halves else 1)
+
+    @property
+    def halves(self) -> bool:
+        """Whether gradients are sent in 2 bytes."""
+        return self.option("comm_hook") in HALVING
+
+    @property
+    def servers(self) -> int:
+        """The number of servers."""
+        return int(self.option("servers", "0"))
+
+    @functools.cached_property
+    def assumed_buckets(self) -> tuple[float, ...]:
+        """Bytes of each bucket as sent, in order, if every one but the last is full: no record said better."""
+        try:
+            cap = float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
+        except ValueError:  # auto
+            small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
+            cap = _SMALL_CAP if small else _CAP_WITHOUT_OPTION
+        whole, full = self.workload.gradient_bytes, cap * MIB
+        count = max(1, round(whole / full))
+        sizes = [full] * (count - 1) + [whole - full * (count - 1)]
+        return tuple(size * self.sent_bytes / whole for size in sizes)
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """The runs of one cell."""
+
+    question: Question
+    record_ids: tuple[str, ...]
+    step_ms: Values | None
+    cost_ms: Values | None  # steps with the strategy minus steps without, in turn (strategy/cost_ms)
+    exchange_ms: Values | None  # alone
+    scatter_ms: float  # of the steps of a run: (95th percentile − median) ÷ 1.645
+    launch_ms: float  # host time to enqueue a step; 0: not measured
+    between_runs: float = 0.0  # standard deviation of the step between runs, as a share
+    valid: bool = True  # no check cast doubt on it
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.question.ranks
+
+    @property
+    def timed(self) -> bool:
+        """Whether its steps were timed, and not its exchange alone."""
+        return self.step_ms is not None
+
+
+def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workload:
+    """Return the workload of a cell's request and of what its record says of its model."""
+    left_out = ("batch_size", "global_batch_size", "server_gpus", "server_hosts", "model.name")
+    rest = tuple(
+        (name, value)
+        for name, value in sorted(request.items())
+        if name not in left_out and not name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
+    )
+    return Workload(request["model.name"], model.get("gradient_bytes", 0.0), int(model.get("arrays", 0)), rest)
+
+
+def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the options of a strategy as texts, in order of their names."""
+    return tuple((name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None)

@@ -1,0 +1,244 @@
+"""A forecast: what a step of a cell should take, its parts, its interval and the null model beside it.
+
+    forecast(calibration, question) -> Forecast
+
+The interval is the best value ± q · the deviation of the draws · the growth outside what was measured. q comes from cells of the
+study that were held out one by one (split-conformal, Lei et al. 2018: the quantile of |error| ÷ deviation); with fewer than
+FEWEST_HELD_OUT of them no error is claimed. The null model says that nothing changes: the step of one GPU, and the cost of the
+nearest measured cell.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.prediction import tables
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import Question
+from analysis.prediction.draws import Values, best, deviation, exactly, near
+from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
+from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, scatter_ms
+from analysis.prediction.parts.costs import own_work, slowed
+from analysis.prediction.parts.exchange import exchange, replay_with
+from analysis.prediction.parts.nearest import distance
+from analysis.prediction.strategies import strategy
+from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
+
+LEVEL = 0.9  # of an interval
+FEWEST_HELD_OUT = 10
+INTERPOLATED, EXTRAPOLATED, ASSUMED_NETWORK = "interpolated", "extrapolated", "assumed_network"
+BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE = (
+    "step of one GPU",
+    "exchange",
+    "contention",
+    "own work of the strategy",
+    "waiting",
+    "scatter between runs",
+)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a cell should give. Times are ms; without enough held-out cells `low` and `high` are None."""
+
+    step_ms: float
+    low: float | None
+    high: float | None
+    images_per_second: float
+    efficiency: float  # against one GPU with the same strategy
+    cost_ms: float  # the step minus that of the same GPUs without exchange
+    exposed_ms: float  # tail, contention and waiting: what one GPU with this strategy does not have
+    tail_ms: float
+    contention_ms: float
+    own_work_ms: float
+    waiting_ms: float
+    null_step_ms: float
+    null_cost_ms: float
+    deviation_ms: float  # of the step, by the draws
+    growth: float  # of the interval, outside what was measured
+    basis: str  # interpolated, extrapolated, assumed_network
+    widest: str  # the part that most of the deviation comes from
+    why: tuple[str, ...]  # a sentence for each part that was not measured, and for a missing interval
+    records: tuple[str, ...]  # of the calibration
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return asdict(self)
+
+
+def forecast(calibration: Calibrated, question: Question, scores: Sequence[float] = ()) -> Forecast:
+    """Return the forecast of a cell. `scores`: |error| ÷ deviation of held-out cells.
+
+    Raises NoLink (a ValueError) where a wire is not known, ValueError for an unknown strategy or workload.
+    """
+    known = strategy(question.strategy)
+    bare = base(calibration, question)
+    gamma = slowed(calibration, question)
+    own = own_work(calibration, question, gamma.values)
+    times, sources = exchange(calibration, question)
+    waiting, why_waiting = _waiting(calibration, question)
+    noise = near(0.0, between_runs_ms(calibration, question), "next run")
+
+    def step(
+        bare: Values, times: Sequence[Values], gamma: Values, own: Values, waiting: Values, noise: Values
+    ) -> Values:
+        played = replay_with(calibration, question, bare, times, own, gamma)
+        whole = played.step_ms + waiting
+        if not known.waits:  # a server answers the pushes of all ranks, one after the other
+            whole = np.maximum(whole, sum(times, exactly(0.0)))
+        return np.maximum(whole, launch) + noise
+
+    launch = _launch_ms(calibration, question)
+    given = (bare.values, times, gamma.values, own.values, waiting, noise)
+    steps = step(*given)
+    played = replay_with(calibration, question, bare.values, times, own.values, gamma.values)
+    without = max(best(bare.values) + best(waiting), launch)
+    cost = best(steps) - without
+    own_ms = min(best(own.values), max(cost, 0.0))
+    null_cost = _null_cost(calibration, question)
+    basis, why = _basis(calibration, question, (bare, gamma, own), sources)
+    spread = deviation(steps)
+    growth = 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
+    half, sentence = _half(spread * growth, scores)
+    alone_ms = max(best(bare.values), launch) + own_ms
+    ms = best(steps)
+    return Forecast(
+        ms,
+        None if half is None else max(ms - half, 0.0),
+        None if half is None else ms + half,
+        question.ranks * question.batch_size * 1e3 / ms,
+        alone_ms / ms,
+        cost,
+        cost - own_ms + best(waiting),
+        best(played.tail_ms),
+        best(played.contention_ms),
+        own_ms,
+        best(waiting),
+        without + null_cost,
+        null_cost,
+        spread,
+        growth,
+        basis,
+        _widest(step, given),
+        tuple(one for one in (*why, why_waiting, sentence) if one),
+        calibration.record_ids,
+    )
+
+
+def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
+    """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
+    if question.ranks < 2 or not strategy(question.strategy).waits:
+        return exactly(0.0), ""
+    inside, between, why = scatter_ms(calibration, question), 0.0, ""
+    if not question.members:
+        between = between_gpus_ms(calibration, question)
+        why = "GPUs that were not measured scatter as those that were"
+    ms = (
+        expected_largest([0.0] * question.ranks, math.hypot(inside, between))
+        if question.ranks < 3
+        else (math.hypot(inside, between) * largest_normal(question.ranks))
+    )
+    alike = [one for one in calibration.cells if one.question.workload == question.workload]
+    together, residuals = 1.0, None
+    for one in alike:
+        residuals = tables.residuals_ms(one.tables)
+        if residuals is not None:
+            together = tables.together_for(one.tables)
+            break
+    spread = 0.25 * ms
+    if residuals is not None:
+        found = wait_of_residuals(list(residuals), question.ranks)
+        ms = math.hypot(found.ms, between * largest_normal(question.ranks))
+        spread = max((found.bound_ms - found.ms) / 2, ms * math.sqrt(together / len(residuals)))
+        if found.beyond:
+            why += f"{'; ' if why else ''}waiting for {question.ranks} ranks is at most {found.bound_ms:.2f} ms by its tail"
+    return np.maximum(near(ms, spread, "waiting"), 0.0), why
+
+
+def between_runs_ms(calibration: Calibrated, question: Question) -> float:
+    """Return the standard deviation of a step between runs of equal cells, in ms."""
+    found = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    shares = [one.between_runs * best(one.step_ms) for one in found if one.step_ms is not None]
+    return float(np.median(shares)) if shares else 0.0
+
+
+def _launch_ms(calibration: Calibrated, question: Question) -> float:
+    """Return the time that the host needs to enqueue a step: no step is shorter; 0 where it was not measured."""
+    found = [
+        one.launch_ms
+        for one in calibration.cells
+        if one.question.workload == question.workload and one.question.strategy == question.strategy and one.launch_ms
+    ]
+    return min(found, default=0.0)
+
+
+def _null_cost(calibration: Calibrated, question: Question) -> float:
+    """Return the cost of the nearest measured cell of several ranks, unchanged; 0 where there is none.
+
+    The nearest is of the same workload and strategy first: a null model knows nothing of wires and numbers of ranks.
+    """
+    found = [one for one in calibration.several if one.cost_ms is not None and one.question.strategy != "none"]
+    if question.ranks < 2 or question.strategy == "none":
+        return 0.0
+    nearest = min(found, key=lambda one: _unlike(one.question, question), default=None)
+    return 0.0 if nearest is None or nearest.cost_ms is None else best(nearest.cost_ms)
+
+
+def _unlike(one: Question, other: Question) -> tuple[object, ...]:
+    differ = (one.workload != other.workload, one.shares_gpu != other.shares_gpu, one.strategy != other.strategy)
+    return (*differ, (one.hosts > 1) != (other.hosts > 1), distance(one, other))
+
+
+def _basis(
+    calibration: Calibrated, question: Question, parts: Sequence[StepPart], sources: set[str]
+) -> tuple[str, tuple[str, ...]]:
+    why = [one.why for one in parts]
+    if BY_COPIES in sources:
+        why.append(f"no collective over {question.wire} was measured: it is in proportion to peer copies")
+    if ASSUMED in sources or (question.hosts > 1 and question.network is not None):
+        return ASSUMED_NETWORK, (*why, "the network between hosts was described, not measured")
+    inside = question.ranks <= _most_ranks(calibration, question)
+    measured = sources <= {MEASURED} and all(one.basis == MEASURED for one in parts)
+    return INTERPOLATED if inside and measured else EXTRAPOLATED, tuple(why)
+
+
+def _most_ranks(calibration: Calibrated, question: Question) -> int:
+    """Return the largest number of ranks whose steps were timed with this workload."""
+    found = (one.ranks for one in calibration.cells if one.timed and one.question.workload == question.workload)
+    return max(found, default=1)
+
+
+def _half(spread_ms: float, scores: Sequence[float]) -> tuple[float | None, str]:
+    """Return half the interval in ms, and a sentence where no error can be stated."""
+    if len(scores) < FEWEST_HELD_OUT:
+        return (
+            None,
+            f"not enough to state an error: {len(scores)} cells could be held out, {FEWEST_HELD_OUT} are needed",
+        )
+    return conformal(scores) * spread_ms, ""
+
+
+def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
+    """Return the factor that holds a further score with this probability.
+
+    It is the ⌈(m + 1) · level⌉-th least of m, at most the largest.
+    """
+    place = math.ceil((len(scores) + 1) * level)
+    return sorted(scores)[min(place, len(scores)) - 1]
+
+
+def _widest(step: Any, given: tuple[Any, ...]) -> str:
+    """Return the part whose draws alone spread the step most."""
+    names = (BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE)
+
+    def fixed(values: Any) -> Any:
+        return [fixed(one) for one in values] if isinstance(values, list) else exactly(best(values))
+
+    spreads = {
+        name: deviation(step(*(values if place == at else fixed(values) for at, values in enumerate(given))))
+        for place, name in enumerate(names)
+    }
+    return max(names, key=lambda name: spreads[name])

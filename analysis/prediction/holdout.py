@@ -1,0 +1,163 @@
+"""Held-out cells: each forecast from the others, and how far the forecast and the null model were off.
+
+condition   the cells of one condition (workload, strategy, wire, ranks), with every collective timed in their ranks
+size        each size of several GPUs from the smaller ones, without any link measured on as many GPUs
+transport   the steps of every transport but the most frequent; exchanges alone stay, since they are links
+model       every cell of several GPUs of one model; its steps on one GPU stay
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import MeasuredCell
+from analysis.prediction.draws import best
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast
+
+CONDITION, SIZE, TRANSPORT, MODEL = "condition", "size", "transport", "model"
+WAYS = (CONDITION, SIZE, TRANSPORT, MODEL)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A cell and its forecast from others; `forecast` is None where `why` says so."""
+
+    cell: MeasuredCell
+    forecast: Forecast | None
+    why: str = ""
+    low: float | None = None  # of the step in ms, by the scores of the other cells
+    high: float | None = None
+
+    @property
+    def step_ms(self) -> float:
+        """The measured step."""
+        assert self.cell.step_ms is not None
+        return best(self.cell.step_ms)
+
+    @property
+    def cost_ms(self) -> float | None:
+        """The measured cost of communication, by steps with and without it in turn; None where it was not measured."""
+        return None if self.cell.cost_ms is None else best(self.cell.cost_ms)
+
+    @property
+    def score(self) -> float:
+        """|error| of the step ÷ deviation of the forecast, and ÷ the growth outside what was measured."""
+        assert self.forecast is not None
+        return abs(self.step_ms - self.forecast.step_ms) / (self.forecast.deviation_ms * self.forecast.growth)
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= self.step_ms <= self.high
+
+
+def hold_out(calibration: Calibrated, way: str, suspect: bool = False) -> list[HeldOut]:
+    """Return every held-out cell, in order of the study; `suspect`: cells that a check casts doubt on too.
+
+    Raises ValueError for a way that the study has no cells for.
+    """
+    targets = [one for one in calibration.several if one.question.strategy != "none" and (suspect or one.valid)]
+    groups = _GROUPS[way](calibration, targets)
+    if not groups:
+        raise ValueError(f"--holdout {way}: {_NEEDS[way]}")
+    found: dict[int, HeldOut] = {}
+    for cells, others in groups:
+        for cell in cells:
+            try:
+                found[id(cell)] = HeldOut(cell, forecast(others, cell.question))
+            except ValueError as error:
+                found[id(cell)] = HeldOut(cell, None, str(error))
+    held = [found[id(cell)] for cell in targets if id(cell) in found]
+    return [_with_interval(one, held) for one in held]
+
+
+def scores(held: Iterable[HeldOut]) -> list[float]:
+    """Return the scores of the cells that have a forecast."""
+    return [one.score for one in held if one.forecast is not None]
+
+
+def _with_interval(one: HeldOut, held: Sequence[HeldOut]) -> HeldOut:
+    """Return a cell with the interval that the others' scores give."""
+    others = scores(other for other in held if other is not one)
+    if one.forecast is None or len(others) < FEWEST_HELD_OUT:
+        return one
+    half = conformal(others, LEVEL) * one.forecast.deviation_ms * one.forecast.growth
+    return replace(one, low=one.forecast.step_ms - half, high=one.forecast.step_ms + half)
+
+
+Group = tuple[list[MeasuredCell], Calibrated]
+
+
+def _conditions(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    groups = _by(targets, _condition)
+    return [(cells, calibration.without(_equals(_condition, key))) for key, cells in groups]
+
+
+def _condition(cell: MeasuredCell) -> tuple[Any, ...]:
+    question = cell.question
+    return (question.workload, question.batch_size, question.options, question.wire, question.gpus, question.hosts)
+
+
+def _sizes(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    several = {one.ranks for one in targets if one.question.hosts == 1}
+    groups = _by([one for one in targets if one.question.hosts == 1], lambda one: one.ranks)
+    return [
+        (cells, calibration.without(lambda one: False, most_ranks=size - 1))
+        for size, cells in groups
+        if size > min(several)
+    ]
+
+
+def _transports(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    common = Counter(one.question.wire.transport for one in targets).most_common(1)
+    groups = _by(targets, lambda one: one.question.wire.transport)
+    made = []
+    for transport, cells in groups:
+        if transport == common[0][0]:
+            continue
+        blinded = tuple(
+            replace(one, step_ms=None, cost_ms=None)
+            if one.ranks > 1 and one.question.wire.transport == transport
+            else one
+            for one in calibration.cells
+        )
+        made.append((cells, replace(calibration, cells=blinded, memo={})))
+    return made
+
+
+def _models(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    groups = _by(targets, _model)
+    if len(groups) < 2:
+        return []
+    return [(cells, calibration.without(_equals(_model, key))) for key, cells in groups]
+
+
+def _model(cell: MeasuredCell) -> str:
+    return cell.question.workload.model if cell.ranks > 1 else ""
+
+
+def _equals(of: Callable[[MeasuredCell], Any], key: Any) -> Callable[[MeasuredCell], bool]:
+    return lambda one: of(one) == key
+
+
+def _by(cells: Iterable[MeasuredCell], key: Callable[[MeasuredCell], Any]) -> list[tuple[Any, list[MeasuredCell]]]:
+    groups: dict[Any, list[MeasuredCell]] = defaultdict(list)
+    for one in cells:
+        groups[key(one)].append(one)
+    return list(groups.items())
+
+
+_GROUPS: dict[str, Callable[[Calibrated, Sequence[MeasuredCell]], list[Group]]] = {
+    CONDITION: _conditions,
+    SIZE: _sizes,
+    TRANSPORT: _transports,
+    MODEL: _models,
+}
+_NEEDS = {
+    CONDITION: "the study has no valid training cell of several GPUs",
+    SIZE: "the study has training cells of one size of several GPUs only",
+    TRANSPORT: "all training cells of several GPUs have the same transport",
+    MODEL: "all training cells of several GPUs have the same model",
+}

@@ -1,0 +1,1 @@
+"""KnownLinks: how long a collective takes over which wire."""

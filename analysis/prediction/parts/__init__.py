@@ -1,0 +1,1 @@
+"""The parts of a step, each looked up in the calibration (analysis.prediction.forecast puts them together)."""

@@ -1,0 +1,129 @@
+"""The step of one GPU without any strategy: of the slowest member, or of the mean GPU where members were not measured."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.draws import Values, about, best, exactly
+from analysis.prediction.links.model import MEASURED, SCALED
+
+_SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
+_OF_BATCH, _OF_ARRAYS = 0.1, 0.2  # errors of a step in proportion to the batch, of own work in proportion to the arrays
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """One part, and whether something of another kind had to stand for it."""
+
+    values: Values
+    basis: str  # MEASURED, SCALED, BY_COPIES, ASSUMED of links
+    why: str = ""  # a sentence where it is not measured
+
+
+def base(calibration: Calibrated, question: Question) -> StepPart:
+    """Return the mean step of one GPU without the strategy, in ms: the slowest member that is known, else the mean.
+
+    Raises ValueError where no cell has this workload.
+    """
+    found, why = _bare(calibration, question)
+    measured = dict(found)
+    if question.members and all(member in measured for member in question.members):
+        values = [measured[member] for member in question.members]
+        return StepPart(max(values, key=best), MEASURED, why)
+    return StepPart(sum(measured.values(), exactly(0.0)) / len(measured), SCALED if why else MEASURED, why)
+
+
+def between_gpus_ms(calibration: Calibrated, question: Question) -> float:
+    """Return the standard deviation of the mean steps of GPUs, in ms; 0.3 % of a step where fewer than two were measured."""
+    values = [best(one) for one in dict(_bare(calibration, question)[0]).values()]
+    if len(values) < 2:
+        return _SPREAD_OF_GPUS * values[0]
+    return statistics.stdev(values)
+
+
+def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[object, Values]], str]:
+    """Return (GPU, its step without the strategy in ms), and a sentence where that was not measured by itself."""
+    of_workload = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    if not of_workload:
+        raise ValueError(
+            f"model {question.workload}: no cell of the study trains it in this way, so nothing says its step"
+        )
+    sizes = {one.question.batch_size for one in of_workload}
+    if question.batch_size in sizes:
+        return _bare_at(
+            calibration, question, [one for one in of_workload if one.question.batch_size == question.batch_size]
+        )
+    nearest = sorted(sizes, key=lambda size: abs(math.log(size / question.batch_size)))[:2]
+    steps = []
+    for size in nearest:
+        of_size = [one for one in of_workload if one.question.batch_size == size]
+        found = dict(_bare_at(calibration, replace(question, batch_size=size), of_size)[0])
+        steps.append(sum(found.values(), exactly(0.0)) / len(found))
+    if len(steps) == 1:
+        grown = steps[0] * question.batch_size / nearest[0]
+        return [
+            ("", grown * about(1.0, _OF_BATCH, "batch"))
+        ], f"only batch {nearest[0]} was measured: a step is in proportion to it"
+    slope = (steps[1] - steps[0]) / (nearest[1] - nearest[0])
+    between = min(nearest) < question.batch_size < max(nearest)
+    why = f"batch {question.batch_size} lies {'between' if between else 'beyond'} {min(nearest)} and {max(nearest)}"
+    return [("", steps[0] + slope * (question.batch_size - nearest[0]))], why
+
+
+def _bare_at(
+    calibration: Calibrated, question: Question, cells: Sequence[MeasuredCell]
+) -> tuple[list[tuple[object, Values]], str]:
+    here = [one for one in cells if one.question.machine == question.machine] or cells
+    ways = (
+        ([one for one in here if one.ranks == 1 and one.question.strategy == "none"], ""),
+        ([one for one in here if one.ranks == 1 and one.cost_ms is not None], ""),
+        ([one for one in here if one.question.strategy == "none"], ""),
+        (
+            [one for one in here if one.cost_ms is not None],
+            "no GPU ran alone: a step is that of several without their cost",
+        ),
+        (here, "the strategy's own work on one GPU was not measured: it is that of another model, by its arrays"),
+    )
+    chosen, why = next(way for way in ways if way[0])
+    found: dict[object, list[Values]] = {}
+    for one in chosen:
+        gpu = one.question.members[0] if len(one.question.members) == 1 else one.question.members
+        found.setdefault(gpu, []).append(_without_strategy(calibration, one))
+    return [(gpu, sum(several, exactly(0.0)) / len(several)) for gpu, several in found.items()], why
+
+
+def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:
+    assert cell.step_ms is not None
+    if cell.question.strategy == "none":
+        return cell.step_ms
+    if cell.cost_ms is not None:
+        return cell.step_ms - cell.cost_ms
+    own = own_of_another_model(calibration, cell.question)
+    return cell.step_ms - (own.values if own else exactly(0.0))
+
+
+def scatter_ms(calibration: Calibrated, question: Question) -> float:
+    """Return the standard deviation of one rank's steps inside a run, in ms."""
+    here = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    alone = [one for one in here if one.ranks == 1] or here
+    return statistics.median(one.scatter_ms for one in alone) if alone else 0.0
+
+
+def own_of_another_model(calibration: Calibrated, question: Question) -> StepPart | None:
+    """Return the own work of another model, in proportion to its arrays: a strategy enqueues one kernel for each."""
+    for one in calibration.cells:
+        if one.ranks == 1 and one.cost_ms is not None and one.question.options == question.options:
+            why = f"own work is that of {one.label}, by the number of arrays"
+            return StepPart(one.cost_ms * in_proportion_to_arrays(question, one.question), SCALED, why)
+    return None
+
+
+def in_proportion_to_arrays(question: Question, there: Question) -> Values:
+    """Return the ratio of the arrays of two models; 1 where one is not known."""
+    ratio = (
+        question.workload.arrays / there.workload.arrays if question.workload.arrays and there.workload.arrays else 1.0
+    )
+    return about(ratio, _OF_ARRAYS, f"arrays {ratio}")

@@ -1,0 +1,133 @@
+"""What measured costs say beside tail: γ, a property of the wire, and own work, a property of the strategy.
+
+Own work is what a GPU alone showed. Where none ran alone, it is what tail and contention leave of a measured cost.
+"""
+
+import numpy as np
+
+from analysis.prediction import tables
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.draws import Values, deviation, exactly, near
+from analysis.prediction.links.model import MEASURED, SCALED
+from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, own_of_another_model
+from analysis.prediction.parts.exchange import play
+from analysis.prediction.parts.nearest import alike, distance
+from analysis.prediction.strategies import occupies
+
+# Mean and spread of γ before anything was measured: overlap slows compute by 18.9 % on average (arXiv 2507.03114).
+SLOWED_BEFORE, SLOWED_SPREAD = 0.189, 0.189
+
+
+def slowed(calibration: Calibrated, question: Question) -> StepPart:
+    """Return γ on this wire: by probes, else by measured costs whose own work is known, drawn to what was published."""
+    if not occupies(question) or question.ranks < 2:
+        return StepPart(exactly(0.0), MEASURED)
+    key = slowed, question.wire, question.shares_gpu, question.network is None
+    if key not in calibration.memo:
+        calibration.memo[key] = _slowed(calibration, question)
+    found: StepPart = calibration.memo[key]
+    return found
+
+
+def _slowed(calibration: Calibrated, question: Question) -> StepPart:
+    together = [one for one in calibration.cells if _same_occupation(one.question, question)]
+    probes = [(one, found) for one in together if (found := tables.slowed(one.tables))]
+    seen = [near(found.gamma, max(found.error, 1e-3), f"probe {one.record_ids[0]}") for one, found in probes]
+    if not seen:
+        seen = [made for one in together if (made := _slowed_by_cost(calibration, one)) is not None]
+    before = near(SLOWED_BEFORE, SLOWED_SPREAD, "slowed")
+    parts = [(before, SLOWED_SPREAD**2), *((one, max(deviation(one), 1e-3) ** 2) for one in seen)]
+    weights = sum(1 / variance for _, variance in parts)
+    values = sum((one / variance for one, variance in parts), exactly(0.0)) / weights
+    why = (
+        "" if seen else f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
+    )
+    return StepPart(np.clip(values, 0.0, None), MEASURED if seen else SCALED, why)
+
+
+def _same_occupation(one: Question, other: Question) -> bool:
+    alike = one.wire == other.wire and one.shares_gpu == other.shares_gpu
+    return one.ranks > 1 and occupies(one) and alike and other.network is None
+
+
+def _slowed_by_cost(calibration: Calibrated, cell: MeasuredCell) -> Values | None:
+    """Return γ by what a measured cost leaves beside own work that one GPU showed, and tail."""
+    own = _own_alone(calibration, cell.question)
+    if own is None or cell.cost_ms is None:
+        return None
+    played = play(calibration, cell.question, own.values, exactly(0.0))
+    overlap = np.maximum(played.overlap_ms, 1e-6)
+    return (cell.cost_ms - own.values - played.tail_ms) / overlap
+
+
+def own_work(calibration: Calibrated, question: Question, gamma: Values) -> StepPart:
+    """Return what the strategy adds to a step of one GPU, in ms."""
+    if question.strategy == "none":
+        return StepPart(exactly(0.0), MEASURED)
+    if found := _own_alone(calibration, question):
+        return found
+    for same_workload in (True, False):
+        for same_strategy in (True, False):
+            if found := _own_left_over(calibration, question, gamma, same_workload, same_strategy):
+                return found
+    if found := own_of_another_model(calibration, question):
+        return found
+    raise ValueError(
+        f"strategy {question.strategy}: no cell of it was measured, so nothing says what it does on one GPU; "
+        f"add a cell with strategy={question.strategy} on one GPU"
+    )
+
+
+def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
+    """Return the cost that a GPU alone showed, in turn with steps without, else between cells."""
+    alone = [one for one in alike(calibration.cells, question, options=True) if one.ranks == 1 and one.timed]
+    costs = [one.cost_ms for one in alone if one.cost_ms is not None]
+    if costs:
+        return StepPart(sum(costs, exactly(0.0)) / len(costs), MEASURED)
+    pairs = []
+    for one in alone:
+        for other in calibration.cells:
+            there = (other.question.workload, other.question.batch_size, other.question.members, other.question.machine)
+            here = (one.question.workload, one.question.batch_size, one.question.members, one.question.machine)
+            if (
+                other.question.strategy == "none"
+                and there == here
+                and one.step_ms is not None
+                and other.step_ms is not None
+            ):
+                pairs.append(one.step_ms - other.step_ms)
+    return StepPart(np.maximum(sum(pairs, exactly(0.0)) / len(pairs), 0.0), MEASURED) if pairs else None
+
+
+def _own_left_over(
+    calibration: Calibrated, question: Question, gamma: Values, same_workload: bool, same_strategy: bool
+) -> StepPart | None:
+    """Return what tail and contention leave of the cost of the nearest cell of this strategy, or of its kind."""
+    found = [
+        one
+        for one in calibration.several
+        if one.cost_ms is not None
+        and (one.question.strategy == question.strategy if same_strategy else _alike_in_kind(one.question, question))
+        and one.question.shares_gpu == question.shares_gpu
+        and (one.question.hosts > 1) == (question.hosts > 1)
+        and (one.question.workload == question.workload) == same_workload
+        and (same_workload or one.question.options == question.options)
+    ]
+    if not found:
+        return None
+    nearest = min(found, key=lambda one: distance(one.question, question))
+    there = nearest.question
+    gamma = gamma if there.wire == question.wire else slowed(calibration, there).values
+    played = play(calibration, there, exactly(0.0), gamma)
+    assert nearest.cost_ms is not None
+    left = np.maximum(nearest.cost_ms - played.tail_ms - played.contention_ms, 0.0)
+    if not same_workload:
+        left = left * in_proportion_to_arrays(question, there)
+    why = "" if same_workload and there.options == question.options else f"own work is that of {nearest.label}"
+    return StepPart(left, MEASURED if not why else SCALED, why)
+
+
+def _alike_in_kind(one: Question, other: Question) -> bool:
+    """Tell whether two strategies do the same on a GPU: servers that wait for all ranks, and those that do not."""
+    return one.strategy.replace("_async", "_sync") == other.strategy.replace("_async", "_sync")

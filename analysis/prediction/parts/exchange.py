@@ -1,0 +1,90 @@
+"""The exchange of each bucket, and the replay of a step with it."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.prediction import tables
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import Question
+from analysis.prediction.draws import Values, best, exactly
+from analysis.prediction.links.model import MEASURED, SCALED, NoLink
+from analysis.prediction.parts.base import base
+from analysis.prediction.parts.nearest import alike, nearest_exchange
+from analysis.prediction.replay import Replayed, replay
+from analysis.prediction.strategies import bucket_times
+
+MOST_BUCKETS = 64  # of a replay, whose time grows with their square
+FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a forward pass
+
+
+def exchange(calibration: Calibrated, question: Question) -> tuple[list[Values], set[str]]:
+    """Return the time of each bucket alone in ms, and where they come from. Raises NoLink, ValueError."""
+    sizes = buckets(calibration, question)
+    if question.ranks < 2 or question.strategy == "none":
+        return [exactly(0.0) for _ in sizes], {MEASURED}
+    near_one = nearest_exchange(calibration, question)
+    try:
+        times, sources = bucket_times(question, sizes, calibration.known)
+        known = calibration.known
+    except NoLink:
+        if near_one is None:
+            raise
+        known = calibration.known.by_structure()
+        times, sources = bucket_times(question, sizes, known)
+        sources = {SCALED}
+    if near_one is None or near_one.exchange_ms is None:
+        return times, sources
+    there, _ = bucket_times(near_one.question, buckets(calibration, near_one.question), known)
+    ratio = near_one.exchange_ms / best(sum(there, exactly(0.0)))
+    same = near_one.ranks == question.ranks and near_one.question.wire == question.wire
+    if same:  # the links' own error cancels
+        as_measured = near_one.question.options == question.options
+        return [best(one) * ratio for one in times], {MEASURED} if as_measured else sources
+    return [one * ratio for one in times], sources | {SCALED}
+
+
+def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
+    """Return the bytes of each bucket: as a record of this workload and strategy has them, else all full but the last."""
+    for one in alike(calibration.cells, question, options=True):
+        found = tables.buckets(one.tables)
+        if found:
+            return found
+    return question.assumed_buckets
+
+
+def play(calibration: Calibrated, question: Question, own_ms: Values, gamma: Values) -> Replayed:
+    """Replay one step of a question with this own work and γ. Raises NoLink, ValueError."""
+    times, _ = exchange(calibration, question)
+    return replay_with(calibration, question, base(calibration, question).values, times, own_ms, gamma)
+
+
+def replay_with(
+    calibration: Calibrated, question: Question, bare: Values, times: Sequence[Values], own: Values, gamma: Values
+) -> Replayed:
+    """Replay one step of a question with these parts."""
+    for one in alike(calibration.cells, question, options=False):
+        found = tables.moments(one.tables)
+        if found and len(found.ready_ms) == len(times):
+            scale = bare / found.update_ms
+            ready = [scale * at for at in found.ready_ms]
+            ended = scale * found.backward_ms
+            return replay(*_in_groups(ready, times), ended, bare - ended, own, gamma)
+    sizes = buckets(calibration, question)
+    shares = np.cumsum(sizes) / sum(sizes) if sum(sizes) > 0 else np.ones(len(sizes))
+    ready = [bare * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share) for share in shares]
+    return replay(*_in_groups(ready, times), bare, 0.0 * bare, own, gamma)
+
+
+def _in_groups(ready: Sequence[Values], times: Sequence[Values]) -> tuple[list[Values], list[Values]]:
+    """Return at most MOST_BUCKETS buckets: of more, neighbours together, but for the last ones."""
+    count, kept = len(times), MOST_BUCKETS // 2
+    if count <= MOST_BUCKETS:
+        return list(ready), list(times)
+    ends = [
+        *(int(one) for one in np.linspace(0, count - kept, MOST_BUCKETS - kept + 1)),
+        *range(count - kept + 1, count + 1),
+    ]
+    spans = list(itertools.pairwise(ends))
+    return [ready[stop - 1] for _, stop in spans], [sum(times[start:stop], exactly(0.0)) for start, stop in spans]

@@ -1,0 +1,57 @@
+"""Which measured cells are most like a question."""
+
+import math
+from collections.abc import Iterable
+
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.strategies import collective, strategy
+
+# What makes another exchange of a strategy, and not only another size of it.
+_SAME_EXCHANGE = ("name", "staging", "reduce", "transport", "servers")
+
+
+def alike(cells: Iterable[MeasuredCell], question: Question, options: bool) -> list[MeasuredCell]:
+    """Return the cells of one workload and strategy, the nearest first; `options`: with equal options."""
+    found = [
+        one
+        for one in cells
+        if one.question.workload == question.workload
+        and one.question.strategy == question.strategy
+        and (not options or one.question.options == question.options)
+    ]
+    return sorted(found, key=lambda one: distance(one.question, question))
+
+
+def nearest_exchange(calibration: Calibrated, question: Question) -> MeasuredCell | None:
+    """Return the cell whose exchange alone is most like that of the question."""
+    by_nccl = collective(question) is not None or question.hosts > 1
+    found = [
+        one
+        for one in calibration.cells
+        if one.exchange_ms is not None
+        and one.ranks > 1
+        and all(one.question.option(name) == question.option(name) for name in _SAME_EXCHANGE)
+        and (one.question.hosts > 1) == (question.hosts > 1)
+        and (one.question.wire.transport == question.wire.transport or not by_nccl)
+        and one.question.shares_gpu == question.shares_gpu
+    ]
+    if question.network is not None:  # what the user describes is not what was measured
+        return None
+    return min(found, key=lambda one: distance(one.question, question), default=None)
+
+
+def distance(one: Question, other: Question) -> tuple[float, ...]:
+    """Return how far two questions lie from each other, the weightiest first."""
+    options = len(set(one.options) ^ set(other.options))
+    return (
+        float(one.shares_gpu != other.shares_gpu),
+        float(one.wire.transport != other.wire.transport),
+        float(one.halves != other.halves),
+        options,
+        float(one.wire != other.wire),
+        float(one.workload != other.workload),
+        abs(math.log(one.ranks / other.ranks)),
+        float(one.machine != other.machine),
+        float(strategy(one.strategy).waits != strategy(other.strategy).waits),
+    )

@@ -1,0 +1,138 @@
+"""How good held-out forecasts were, beside the null model and beside what was aimed at."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from scipy import stats
+
+from analysis.prediction.draws import best
+from analysis.prediction.holdout import HeldOut
+from analysis.prediction.links.model import KnownLinks, NoLink, TimeCurve
+
+FEWEST_FOR_COVERAGE = 30  # held-out cells
+FEWEST_STRATEGIES = 3  # to rank
+MIB = 2**20
+# What is aimed at: shares, of coverage the least and the most.
+AIMS: dict[str, Any] = {
+    "cost": 0.15,
+    "of_null": 0.5,
+    "step": 0.02,
+    "large": 0.08,
+    "small": 0.15,
+    "coverage": (0.85, 0.97),
+    "tau": 0.8,
+}
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Strategies of one workload on as many GPUs, by forecast and as measured."""
+
+    name: str
+    cells: int
+    tau: float  # Kendall's, of the steps
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean absolute errors as shares (MAPE), coverage, and τ; None where there are no cells for one."""
+
+    cells: int
+    not_forecast: int
+    cost_cells: int
+    cost: float | None
+    null_cost: float | None
+    step: float | None
+    null_step: float | None
+    covered: int | None  # of the cells with an interval
+    with_interval: int
+    rankings: tuple[Ranking, ...]
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of cells inside their intervals."""
+        return self.covered / self.with_interval if self.covered is not None and self.with_interval else None
+
+
+def summary(held: Sequence[HeldOut]) -> Summary:
+    """Return the summary of held-out cells."""
+    made = [(one, one.forecast) for one in held if one.forecast is not None]
+    costs = [(one.cost_ms, found) for one, found in made if one.cost_ms is not None and one.cost_ms > 0]
+    inside = [one.inside for one, _ in made if one.inside is not None]
+    return Summary(
+        len(held),
+        len(held) - len(made),
+        len(costs),
+        _mape((measured, found.cost_ms) for measured, found in costs),
+        _mape((measured, found.null_cost_ms) for measured, found in costs),
+        _mape((one.step_ms, found.step_ms) for one, found in made),
+        _mape((one.step_ms, found.null_step_ms) for one, found in made),
+        sum(inside) if inside else None,
+        len(inside),
+        rankings(held),
+    )
+
+
+def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
+    """Return Kendall's τ of the costs of different strategies over one wire, for each workload and number of GPUs."""
+    groups: dict[Any, dict[Any, list[HeldOut]]] = defaultdict(lambda: defaultdict(list))
+    for one in held:
+        question = one.cell.question
+        if one.forecast is not None and one.cost_ms is not None:
+            where = str(question.workload), question.ranks, question.hosts, question.batch_size
+            groups[where][question.options].append(one)
+    found = []
+    for (workload, ranks, _, _), strategies in groups.items():
+        if len(strategies) >= FEWEST_STRATEGIES:
+            measured = [fmean(one.cost_ms or 0.0 for one in several) for several in strategies.values()]
+            said = [fmean(one.forecast.cost_ms for one in several if one.forecast) for several in strategies.values()]
+            tau = float(stats.kendalltau(said, measured).statistic)
+            found.append(Ranking(f"{workload} on {ranks} GPUs", len(strategies), tau))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class CollectiveError:
+    """A measured time of a collective, and what fewer ranks said of it."""
+
+    kind: str
+    ranks: int
+    from_ranks: int
+    size_bytes: float
+    measured_us: float
+    said_us: float
+
+
+def collective_errors(links: KnownLinks) -> tuple[CollectiveError, ...]:
+    """Return every time of a collective on more ranks than the fewest, by what was measured on fewer ranks."""
+    alone = [one for one in links.joined if not one.of_gradients]
+    found = []
+    for curve in alone:
+        fewer = tuple(one for one in alone if one.ranks < curve.ranks)
+        found += _errors(curve, KnownLinks(fewer, links.copies_gb_per_s, links.nccl))
+    return tuple(found)
+
+
+def _errors(curve: TimeCurve, fewer: KnownLinks) -> list[CollectiveError]:
+    known = [one.ranks for one in fewer.joined if (one.kind, one.wire) == (curve.kind, curve.wire)]
+    found = []
+    for size, us in zip(curve.sizes_bytes, curve.times_us, strict=True) if known else ():
+        try:
+            said = 1e3 * best(fewer.time(curve.kind, size, curve.ranks, curve.wire, curve.hosts).ms)
+        except NoLink:
+            continue
+        found.append(CollectiveError(curve.kind, curve.ranks, max(known), size, us, said))
+    return found
+
+
+def mean_error(errors: Iterable[CollectiveError], large: bool) -> float | None:
+    """Return the MAPE of collectives from 1 MiB, or below it."""
+    return _mape((one.measured_us, one.said_us) for one in errors if (one.size_bytes >= MIB) == large)
+
+
+def _mape(pairs: Iterable[tuple[float, float]]) -> float | None:
+    errors = [abs(said / measured - 1) for measured, said in pairs]
+    return fmean(errors) if errors else None

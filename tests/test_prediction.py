@@ -1,0 +1,397 @@
+"""Forecasts: their equations against cases worked by hand and against other ways to compute them, and what the command says."""
+
+import heapq
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.__main__ import main
+from analysis.findings.study import Study, open_study
+from analysis.prediction import tables
+from analysis.prediction.asked import Subset, questions, read_nccl, read_subsets
+from analysis.prediction.calibration import Calibrated, calibrate
+from analysis.prediction.cells import MeasuredCell, Question, Workload
+from analysis.prediction.draws import about, best, exactly, near
+from analysis.prediction.forecast import conformal, forecast
+from analysis.prediction.holdout import hold_out, scores
+from analysis.prediction.links.model import (
+    DIRECT,
+    HOST_MEMORY,
+    MEASURED,
+    NETWORK,
+    SCALED,
+    ExchangeWire,
+    KnownLinks,
+    NoLink,
+    TimeCurve,
+)
+from analysis.prediction.links.nccl_constants import constants
+from analysis.prediction.links.network import read_network
+from analysis.prediction.links.wires import asked_wire, used_wire
+from analysis.prediction.parts.exchange import buckets
+from analysis.prediction.replay import replay
+from analysis.prediction.scores import collective_errors, summary
+from analysis.prediction.strategies import HostLink, Known
+from analysis.prediction.waiting import block_length, expected_largest, largest_normal, wait_of_residuals
+from benchmarks.record import read_study
+
+DATA = Path(__file__).parent / "data"
+H200 = [
+    *(DATA / "h200_x2" / name for name in ("strategies", "links", "bootcamp_resnet50")),
+    *(DATA / "h200_x4" / name for name in ("links", "scaling", "settings", "strategies", "waterfall")),
+]
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return calibrate(Study.of(record for folder in H200 for record in read_study(folder)[0]))
+
+
+def replayed(ready, exchange, end, own=0.0, gamma=0.0):
+    values = [[exactly(one) for one in several] for several in (ready, exchange)]
+    return replay(*values, exactly(end), exactly(0.0), exactly(own), exactly(gamma))
+
+
+def test_the_default_case_by_hand():
+    """ResNet-50 on two H200s over NVLink: buckets ready at 26.5, 27.5, 31.7 and 54.8 of 54.8 ms, 0.08 ms each."""
+    found = replayed([26.5, 27.5, 31.7, 54.8], [0.14, 0.13, 0.14, 0.08], 54.8, own=0.55)
+    assert best(found.exposed_ms) == pytest.approx(0.63) and best(found.tail_ms) == pytest.approx(0.08)
+
+
+def test_the_case_through_host_memory_by_hand():
+    """The same with P2P_LEVEL=LOC: 1.14, 1.02, 1.06 and 0.66 ms; γ = 0.22 of the 3.2 ms that overlap explains the rest."""
+    times = [1.14, 1.02, 1.06, 0.66]
+    without = replayed([26.5, 27.5, 31.7, 54.8], times, 54.8, own=0.55)
+    assert best(without.exposed_ms) == pytest.approx(1.21) and best(without.overlap_ms) == pytest.approx(3.22)
+    slowed = replayed([26.5, 27.5, 31.7, 54.8], times, 54.8, own=0.55, gamma=0.22)
+    assert best(slowed.contention_ms) == pytest.approx(0.22 * 3.22)
+    assert best(slowed.exposed_ms) == pytest.approx(1.21 + 0.22 * 3.22)
+
+
+def simulated(ready, exchange, end, gamma):
+    """Step through the events of one step: compute goes on at rate 1 − γ while an exchange runs."""
+    now = done = busy = 0.0
+    waiting, marks, queue, running = [], sorted({*ready, end}), list(enumerate(ready)), None
+    ended = {}
+    while marks or waiting or running:
+        rate = 1 - gamma if running else 1.0
+        events = [(now + (marks[0] - done) / rate, "mark")] if marks else []
+        if running:
+            heapq.heappush(events, (running[0], "exchange"))
+        at, what = min(events)
+        done, busy, now = done + (at - now) * rate, busy + (at - now) * bool(running), at
+        if what == "mark":
+            mark = marks.pop(0)
+            done = mark
+            waiting += [index for index, when in queue if when == mark]
+            if mark == end:
+                ended["end"] = now
+        else:
+            running = None
+        if running is None and waiting:
+            running = (now + exchange[waiting.pop(0)],)
+    return ended["end"], now
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 9.0), st.floats(0.01, 6.0)), min_size=1, max_size=6),
+    st.floats(0.0, 5.0),
+    st.floats(0.0, 0.9),
+)
+def test_a_replay_equals_a_simulation_of_its_events(parts, after, gamma):
+    ready = list(np.cumsum([gap for gap, _ in parts]))
+    exchange = [ms for _, ms in parts]
+    end = ready[-1] + after
+    found = replayed(ready, exchange, end, gamma=gamma)
+    backward_end, last = simulated(ready, exchange, end, gamma)
+    assert best(found.step_ms) == pytest.approx(max(backward_end, last), rel=1e-9)
+    assert best(found.contention_ms) == pytest.approx(backward_end - end, abs=1e-9)
+    assert best(found.tail_ms) == pytest.approx(max(0.0, last - backward_end), abs=1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, 0.5642), (8, 1.4236), (64, 2.3437), (1024, 3.2497)])
+def test_the_largest_of_normal_numbers(ranks, expected):
+    """Known values (Harter 1961); √(2 ln n) would say 1.18, 2.04, 2.88 and 3.72."""
+    assert largest_normal(ranks) == pytest.approx(expected, abs=2e-3)
+
+
+def test_the_largest_of_unlike_normal_numbers():
+    assert expected_largest([1.0, 5.0], 0.0) == 5.0
+    assert expected_largest([0.0, 0.0], 2.0) == pytest.approx(2 * 0.5642, abs=1e-3)
+    assert expected_largest([0.0, 100.0], 1.0) == pytest.approx(100.0, abs=1e-3)  # the slow one decides
+
+
+def test_a_heavy_tail_waits_longer_than_a_normal_one():
+    normal = np.random.default_rng(1).standard_normal(500)
+    light, heavy = wait_of_residuals(normal, 64), wait_of_residuals(normal * (1 + 4 * (normal > 1.5)), 64)
+    assert light.ms == pytest.approx(2.34, rel=0.15) and not light.beyond
+    assert heavy.ms > 2 * light.ms and heavy.bound_ms >= heavy.ms and light.bound_ms > light.ms
+    assert wait_of_residuals(normal, 1024).beyond
+    with pytest.raises(ValueError, match="at least 2"):
+        wait_of_residuals([1.0], 8)
+
+
+def test_residuals_that_belong_together_are_drawn_together():
+    noise = np.random.default_rng(2).standard_normal(2000)
+    slow = np.convolve(noise, np.ones(10) / 10, mode="valid")
+    assert block_length(noise) == 1 and 6 <= block_length(slow) <= 14
+
+
+def test_a_collective_between_measured_sizes_and_on_more_ranks():
+    curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 2, 1, (1e3, 1e6, 1e8), (10.0, 14.0, 510.0), "a")
+    links = KnownLinks((curve,), nccl="2.28.9")
+    inside = links.time("all_reduce", 1e6, 2, ExchangeWire(DIRECT))
+    assert best(inside.ms) == pytest.approx(0.014) and inside.source == MEASURED
+    more = links.time("all_reduce", 1e8, 4, ExchangeWire(DIRECT))
+    assert more.source == SCALED and best(more.ms) == pytest.approx(0.510 * 1.5, rel=0.03)  # 2(n − 1) ÷ n: 1 to 1.5
+    with pytest.raises(NoLink, match="host memory was measured"):
+        links.time("all_reduce", 1e6, 2, ExchangeWire(HOST_MEMORY))
+    copies = KnownLinks((curve,), {DIRECT: 400.0, HOST_MEMORY: 40.0})
+    assert best(copies.time("all_reduce", 1e8, 2, ExchangeWire(HOST_MEMORY)).ms) == pytest.approx(5.0, rel=0.05)
+
+
+def test_a_network_that_was_described():
+    curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 8, 1, (1e3, 1e6, 1e9), (15.0, 25.0, 4900.0), "a")
+    network = read_network("8x50GB/s,5us")
+    assert (network.host_gb_per_s, network.latency_us) == (400.0, 5.0)
+    links = KnownLinks((curve,), nccl="2.28.9")
+    two, many = (links.time("all_reduce", 1e8, 8 * n, ExchangeWire(NETWORK), n, network) for n in (2, 128))
+    assert best(two.ms) > 2 * 1e8 * 15 / 16 / 400 / 1e6  # no faster than its slowest wire
+    assert best(many.ms) < 3 * best(two.ms)  # a tree: 7 hops of 5 µs each way, not 254
+    slow = links.time("all_reduce", 1e8, 16, ExchangeWire(NETWORK), 2, read_network("1x10GB/s,5us"))
+    assert best(slow.ms) == pytest.approx(2 * 1e8 * 15 / 16 / 10 / 1e6, rel=0.01)
+
+
+def test_constants_of_another_version_are_said():
+    assert constants("2.28.9")[1] == "" and constants("2.30.7")[0].version == "2.30"
+    assert "those of 2.30" in constants("2.32.6")[1] and "those of 2.28" in constants(None)[1]
+
+
+def test_the_wire_of_every_measured_cell_is_said_before_it_runs(h200):
+    """What is asked of NCCL and the link class decide; NCCL's log of the cell agrees."""
+    seen = set()
+    for folder in H200:
+        for record in read_study(folder)[0]:
+            transport = record.effective.get("transport")
+            if record.cell.trains and record.cell.strategy["name"] == "nccl_allreduce" and transport:
+                asked = asked_wire(record.cell.nccl, record.effective.get("link_class"))
+                assert used_wire(transport, asked) == asked, record.name
+                seen.add(asked.transport)
+    assert seen == {DIRECT, HOST_MEMORY}
+    assert (
+        asked_wire({}, "SYS").transport == HOST_MEMORY
+        and asked_wire({"NCCL_P2P_LEVEL": "SYS"}, "SYS").transport == DIRECT
+    )
+
+
+WORKLOAD = Workload("model", 100e6, 100)
+OPTIONS = (("bucket_cap_mb", "25.0"), ("name", "nccl_allreduce"))
+
+
+def truth(ranks, batch, gb_per_s, noise=0.0, own=0.5, gamma=0.1):
+    """A step of a machine that the test invents, in ms, and its exchange alone."""
+    base = 10.0 + 0.2 * batch
+    question = Question(WORKLOAD, batch, OPTIONS, ExchangeWire(DIRECT), ranks)
+    sizes = question.assumed_buckets
+    times = [0.02 + size * 2 * (ranks - 1) / ranks / gb_per_s / 1e6 for size in sizes]
+    shares = np.cumsum(sizes) / sum(sizes)
+    found = replayed([base * (1 + 2 * share) / 3 for share in shares], times, base, own, gamma)
+    return best(found.step_ms) * (1 + noise), best(found.step_ms) - base, sum(times)
+
+
+def invented(sizes=(2, 4, 8), batches=(64, 128, 192, 256)):
+    """A calibration of a machine with 10 GB/s, whose steps scatter by 0.1 %."""
+    generator, cells = np.random.default_rng(3), []
+    for batch in batches:
+        alone = Question(WORKLOAD, batch, (("name", "none"),), ExchangeWire(DIRECT), 1, members=(0,))
+        one = about(10.0 + 0.2 * batch, 0.001, f"alone {batch}")
+        cells.append(MeasuredCell(alone, (f"alone {batch}",), one, None, None, 0.0, 0.0, 0.001))
+        own = near(0.5, 0.01, f"own {batch}")
+        with_it = replace(alone, options=OPTIONS)
+        cells.append(MeasuredCell(with_it, (f"own {batch}",), one + own, own, None, 0.0, 0.0, 0.001))
+        for ranks in sizes:
+            step, cost, exchange = truth(ranks, batch, 10.0, 0.001 * generator.standard_normal())
+            question = Question(WORKLOAD, batch, OPTIONS, ExchangeWire(DIRECT), ranks)
+            name = f"{ranks} {batch}"
+            values = about(step, 0.001, name), near(cost, 0.02, name), about(exchange, 0.01, name)
+            cells.append(MeasuredCell(question, (name,), *values, 0.0, 0.0, 0.001))
+    measured = (1e3, 1e6, 1e8)
+    times = {n: tuple(20 + size * 2 * (n - 1) / n / 1e4 for size in measured) for n in sizes}
+    curves = tuple(TimeCurve("all_reduce", ExchangeWire(DIRECT), n, 1, measured, times[n], str(n)) for n in sizes)
+    return Calibrated(tuple(cells), Known(KnownLinks(curves, nccl="2.28.9"), HostLink()))
+
+
+def test_a_link_at_half_its_bandwidth_is_outside_the_interval_and_a_sound_one_inside():
+    calibration = invented()
+    known = scores(hold_out(calibration, "condition"))
+    assert len(known) == 12
+    asked = Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)  # a batch that nobody measured
+    said = forecast(calibration, asked, known)
+    assert said.low is not None and said.low < truth(4, 160, 10.0)[0] < said.high
+    assert not said.low < truth(4, 160, 5.0)[0] < said.high
+    assert said.cost_ms == pytest.approx(truth(4, 160, 10.0)[1], rel=0.1)
+    assert said.tail_ms + said.contention_ms + said.own_work_ms == pytest.approx(said.cost_ms, abs=1e-6)
+    more = forecast(calibration, replace(asked, gpus=64), known)
+    assert more.basis == "extrapolated" and more.growth == pytest.approx(1 + math.log(8))
+
+
+def test_a_wrong_bucket_size_is_outside_the_interval():
+    calibration = invented()
+    known = scores(hold_out(calibration, "condition"))
+    small = tuple(("bucket_cap_mb", "0.1") if name == "bucket_cap_mb" else (name, value) for name, value in OPTIONS)
+    said = forecast(calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), known)
+    wrong = replace(Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), options=small)
+    assert not said.low < forecast(calibration, wrong).step_ms < said.high
+
+
+def test_few_cells_claim_no_error():
+    calibration = invented(sizes=(2, 4))  # eight can be held out
+    held = hold_out(calibration, "condition")
+    said = forecast(calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), scores(held))
+    assert said.low is None and "not enough to state an error: 8 cells" in " ".join(said.why)
+    assert all(one.inside is None for one in held) and summary(held).coverage is None
+
+
+def test_the_conformal_factor_holds_nine_of_ten():
+    assert conformal([1.0] * 9 + [7.0]) == 7.0 and conformal([float(one) for one in range(1, 100)]) == 90.0
+
+
+CALIBRATED = {
+    "buckets": {"rows": [{"bytes": 6e7}, {"bytes": 4e7}]},
+    "timeline": {
+        "rows": [
+            {"rank": 0, "exchange": False, "ready_ms": [20.0, 58.0], "backward_ms": 58.0, "update_ms": 60.0},
+            {"rank": 0, "exchange": True, "ready_ms": [20.0, 60.0], "backward_ms": 61.0, "update_ms": 63.0},
+        ]
+    },
+    "bucket_exchange": {"operation": "all_reduce", "rows": [{"bytes": 6e7, "ms": 6.0}, {"bytes": 4e7, "ms": 4.0}]},
+    "interference": {"operation": "all_reduce", "rows": [{"rank": 0, "gamma": 0.3, "gamma_error": 0.01}]},
+    "residuals": {
+        "probabilities": [0.0, 0.5, 1.0],
+        "rows": [{"rank": 0, "n": 100, "mean_ms": 60.0, "quantiles_ms": [59.0, 60.0, 61.0], "acf": [0.5, 0.4, 0.01]}],
+    },
+}
+
+
+def test_tables_of_a_calibration_are_read_and_count():
+    assert tables.buckets(CALIBRATED) == (6e7, 4e7)
+    assert tables.moments(CALIBRATED) == tables.StepMoments((20.0, 58.0), 58.0, 60.0)
+    assert tables.exchange_curve(CALIBRATED) == ("all_reduce", (4e7, 6e7), (4000.0, 6000.0))
+    assert tables.slowed(CALIBRATED) == tables.Slowed(0.3, 0.01)
+    assert len(tables.residuals_ms(CALIBRATED)) == 100 and tables.together_for(CALIBRATED) == pytest.approx(2.8)
+    calibration = invented()
+    cells = tuple(replace(one, tables=CALIBRATED) if one.ranks == 4 else one for one in calibration.cells)
+    with_them = replace(calibration, cells=cells, memo={})
+    asked = Question(WORKLOAD, 256, OPTIONS, ExchangeWire(DIRECT), 4)
+    assert buckets(with_them, asked) == (6e7, 4e7)
+    said, before = forecast(with_them, asked), forecast(calibration, asked)
+    assert said.contention_ms > 2 * before.contention_ms  # γ of 0.3, not 0.1
+    assert said.waiting_ms > 0.5 and before.waiting_ms == pytest.approx(0.23, abs=0.2)
+
+
+@pytest.mark.parametrize("damaged", [{}, {"timeline": None}, {"timeline": {"rows": ["x", {"ready_ms": [None]}]}},
+                                     {"buckets": {"rows": [{"bytes": None}]}}, {"bucket_exchange": {"rows": 3}}])  # fmt: skip
+def test_tables_that_are_not_there_are_none(damaged):
+    assert tables.moments(damaged) is None and tables.buckets(damaged) is None
+    assert tables.slowed(damaged) is None and tables.residuals_ms(damaged) is None
+
+
+def test_four_gpus_from_one_and_two(h200):
+    """No record of more than two GPUs, and no link of more, is used."""
+    held = hold_out(h200, "size")
+    four = [one for one in held if one.cell.ranks == 4 and one.forecast]
+    assert len(four) >= 10
+    found = summary(held)
+    assert found.step < 0.02 and found.cost < found.null_cost
+    assert all(one.forecast.basis == "extrapolated" for one in four)
+
+
+def test_host_memory_from_nvlink(h200):
+    held = hold_out(h200, "transport")
+    found = summary(held)
+    assert found.cost < 0.15 and found.cost < found.null_cost / 2 and found.step < 0.02
+
+
+def test_collectives_on_four_ranks_from_two(h200):
+    errors = collective_errors(h200.known.links)
+    assert len(errors) > 40 and {one.ranks for one in errors} == {4} and {one.from_ranks for one in errors} == {2}
+
+
+def test_a_forecast_to_a_thousand_gpus_is_quick(h200):
+    network = read_network("8x50GB/s,5us")
+    subsets = read_subsets("16,64,256,1024", 8)
+    before = time.process_time()
+    asked = questions(h200, subsets, {}, ["nccl_allreduce", "hierarchical"], None, network)
+    known = scores(hold_out(h200, "condition"))
+    said = [forecast(h200, one, known) for one in asked if one.strategy == "nccl_allreduce"]
+    assert time.process_time() - before < 5
+    steps = [one.step_ms for one in said[:4]]
+    assert steps == sorted(steps) and said[0].basis == "assumed_network" and said[3].low < steps[3] < said[3].high
+
+
+def test_subsets_and_settings_as_typed():
+    assert read_subsets("0,1,2,3", None) == [Subset(4, members=(0, 1, 2, 3))]
+    assert read_subsets("0+1,0+3", None) == [Subset(2, members=(0, 1)), Subset(2, members=(0, 3))]
+    assert read_subsets("4,16", 8) == [Subset(4), Subset(8, 2)]
+    assert read_nccl("P2P_LEVEL=LOC,algo=Ring") == {"NCCL_P2P_LEVEL": "LOC", "NCCL_ALGO": "Ring"}
+
+
+WRONG = {
+    "a study without cells": (["tests"], "no cell has a step time"),
+    "no such folder": (["nowhere"], "no such folder"),
+    "a GPU twice": (["STUDY", "--gpus", "0,0"], "stands twice"),
+    "no number": (["STUDY", "--gpus", "all"], "expected GPUs of this machine"),
+    "no multiple": (["STUDY", "--gpus", "12", "--per-node", "8"], "no multiple of --per-node 8"),
+    "hosts without a network": (["STUDY", "--gpus", "16", "--per-node", "8"], "say --net"),
+    "a network without hosts": (["STUDY", "--net", "8x50GB/s,5us"], "expected --gpus and --per-node"),
+    "a network that is none": (["STUDY", "--gpus", "16", "--per-node", "8", "--net", "fast"], "expected <NICs"),
+    "a word of NCCL's": (["STUDY", "--nccl", "P2P_LEVEL=loc"], "LOC"),
+    "a strategy": (["STUDY", "--strategy", "magic"], "known are nccl_allreduce"),
+    "an unmeasured strategy": (["STUDY", "--strategy", "kvstore_dist_sync"], "kvstore_dist_sync"),
+    "a batch": (["STUDY", "--batch", "0"], "expected images per GPU"),
+    "both": (["STUDY", "--holdout", "size", "--gpus", "0,1"], "asks for others"),
+    "nothing to hold out": (["STUDY", "--holdout", "model"], "same model"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_one_sentence(name, capsys, tmp_path):
+    arguments, sentence = WRONG[name]
+    study = str(DATA / "h200_x2" / "bootcamp_resnet50")
+    folder = {"STUDY": study, "tests": str(tmp_path), "nowhere": str(tmp_path / "nowhere")}
+    assert main(["predict", *(folder.get(one, one) for one in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_the_command_says_what_it_rests_on(capsys):
+    assert (
+        main(["predict", str(DATA / "h200_x2" / "bootcamp_resnet50"), "--gpus", "0,1,2,3", "--nccl", "P2P_LEVEL=LOC"])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "host memory" in said and "extrapolated" in said and "not enough to state an error" in said
+
+
+def test_the_command_in_json(capsys):
+    folders = [str(DATA / "h200_x4" / name) for name in ("links", "settings", "waterfall")]
+    assert main(["predict", *folders, "--gpus", "0+1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    said = found["forecasts"][0]["forecast"]
+    assert said["records"] and said["basis"] and said["null_step_ms"] > 50 and said["widest"]
+    assert main(["predict", *folders, "--holdout", "condition", "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert held["summary"]["cells"] == len(held["cells"]) and held["summary"]["cost"] < 0.3
+
+
+def test_one_study_is_read_as_the_reports_read_it():
+    study = open_study(DATA / "h200_x4" / "strategies")
+    assert len(calibrate(study).several) == sum(one.world_size > 1 for one in study.runs)
