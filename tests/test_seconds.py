@@ -98,6 +98,12 @@ def test_windows_count_once_on_whatever_rank_and_not_before_measuring_begins():
     assert measuring_seconds({0: first, 1: other}) == pytest.approx(1.25 + 0.5 + 0.25)
     others = [line("held", 8, ms=[100, 150]), line("solves", 10, seconds=[0.5, 0.25]), line("bare", 12, window_ms=125)]
     assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75 + 0.125)
+    calibration = [
+        line("timeline", 2, update_ms=[50, 60], ready_ms=[[1, 2], [3, 4]]),
+        line("bucket_exchange", 4, rows=[{"ms": [10, 20], "bytes": 8}, {"ms": [70], "bytes": 64}]),
+        line("interference", 6, rows=[{"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}]),
+    ]
+    assert measuring_seconds({0: calibration}) == pytest.approx(0.11 + 0.1 + 0.45)
     assert measuring_seconds({0: first[:2]}) is None
 
 
@@ -105,6 +111,8 @@ def test_windows_whose_length_no_line_tells_are_not_known():
     old, new = line("window", 4, us=12.5), line("window", 4, us=12.5, window_ms=250)
     assert measuring_seconds({0: [new, block(6, 500)]}) == pytest.approx(0.75)
     assert measuring_seconds({0: [old, block(6, 500)]}) is None
+    strange = [block(4, value) for value in (None, "5", [5], -5, float("nan"), float("inf"), 10**400, True)]
+    assert measuring_seconds({0: [*strange, line("held", 5, ms="x"), line("solves", 6, seconds=[1e308] * 9)]}) is None
 
 
 def seconds(capsys, study):

@@ -96,3 +96,12 @@ def test_ranks_that_kept_something_measure_no_other_cell(swept):
     assert back["kept"] == ["left 1 thread (planted) running"]
     assert how(records["nothing at all", 0]) == ("fork", 0)
     assert "its ranks are ended, for they kept what they should not: rank 0 left 1 thread (planted) running" in said
+
+
+def test_a_cell_that_goes_on_in_living_ranks_has_no_spawn(swept):
+    _, records, _ = swept
+    for record in records.values():
+        found = {row["part"]: row["seconds"] for row in record.tables["seconds"]["rows"]}
+        assert sum(found.values()) == pytest.approx(record.ended_at - record.started_at, abs=0.1)
+        warm = record.ranks[0]["started"] == "warm"
+        assert ("spawn" in found, "take over" in found) == (not warm, warm) and "give back" in found

@@ -1,7 +1,7 @@
 """The seconds of a cell inside windows whose samples enter its record. METHOD.md, "What a cell costs"."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,16 @@ from benchmarks.record import Kind
 
 # Windows whose samples say when the measuring may begin.
 BEFORE_MEASURING = ("first", "warm-up", "using up")
+# Where lines of other kinds have their samples, in the line or in its rows, and ms of one unit of them.
+SAMPLES: Mapping[str, tuple[tuple[str, ...], float]] = {
+    Kind.HELD: (("ms",), 1.0),
+    Kind.TIMELINE: (("update_ms",), 1.0),
+    Kind.BUCKET_EXCHANGE: (("ms",), 1.0),
+    Kind.INTERFERENCE: (("alone_ms", "beside_ms"), 1.0),
+    Kind.SOLVES: (("seconds",), 1e3),
+    Kind.GRID_COPIES: (("seconds",), 1e3),
+}
+MOST_MS = 1e12  # of a window; who writes more writes no ms
 # Lines of windows that did not say in an earlier Ringside how long these were.
 SAY_SINCE_LATELY = (Kind.WINDOW, Kind.P2P)
 
@@ -41,11 +51,12 @@ def _windows(line: Line) -> Iterator[float]:
     if line.get("purpose") in BEFORE_MEASURING:
         return
     stated = line.get("window_ms", line.get("host_ms"))
-    if line["kind"] == Kind.HELD:
-        stated = _sum(line.get("ms"))
-    elif line["kind"] in (Kind.SOLVES, Kind.GRID_COPIES):
-        stated = 1e3 * _sum(line.get("seconds"))
-    if _is_number(stated) and 0 < stated < math.inf:
+    if stated is None and line["kind"] in SAMPLES:
+        names, unit_ms = SAMPLES[line["kind"]]
+        rows = line.get("rows")
+        holders = [line, *(row for row in rows if isinstance(row, Mapping))] if isinstance(rows, list) else [line]
+        stated = math.fsum(unit_ms * _sum(holder.get(name)) for holder in holders for name in names)
+    if _is_number(stated) and stated > 0:
         yield stated / 1e3
 
 
@@ -56,4 +67,4 @@ def _sum(values: Any) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_MS
