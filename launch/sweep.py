@@ -11,7 +11,6 @@ from typing import TextIO, cast
 from rich.console import Console
 
 from analysis.console import SafeConsole
-from analysis.findings.labels import BETWEEN
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
 from analysis.seconds.sweeps import PROJECTION
@@ -25,6 +24,7 @@ from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
 from launch.display.closing import MESSAGE_LENGTH, close, time_spent
+from launch.display.dry_run import print_plan
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
@@ -33,6 +33,7 @@ from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
 from launch.plan.plan import Plan, Request
+from launch.plan.pool_ends import PoolEnds, about_drift, with_verdicts
 from launch.plan.small_form import about_small_form
 from launch.plan.time_estimate import estimates, worded
 from launch.plan.time_left import TimeLeft
@@ -43,7 +44,7 @@ from launch.study.done_before import done_before
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
 from launch.study.report import show, write_report
-from launch.study.study import StudyFolder, study_folder
+from launch.study.study import StudyFolder
 from launch.study.surroundings import Surroundings
 from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
@@ -78,7 +79,7 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
     for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
-        _print_plan(planned, console)
+        print_plan(planned, console)
         return 0
     words = [argument_without_secrets(text) for text in typed]
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
@@ -121,6 +122,7 @@ class SweepRun:
         self.done: dict[int, Record] = {}
         self.held: list[int] = []  # places of cells that other launchers are measuring
         self.skipped: list[int] = []  # places of cells one of whose hosts is lost
+        self.pools = PoolEnds(self.cells)
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
@@ -138,6 +140,8 @@ class SweepRun:
             self._note(str(one))
         if self.config.resume:
             self.done = done_before([one.cell for one in self.cells], self.study, self.here, self._note)
+            for number in self.pools.send_to_new_ranks(self.done.values(), known):
+                del self.done[number]
         if len(self.done) < len(self.cells):
             open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
@@ -147,10 +151,13 @@ class SweepRun:
             for number in range(len(self.cells)):
                 if number in self.done:
                     screen.settle(number, "done before", self.done[number])
-                elif not self.stopping() and self._writable and self.time_left.fits(self.cells[number].cell, known):
-                    self._try_cell(number, known, screen)
+                else:
+                    self._measure(number, known, screen)
+            for number in self.pools.send_to_new_ranks(self.measured, known):
+                self._measure(number, known, screen)
             self._wait_for_others(known, screen)
         self.engine.close()
+        self.measured = with_verdicts(self.measured, known)
         if self._writable:
             self._refuse_another_folder()
         if self._writable:
@@ -162,7 +169,7 @@ class SweepRun:
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
-        unfinished = len(self.cells) - len(self.done) - sum(record.state == "finished" for record in self.measured)
+        unfinished = self.pools.unfinished(self.measured, self.done)
         close(self.console, self.study, self.measured, unfinished, finding, where)
         if self.stopping() or self.time_left.too_short:
             return 130
@@ -177,6 +184,10 @@ class SweepRun:
                 "launchers, and wait=false does not wait for them (exit status 3)"
             )
         return 1 if bad else 3 if self.held else 0
+
+    def _measure(self, number: int, known: list[Record], screen: Screen) -> None:
+        if not self.stopping() and self._writable and self.time_left.fits(self.cells[number].cell, known):
+            self._try_cell(number, known, screen)
 
     def _close_left(self) -> list[Record]:
         """Close what launchers left that died, and return their records."""
@@ -214,6 +225,9 @@ class SweepRun:
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
+        if not self.pools.needs(number, self.measured):
+            screen.settle(number, "not needed", None)
+            return
         planned = self.cells[number]
         if lost := self.engine.lost(planned.cell):
             self.skipped.append(number)
@@ -226,7 +240,8 @@ class SweepRun:
                 screen.hold(number)
                 return
             # Another launcher may have finished it while this one was at other cells.
-            earlier = self.study.finished(planned.cell, self.here) if self.config.resume else None
+            trusted = self.config.resume and number not in self.pools.distrusted
+            earlier = self.study.finished(planned.cell, self.here) if trusted else None
             if earlier:
                 self.done[number] = earlier
                 known.append(earlier)
@@ -236,6 +251,8 @@ class SweepRun:
         known.append(record)
         self.measured.append(record)
         screen.settle(number, record.state, record)
+        if drift := about_drift(record, self.measured):
+            self._note(drift)
         self._print_output(record)
         with self.study.spending(record.record_id, PROJECTION):
             self.projector.log(record)
@@ -244,7 +261,9 @@ class SweepRun:
         """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
         if self.config.wait:
             for number in self.held:
-                self._note(f"waiting for {self.cells[number].cell.name}: {self._who_holds(number)} (Ctrl-C leaves)")
+                self._note(
+                    f"waiting for {self.cells[number].cell.name}: {self.study.who_holds(self.cells[number].cell)} (Ctrl-C leaves)"
+                )
             while self.held and self._writable and not self.stopping():
                 time.sleep(HELD_POLL_S)
                 try:
@@ -259,14 +278,6 @@ class SweepRun:
                         self.held.append(number)
         for number in self.held:
             screen.settle(number, "measured elsewhere", None)
-
-    def _who_holds(self, number: int) -> str:
-        """Return which process measures a cell, and since when, as a sentence."""
-        holder = self.study.holder(self.cells[number].cell)
-        if holder is None:
-            return "another launcher holds it"
-        process, since = holder
-        return f"process {process.pid} on {process.host} has measured it since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
     def _print_output(self, record: Record) -> None:
         """Print the text of the benchmark, for scripts that read it."""
@@ -285,15 +296,3 @@ class SweepRun:
         if page and self.config.report == "open":
             show(page)
         return page, finding
-
-
-def _print_plan(planned: Plan, console: Console) -> None:
-    """Print the cells in their order, and the time that they will take."""
-    known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
-    for number, entry in enumerate(planned.cells):
-        part = f"{BETWEEN}{entry.part.value}" if entry.part.value else ""
-        console.print(f"{number + 1:4d}  {entry.name}{part}", markup=False)
-    if any(entry.drift for entry in planned.cells):
-        console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
-    about = worded(estimates([entry.cell for entry in planned.cells], known))
-    console.print(f"{about}; nothing was started (dry_run=true)")

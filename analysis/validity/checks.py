@@ -141,6 +141,12 @@ CHECKS = (
     ),
     Check("not_stationary", "suspect", "the step time changed during the measurement: {}", timing.not_stationary),
     Check("pauses", "suspect", "some steps were much longer than the others: {}", timing.pauses),
+    Check(
+        "pool_drift",
+        "suspect",
+        "ranks that went on from cell to cell did not stay as fast as they were: {}",
+        conditions.pool_drift,
+    ),
     Check("slow_rank", "suspect", "one rank is slower than the others: {}", timing.slow_rank),
     Check("input_bound", "finding", "the data loader limits the rate: {}", timing.input_bound),
     Check(

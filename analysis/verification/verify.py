@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.findings.communication.several_records import again, rests_on
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
+from analysis.findings.warm.pools import POOL_END, change_of
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
@@ -85,6 +86,7 @@ def verify(study: Path) -> Verification:
         _check_quotients(name, record, result)
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
+        _check_pool_end(name, record, records.values(), result)
         known = [one for one in records.values() if one is not record and one.ended_at <= record.ended_at]
         try:
             made = rebuilt(record, folder, known, lambda one: folders[one.record_id])
@@ -127,6 +129,18 @@ def _check_against_baselines(name: str, record: Record, records: Iterable[Record
         values = again(record, alone) if named else {}
         for metric in stated:
             result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], values.get(metric, ABSENT))
+
+
+def _check_pool_end(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
+    """Compare the change of the rate that a pool's last record states with that from the first record, which it names."""
+    facts = record.checks.get(POOL_END)
+    if not isinstance(facts, dict):
+        return
+    first = next((one for one in records if one.record_id == facts.get("first")), None)
+    if first is None:
+        result.not_compared[f"checks {POOL_END}"] += 1
+    else:
+        result.compare(name, RECORD, f"checks {POOL_END} change", facts.get("change", ABSENT), change_of(record, first))
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:

@@ -35,7 +35,7 @@ STYLES = {
     "interrupted": "yellow",
 }
 # States of a cell after which nothing more happens to it in this sweep.
-SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
+SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere", "not needed")
 WAITING, ELSEWHERE = "waiting", "elsewhere"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}
@@ -62,6 +62,7 @@ class Screen:
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
+        self._judged = self.records[:]  # the same with the verdict of their pools, where ranks went on
         self._known = list(known)
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
@@ -137,7 +138,7 @@ class Screen:
             with_unit(column, text, self._things) + self._so_far(column)
             for column, text in self._numbers[number].items()
         ]
-        return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
+        return [part for part in (self.states[number], *numbers, verdict(self._judged[number])) if part]
 
     def _so_far(self, column: str) -> str:
         """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
@@ -145,9 +146,11 @@ class Screen:
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
-        several = SeveralRecords(Study.of(self._known, others=self._others))
+        study = Study.of(self._known, others=self._others)
+        several = SeveralRecords(study)
         for number in rows:
             record = self.records[number]
+            self._judged[number] = None if record is None else study.single(record).records[0]
             if record is not None and record.state == "finished":
                 self._values[number] = several.shown(record)
                 found = cell_numbers(record, self._values[number])
@@ -157,7 +160,7 @@ class Screen:
     def _draw(self) -> Group:
         rows = self._rows()
         states = [self._state(number) for number in rows]
-        records = [self.records[number] for number in rows]
+        records = [self._judged[number] for number in rows]
         columns = {name: [texts[number] for number in rows] for name, texts in self._asked.items()}
         columns[STATE] = [state.plain for state in states]
         columns |= measured(self._numbers, rows)
@@ -180,7 +183,7 @@ class Screen:
 
     def _style(self, column: str, number: int) -> str:
         if column == VALIDITY:
-            record = self.records[number]
+            record = self._judged[number]
             return STYLES.get(record.validity.verdict if record and record.state == "finished" else "failed", "")
         return str(self._state(number).style) if column == STATE else ""
 

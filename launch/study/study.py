@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,10 +130,13 @@ class StudyFolder:
         self.refuse_another()
         return _lock(CellFolder(self.folder / cell.folder))
 
-    def holder(self, cell: Cell) -> tuple[ProcessIdentity, float] | None:
-        """Return who is measuring a cell by the journal, and since when (seconds since 1970); None where it does not say."""
+    def who_holds(self, cell: Cell) -> str:
+        """Return which process measures a cell by the journal, and since when, as a sentence."""
         begun = [one for one in self._open_attempts().values() if one.folder == cell.folder and not one.process.gone]
-        return (begun[-1].process, begun[-1].since) if begun else None
+        if not begun:
+            return "another launcher holds it"
+        process, since = begun[-1].process, time.strftime("%H:%M:%S", time.localtime(begun[-1].since))
+        return f"process {process.pid} on {process.host} has measured it since {since}"
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
         """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.

@@ -16,6 +16,7 @@ from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.machines.identity import gpu_names
+from analysis.findings.warm.pools import NEW, WENT_ON, place_of, was_warm
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
@@ -170,15 +171,30 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _tags(record: Record) -> dict[str, str]:
-    """Return the tags in the order in which pages show them: verdict, where, what was used, why it failed, and the ids."""
+def verdict_tags(record: Record) -> dict[str, str]:
+    """Return the tags that say what is thought of a record: its verdict, the codes, what was not checked, and the sentences."""
     tags = {
         "validity": record.validity.said,
         "validity.codes": ",".join(record.validity.codes),
         "validity.unchecked": ",".join(record.validity.unchecked),
-        "state": record.state,
-        "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
-    } | machine_tags(record)
+    }
+    sentences = [record.failure.message] if record.failure else []
+    sentences += [f"{code}: {sentence}" for code, sentence in record.validity.codes.items()]
+    return tags | ({"mlflow.note.content": "\n\n".join(map(escaped, sentences))} if sentences else {})
+
+
+def _tags(record: Record) -> dict[str, str]:
+    """Return the tags in the order in which pages show them: verdict, where, what was used, why it failed, and the ids."""
+    tags = (
+        verdict_tags(record)
+        | {
+            "state": record.state,
+            "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
+        }
+        | machine_tags(record)
+    )
+    if place_of(record) is not None:
+        tags["ranks"] = WENT_ON if was_warm(record) else NEW
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
     for name in ("transport", "link_class", "channels"):
@@ -191,10 +207,6 @@ def _tags(record: Record) -> dict[str, str]:
         }
         if record.failure.rank is not None:
             tags["failure.rank"] = str(record.failure.rank)
-    sentences = [record.failure.message] if record.failure else []
-    sentences += [f"{code}: {sentence}" for code, sentence in record.validity.codes.items()]
-    if sentences:
-        tags["mlflow.note.content"] = "\n\n".join(escaped(sentence) for sentence in sentences)
     ids = {"ringside.record_id": record.record_id, "ringside.sweep_id": record.sweep_id}
     return tags | {"cell_id": single_line(record.cell_key, TAG_LENGTH)} | ids
 

@@ -19,6 +19,7 @@ from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, Scatters
 from analysis.findings.next_run.interval import names_of
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.study import Study
+from analysis.findings.warm.pools import POOL_END, at_end
 from benchmarks.record import Record, metrics
 
 COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
@@ -61,6 +62,8 @@ class SeveralRecords:
         found = self.exposures.of(record)
         if found is not None and found.exposed_ms is not None:
             facts[COST_ALONE] = sorted(found.record_ids)
+        if end := at_end(self._study, record):
+            facts[POOL_END] = end
         return facts
 
 
@@ -91,7 +94,5 @@ def with_values(record: Record, known: Sequence[Record]) -> Record:
     A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
     """
     several = SeveralRecords(Study.of([*known, record]))
-    values = several.values(record)
-    if not values:
-        return record
-    return dataclasses.replace(record, metrics=record.metrics | values, checks=record.checks | several.facts(record))
+    values, facts = several.values(record), several.facts(record)
+    return dataclasses.replace(record, metrics=record.metrics | values, checks=record.checks | facts)

@@ -1,0 +1,152 @@
+"""Pools: records that were measured in the same ranks, one after another, and whether these stayed as fast as they were.
+
+At its end the first cell of a pool is measured once more. If its rate changed by more than noise explains, every record of the
+pool is `suspect` (pool_drift). The record of the last cell states the change; the others keep what was written, and whoever
+reads the study has them suspect. The launching process imports this module: it needs no numpy.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.findings.next_run.interval import half_width
+from analysis.findings.rates import primary_rate
+from benchmarks.record import Record, metrics
+
+if TYPE_CHECKING:
+    from analysis.findings.study import Study
+
+POOL_DRIFT = "pool_drift"  # the code of validity
+POOL_END = (
+    "pool_end"  # among the checks of a pool's last record: its first record, the change of the rate, what is allowed
+)
+LEAST_ALLOWED = 0.005  # of the rate: less counts as equal, as in the proof that warm equals cold
+NEW, WENT_ON = "new", "went on"  # the ranks of a cell in a pool, for people
+NO_END = "its pool ended before its first cell was measured once more"
+
+
+class PoolPlace(NamedTuple):
+    """Which pool of ranks measured a record, and as which of its cells."""
+
+    pool: str  # with its sweep: unique in a study
+    number: int  # 0: its ranks were new
+
+
+def place_of(record: Record) -> PoolPlace | None:
+    """Return the place of a record in its pool; None where its ranks were to end with it."""
+    first = record.ranks[0] if record.ranks else {}
+    pool, number = first.get("pool"), first.get("place")
+    if not (isinstance(pool, str) and pool and type(number) is int and number >= 0):
+        return None
+    return PoolPlace(f"{record.sweep_id} {pool}", number)
+
+
+def was_warm(record: Record) -> bool:
+    """Tell whether the ranks of a record had measured another cell before."""
+    place = place_of(record)
+    return place is not None and place.number > 0
+
+
+def pools_of(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return {pool: its records in their order}, of pools that measured several cells."""
+    members: dict[str, list[tuple[int, Record]]] = defaultdict(list)
+    for record in records:
+        if (place := place_of(record)) is not None:
+            members[place.pool].append((place.number, record))
+    sorted_ones = {pool: sorted(of_pool, key=lambda one: one[0]) for pool, of_pool in members.items()}
+    return {pool: [record for _, record in of_pool] for pool, of_pool in sorted_ones.items() if of_pool[-1][0] > 0}
+
+
+def one_of_each_pool(records: Sequence[Record]) -> list[Record]:
+    """Return runs of one cell without those whose ranks had measured it before: they do not show how processes differ."""
+    seen: set[str] = set()
+    found = []
+    for record in records:
+        place = place_of(record)
+        if place is None or place.pool not in seen:
+            found.append(record)
+        if place is not None:
+            seen.add(place.pool)
+    return found
+
+
+def at_end(study: "Study", record: Record) -> dict[str, object]:
+    """Return what POOL_END has of a pool's last record; empty for any other, and where the pool had another first cell."""
+    place, rate = place_of(record), primary_rate(record.cell).metric
+    if not record.cell.ends_pool or place is None:
+        return {}
+    mine = study.single(record)
+    for first in (*study.records, *study.replaced):
+        if (
+            place_of(first) == (place.pool, 0)
+            and study.single(first).key == mine.key
+            and first.cell.gpus == record.cell.gpus
+        ):
+            change = _change(first, record, rate)
+            floor = mine.floor(rate)
+            half = half_width(floor, 1) if floor is not None else _half_within(first, record, rate)
+            if change is None or half is None:
+                return {}
+            return {"first": first.record_id, "change": change, "allowed": max(LEAST_ALLOWED, math.expm1(half))}
+    return {}
+
+
+def change_of(record: Record, first: Record) -> float | None:
+    """Return the change of the rate from a pool's first record to its last, as a share; None where one has no rate."""
+    return _change(first, record, primary_rate(record.cell).metric)
+
+
+def _change(first: Record, last: Record, metric: str) -> float | None:
+    before, after = (one.metrics.get(metric, 0.0) for one in (first, last))
+    return primary_rate(last.cell).change(before, after) if min(before, after) > 0 else None
+
+
+def _half_within(first: Record, last: Record, metric: str) -> float | None:
+    """Return half the interval of the logarithm of two runs' ratio by what they scattered inside; None without that."""
+    halves = []
+    for record in (first, last):
+        ends = metrics.interval(metric, record.within_run)
+        if ends is None or not 0 < ends[0] <= ends[1]:
+            return None
+        halves.append(math.log(ends[1] / ends[0]) / 2)
+    return math.hypot(*halves)
+
+
+def judged_by_pools(records: Sequence[Record]) -> list[Record]:
+    """Return records with the verdict that the ends of their pools give them, each in its place.
+
+    Those of a pool that drifted are suspect; of a pool without an end, cells that went on are unchecked.
+    """
+    found = list(records)
+    places = {id(record): number for number, record in enumerate(found)}
+    for members in pools_of(found).values():
+        ends = [one for one in members if one.cell.ends_pool]
+        said = next((one.validity.codes[POOL_DRIFT] for one in ends if POOL_DRIFT in one.validity.codes), None)
+        same_cell = len({dataclasses.replace(one.cell, repeat=0).key for one in members}) == 1
+        for record in members:
+            if said is not None:
+                found[places[id(record)]] = _suspect(record, said)
+            elif not ends and was_warm(record) and not same_cell:
+                found[places[id(record)]] = _unchecked(record)
+    return found
+
+
+def _suspect(record: Record, sentence: str) -> Record:
+    before = record.validity
+    verdict = "suspect" if before.verdict == "valid" else before.verdict
+    codes: Mapping[str, str] = {**before.codes, POOL_DRIFT: sentence}
+    return dataclasses.replace(record, validity=dataclasses.replace(before, verdict=verdict, codes=dict(codes)))
+
+
+def _unchecked(record: Record) -> Record:
+    before = record.validity
+    unchecked = {**before.unchecked, POOL_DRIFT: NO_END}
+    return dataclasses.replace(record, validity=dataclasses.replace(before, unchecked=unchecked))
+
+
+def drifted(records: Sequence[Record]) -> set[str]:
+    """Return the ids of the records of pools that drifted, without those that only ended one: they are to be measured again."""
+    judged = judged_by_pools(records)
+    return {one.record_id for one in judged if POOL_DRIFT in one.validity.codes and not one.cell.ends_pool}
