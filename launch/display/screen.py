@@ -150,7 +150,10 @@ class Screen:
         several = SeveralRecords(study)
         for number in rows:
             record = self.records[number]
-            self._judged[number] = None if record is None else study.single(record).records[0]
+            judged = record and study.single(record).records[0]
+            # While a pool is alive, what its end will tell is not missing yet.
+            worse = judged and record and judged.validity.verdict != record.validity.verdict
+            self._judged[number] = judged if worse or self._last else record
             if record is not None and record.state == "finished":
                 self._values[number] = several.shown(record)
                 found = cell_numbers(record, self._values[number])
