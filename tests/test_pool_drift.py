@@ -9,11 +9,10 @@ from warmed import SWEEP, WarmSimulator, written
 
 from analysis.findings.next_run.interval import half_width
 from analysis.findings.study import Study
+from analysis.findings.warm.ends import LEAST_ALLOWED, POOL_END
 from analysis.findings.warm.pools import (
-    LEAST_ALLOWED,
     NO_END,
     POOL_DRIFT,
-    POOL_END,
     drifted,
     judged_by_pools,
     one_of_each_pool,

@@ -7,7 +7,7 @@ import math
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE
 from analysis.findings.next_run.interval import of_median
-from analysis.findings.warm.pools import POOL_END
+from analysis.findings.warm.ends import POOL_END
 from analysis.validity.as_asked import MOST_OF_REFERENCE
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
 from benchmarks.record import Record

@@ -9,7 +9,7 @@ from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.communication.several_records import COST_ALONE
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.findings.warm.pools import POOL_END
+from analysis.findings.warm.ends import POOL_END
 from analysis.seconds.cell import TABLE, to_record
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.findings.communication.several_records import again, rests_on
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.findings.warm.pools import POOL_END, change_of
+from analysis.findings.warm.ends import POOL_END, change_of
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
