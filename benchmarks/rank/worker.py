@@ -118,13 +118,13 @@ class Process:
         place = _gpu_index(cell, number)
         device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
         self._cell, self._device = cell, device
-        if self._staying:
-            self._baseline = self._baseline.with_environment() if self._baseline else Baseline.now(device, folder.path)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             stay_near(device)
         # A forked process has the threads of its agent, which began with other variables.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
+        if self._staying:
+            self._baseline = self._baseline.with_environment() if self._baseline else Baseline.now(device, folder.path)
         here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **how}
         if self._staying:
             here |= {"pool": self._staying.pool, "place": self._place}
