@@ -17,6 +17,7 @@ from benchmarks.timing.clock import Clock
 from benchmarks.training import throughput
 from benchmarks.training.calibration import derive, measure
 from trainers.step import Training
+from trainers.strategies.nccl_allreduce import NcclAllreduce
 from trainers.strategy import BucketExchange
 
 BUCKETS = {"bucket_cap_mb": 0.5}  # MiB: several buckets of the network of 4.8 MB
@@ -56,6 +57,14 @@ def calibrate(rank, folder):
     return found
 
 
+def alone(folder):
+    """Return what one rank alone finds."""
+    ranks = Ranks(0, 1, device("cpu"))
+    cell = make_cell((0,), strategy_of(STRATEGIES["ddp"] | BUCKETS), calibrate="all")
+    with mock.patch.object(measure, "MOST_STEPS", QUICK["MOST_STEPS"]):
+        return tables(cell, ranks, folder, "alone")
+
+
 def tables(cell, ranks, folder, name, plant=lambda training: None):
     """Calibrate a training after three steps; return the tables, and what is left of hooks and marks."""
     lines = case_folder(folder, name)
@@ -65,9 +74,10 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
     hooks = hooks_of(training)
     plant(training)
     measure.Calibration(training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS, 1.0).run()
+    left = hooks_of(training) != hooks
     ranks.barrier()
     training.strategy.close()
-    said = {rank: [*read_lines(lines.rank_lines(rank))] for rank in range(2)}
+    said = {rank: [*read_lines(lines.rank_lines(rank))] for rank in range(ranks.world_size)}
     made = {
         "buckets": derive._said(said, "buckets"),
         "timeline": derive.timeline(said),
@@ -75,7 +85,10 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
         "interference": derive.interference(said),
     }
     gradient_bytes = sum(parameter.nbytes for parameter in training.parameters)
-    return made | {"left": hooks_of(training) != hooks, "gradient_bytes": gradient_bytes}
+    found = made | {"left": left, "gradient_bytes": gradient_bytes}
+    if isinstance(training.strategy, NcclAllreduce):  # what DDP itself says of its buckets
+        found["logged"] = training.strategy._ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes")
+    return found
 
 
 def hooks_of(training):

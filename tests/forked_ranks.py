@@ -277,6 +277,8 @@ def rank_main(folder, name, case, rank):
                 found = measuring.measure(rank, folder / name)
             elif name == "calibrating":
                 found = calibrating.calibrate(rank, folder / name)
+            elif name == "calibrating_alone":
+                found = calibrating.alone(folder / name)
             elif name == "planted":
                 found = planted_ranks.measure(rank, folder / name)
             elif name == "told":

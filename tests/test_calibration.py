@@ -36,6 +36,20 @@ def test_the_buckets_are_all_gradients_in_the_dtype_that_travels(found, case):
     assert rows[0]["gradient_bytes"] >= CAP_BYTES > rows[-1]["gradient_bytes"], "they are those of bucket_cap_mb"
 
 
+@pytest.mark.parametrize("case", ["ddp", "ddp_fp16"])
+def test_the_buckets_of_ddp_are_those_that_it_logs(found, case):
+    logged = [int(size) for size in found[case]["logged"].split(", ")]
+    assert [row["gradient_bytes"] for row in found[case]["buckets"]["rows"]] == logged
+
+
+def test_one_rank_has_buckets_and_moments_and_no_collectives(forked):
+    ((found,), both) = forked("calibrating_alone"), forked("calibrating")[0]["ddp"]
+    assert found["buckets"] == both["buckets"]
+    assert [(row["rank"], row["exchange"]) for row in found["timeline"]["rows"]] == [(0, False), (0, True)]
+    assert all(None not in row["ready_ms"] for row in found["timeline"]["rows"])
+    assert found["bucket_exchange"] == found["interference"] == {}
+
+
 @pytest.mark.parametrize("case", [*STRATEGIES, "slept"])
 def test_moments_of_a_step_come_in_their_order_on_each_rank_with_the_exchange_and_without(found, case):
     rows = found[case]["timeline"]["rows"]

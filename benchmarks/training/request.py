@@ -19,7 +19,7 @@ WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
 CALIBRATION_SECONDS, CALIBRATION_STEPS = (
     1.5,
     20,
-)  # at least, of benchmark.calibrate=all; what is usual takes 2.5 % of the window
+)  # of benchmark.calibrate=all, at least; else it takes little
 EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
 
 

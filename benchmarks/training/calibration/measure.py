@@ -20,8 +20,8 @@ from trainers.strategy import SentBucket
 
 NONE, TIMELINE, ALL = "none", "timeline", "all"
 USUAL = TIMELINE  # what a cell has that does not say
-# What `timeline` may take, as a share of benchmark.max_seconds: a cell with longer steps has none.
-USUAL_SHARE = 0.025
+# What `timeline` may take, on CPU workers as a share of benchmark.max_seconds: a cell with longer steps has none.
+USUAL_GPU_MS, USUAL_CPU_SHARE = 500.0, 0.025
 TIMELINE_MS, EXCHANGES_MS, INTERFERENCE_MS = 600.0, 200.0, 600.0
 FEWEST_STEPS, MOST_STEPS = 3, 10  # of a window
 FEWEST_BESIDE = 2  # of each of the four windows of A B B A
@@ -56,10 +56,14 @@ class Calibration:
         level = cell.benchmark.get("calibrate", USUAL)
         if level == NONE:
             return
+        self.reporter.phase("timeline")
         buckets = self.training.strategy.buckets()
         self.plan(buckets)
         windows = 1 if cell.strategy["name"] == "none" else 2
-        budget_ms = TIMELINE_MS if level == ALL else 1e3 * USUAL_SHARE * float(cell.benchmark["max_seconds"])
+        usual_ms = (
+            USUAL_GPU_MS if cell.device == "cuda" else 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
+        )
+        budget_ms = TIMELINE_MS if level == ALL else usual_ms
         if level == ALL or windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
             self.timeline(buckets, windows, budget_ms)
         if level == ALL and self.ranks.world_size > 1:
@@ -67,7 +71,6 @@ class Calibration:
 
     def plan(self, buckets: Sequence[SentBucket] | None) -> None:
         """Write what the exchange sends together."""
-        self.reporter.phase("timeline")
         rows = [
             {
                 "bytes": bucket.sent_bytes,
