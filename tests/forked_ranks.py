@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import calibrating
+import cells_in_turn
 import measuring
 import planted_ranks
 import torch
@@ -281,6 +282,8 @@ def rank_main(folder, name, case, rank):
                 found = calibrating.alone(folder / name)
             elif name == "planted":
                 found = planted_ranks.measure(rank, folder / name)
+            elif name == "cells_in_turn":
+                found = cells_in_turn.measure(rank, folder / name)
             elif name == "told":
                 found = told_by_ranks(rank)
             elif name == "cells_on_hosts":

@@ -2,8 +2,8 @@
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
 runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted` is planted_ranks.measure, `calibrating` is calibrating.calibrate (`calibrating_alone`: with one rank), `told` and
-`cells_on_hosts` are functions of forked_ranks.
+`planted`, `calibrating` and `cells_in_turn` are those of the modules that rank_main names (`calibrating_alone`: with one rank),
+`told` and `cells_on_hosts` functions of forked_ranks.
 """
 
 import itertools
@@ -233,6 +233,6 @@ P2P = {
 # test_told
 TOLD = {"told": {"workers": 3}}
 
-TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating")}
+TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating", "cells_in_turn")}
 TRAINING["calibrating_alone"] = {"workers": 1}
 CASES = {**TRAINING, **TOLD, **_kvstore(), **_across(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

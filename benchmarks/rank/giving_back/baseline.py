@@ -43,7 +43,7 @@ def give_back(baseline: Baseline, device: torch.device, cell: Cell, keep_compile
     now, state = settings.read(device), process.ProcessState.now()
     changed = settings.differing(_of_cell(baseline, device, cell), now) + baseline.process.changed(state)
     settings.set_back(baseline.settings, device)
-    changed += [f"{name} for good" for name in baseline.process.set_back()]
+    changed += [f"{name} for good" for name in baseline.process.set_back(state)]
     _set_random_states(baseline.random_states, device)
     memory.drop_caches(device, keep_compiled)
     return changed

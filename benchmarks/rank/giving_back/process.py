@@ -78,10 +78,9 @@ class ProcessState:
         numbers = [number for number in HANDLED if self.handlers[number] != now.handlers[number]]
         return found + [f"the handler of {signal.Signals(number).name}" for number in numbers]
 
-    def set_back(self) -> list[str]:
-        """Make this process as it was. Returns what could not be set back."""
+    def set_back(self, now: "ProcessState") -> list[str]:
+        """Make this process, whose state is `now`, as it was. Returns what could not be set back."""
         failed: list[str] = []
-        now = ProcessState.now()
         for name in now.environment.keys() - self.environment.keys():
             del os.environ[name]
         os.environ.update({name: value for name, value in self.environment.items() if os.environ.get(name) != value})
@@ -104,11 +103,8 @@ class ProcessState:
                     way()
                 except OSError:
                     failed.append(name)
-        if now.frozen > self.frozen or (self.frozen and not now.frozen):
-            gc.unfreeze()
-            gc.collect()
-            if self.frozen:
-                gc.freeze()
+        if now.frozen > self.frozen:
+            gc.unfreeze()  # all of it: what was frozen before cannot be told from the rest
         for number, handler in self.handlers.items():
             if now.handlers[number] != handler and handler is not None:  # None: not one of Python's
                 signal.signal(number, handler)

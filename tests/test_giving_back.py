@@ -1,0 +1,113 @@
+"""What ranks give back between two cells: real ranks measure one cell after the other, and some cells leave something."""
+
+import dataclasses
+import json
+
+import pytest
+from cells import make_cell
+from cells_in_turn import CLEAN, FAULTS
+
+from benchmarks.derived import complete
+from benchmarks.rank.giving_back import Held, Left
+from conf import groups
+from conf.options import Refused
+
+SAYS = {
+    "tensor": "kept 73 MB of memory in tensors",
+    "thread": "left 1 thread (left over) running",
+    "file": "left 1 file (",
+    "sockets": "has 2 descriptors (socket) more than after its first cell",
+    "shared_memory": "left 1 file (ringside-",
+    "tf32": "changed torch.backends.cuda.matmul.allow_tf32",
+    "cudnn": "changed torch.backends.cudnn.deterministic",
+    "compiler": "changed torch._dynamo.config.recompile_limit",
+    "threads_that_compute": "changed torch's num_threads",
+    "dtype": "changed torch's default_dtype",
+    "variable": "changed the environment variable LEFT_BY_A_CELL",
+    "variable_gone": "changed the environment variable OMP_NUM_THREADS",
+    "frozen": "changed what garbage collection looks at (gc.freeze)",
+    "umask": "changed the umask",
+    "working_folder": "changed the folder",
+    "handler": "changed the handler of SIGUSR1",
+    "cores": "changed the cores that it may use",
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_strategy_gives_back_all_that_it_took(forked, name):
+    for rank in forked("cells_in_turn"):
+        found, first = rank["cells"][name], rank["cells"]["none"]
+        assert found["kept"] == []
+        assert not found["model_is_there"], "something still holds the model"
+        assert (found["line"]["threads"], found["line"]["files"]) == (first["line"]["threads"], first["line"]["files"])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_cell_leaves_is_told_and_does_not_reach_the_next_cell(forked, fault):
+    found = forked("cells_in_turn")[0]["faults"][fault]
+    if fault == "nothing":
+        assert found["kept"] == []
+    else:
+        assert any(one.startswith(SAYS[fault]) for one in found["kept"])
+    assert found["after"] == []
+    assert found["random"] == forked("cells_in_turn")[0]["faults"]["nothing"]["random"], "the generator goes on"
+
+
+def held(**differs):
+    """What a rank on a GPU holds."""
+    return dataclasses.replace(
+        Held(
+            allocated_bytes=0, reserved_bytes=2 << 20, used_bytes=700 << 20, pinned_bytes=0, rss_bytes=3 << 30,
+            threads={"python": 9}, python_threads={1: "MainThread"}, files={0: "/dev/null", 7: "/dev/nvidia0"}, shared_files=[],
+        ),
+        **differs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("differs", "says"),
+    [
+        ({"reserved_bytes": 66 << 20, "used_bytes": 764 << 20}, []),
+        ({"reserved_bytes": 72 << 20, "used_bytes": 770 << 20}, ["kept 73 MB of GPU memory"]),
+        ({"pinned_bytes": 128 << 20}, ["kept 134 MB of page-locked memory"]),
+        ({"used_bytes": 800 << 20}, ["finds 105 MB more of its GPU taken than after its first cell, not by torch"]),
+        ({"threads": {"python": 11}}, ["has 2 threads (python) more than after its first cell"]),
+        (
+            {"files": {7: "/dev/nvidia0", 8: "/dev/nvidia0"}},
+            ["has 1 descriptor (/dev/nvidia0) more than after its first cell"],
+        ),
+        ({"files": {9: "/dev/shm/left"}}, ["left 1 file (/dev/shm/left) open"]),
+        ({"files": {n: f"/{n}" for n in range(5)}}, ["left 5 files (/0, /1, /2, …) open"]),
+    ],
+)
+def test_limits_on_a_gpu(differs, says):
+    assert held(**differs).beyond(held(), held()) == says
+
+
+def test_the_record_has_what_each_rank_held_and_kept():
+    line = {
+        "kind": "given_back",
+        "time": 1.0,
+        **Left(held(), ["torch's grad_mode"], ["changed torch's grad_mode"]).line(),
+    }
+    lines = {rank: [line, {"kind": "result", "time": 1.0}] for rank in (0, 1)}
+    (first, second) = complete(lines, dataclasses.replace(make_cell(), declared={}))["checks"]["given_back"]
+    assert (first["rank"], second["rank"], first["kept"]) == (0, 1, ["changed torch's grad_mode"])
+    assert json.loads(json.dumps(first))["threads"] == 9
+
+
+def test_a_strategy_says_whether_ranks_may_go_on_after_it():
+    warm = {name for name in groups.choices("strategy") if groups.choice("strategy", name).warm}
+    assert warm == {"none", "nccl_allreduce", "kvstore_device", "hierarchical"}
+
+
+def test_warm_is_true_or_false(tmp_path):
+    path = tmp_path / "strategy" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("name: mine\n_target_: mine.Mine\nwarm: often\n")
+    groups.search_also([tmp_path])
+    try:
+        with pytest.raises(Refused, match="warm is 'often'; accepted is true or false"):
+            groups.choice("strategy", "mine")
+    finally:
+        groups.search_also([])
