@@ -182,13 +182,22 @@ def test_damaged_tables_and_lines_cost_only_what_they_told(tmp_path, capsys):
     first, second = sorted(path for path in study.iterdir() if path.is_dir())[:2]
     (second / "ranks" / "0.jsonl.gz").write_bytes(b"\x1f\x8bno gzip")
     content = json.loads((first / "record.json").read_text())
-    content["tables"]["seconds"] = {"rows": [{"part": "spawn"}]}
-    (first / "record.json").write_text(json.dumps(content))
-    (study / "journal.jsonl").write_text('{"kind": "spent", "time": 1.0}\n{"kind": "sweep", "time": 1, "process": 3}\n')
-    found = seconds(capsys, study)
-    told = {cell["record_id"]: "parts" in cell for cell in found["cells"]}
-    assert list(told.values()).count(False) == 1 and told[content["record_id"]]
-    assert found["sweeps"] == [] and not any("beyond" in cell for cell in found["cells"])
+    own = {"host": "h", "pid": 1, "started": 1.0, "boot_id": ""}
+    strange = [
+        line("spent", 1.0),
+        line("sweep", 1.0, process=3),
+        line("sweep", 1e300, process=own),
+        line("sweep", 1.0, process=own | {"started": "1"}),
+        line("spent", 1.0, process=own, token=content["record_id"], part="projection", seconds=1e300),
+    ]
+    (study / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in strange))
+    for rows in ([{"part": "spawn"}], [{"part": "spawn", "seconds": 1.0}], [{"part": "a", "seconds": 10**400}], 5):
+        content["tables"]["seconds"] = {"rows": rows}
+        (first / "record.json").write_text(json.dumps(content))
+        found = seconds(capsys, study)
+        told = {cell["record_id"]: "parts" in cell for cell in found["cells"]}
+        assert list(told.values()).count(False) == 1 and told[content["record_id"]]  # by its lines
+        assert found["sweeps"] == [] and not any("beyond" in cell for cell in found["cells"])
 
 
 def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):

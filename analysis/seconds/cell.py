@@ -1,5 +1,6 @@
 """What a cell cost: its parts, its seconds of measuring, and the ratio of both, as its record states them."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from benchmarks.derived import Line, RankLines
 from benchmarks.record import CellFolder, Record
 
 TABLE = "seconds"  # of a record: {"rows": [{"part": …, "seconds": …}, …]}
+SLACK_S = 0.1  # by which the parts may miss the wall time
 SECONDS, MEASURING, RATIO = "cell/seconds", "cell/measuring_seconds", "cell/overhead_ratio"
 
 
@@ -51,13 +53,15 @@ def to_record(folder: CellFolder, lines: RankLines, started_at: float, ended_at:
 
 
 def from_record(record: Record) -> CellSeconds | None:
-    """Return what a record states; None for one of an earlier Ringside, or one that somebody has damaged."""
+    """Return what a record states; None for one of an earlier Ringside, or one whose parts do not add up."""
+    total, measuring = record.ended_at - record.started_at, record.metrics.get(MEASURING)
     try:
         stated = {str(row["part"]): float(row["seconds"]) for row in record.tables[TABLE]["rows"]}
-        measuring = record.metrics.get(MEASURING)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return CellSeconds(record.ended_at - record.started_at, stated, measuring)
+    if not all(0 <= seconds < math.inf for seconds in stated.values()) or abs(sum(stated.values()) - total) > SLACK_S:
+        return None
+    return CellSeconds(total, stated, measuring if measuring is not None and 0 < measuring < math.inf else None)
 
 
 def named_in_order(rows: Iterable[Mapping[str, float]]) -> list[str]:

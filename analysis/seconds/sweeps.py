@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.derived import Line
 from benchmarks.record import Kind, read_lines
+from benchmarks.record.model import LAST_TIME
 
 JOURNAL = "journal.jsonl"
 # What the launcher does for one cell beyond its wall time.
@@ -69,7 +70,7 @@ class Journal:
 
 def journal(folder: Path) -> Journal:
     """Return what the journal in the folder of a study says; a study without one has neither. Damaged lines are passed over."""
-    lines = [line for line in read_lines(folder / JOURNAL) if _process(line) is not None]
+    lines = [line for line in read_lines(folder / JOURNAL) if _is_number(line["time"]) and _process(line) is not None]
     beyond: dict[str, dict[str, float]] = {}
     for token, part, seconds in _spent(lines):
         of_cell = beyond.setdefault(token, {})
@@ -119,4 +120,4 @@ def _process(line: Line) -> tuple[str, str, str] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LAST_TIME
