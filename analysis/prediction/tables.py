@@ -79,8 +79,9 @@ def residuals_ms(tables: Mapping[str, Any]) -> Values | None:
     found = []
     for row in _rows(tables, "residuals"):
         quantiles, count, mean = row.get("quantiles_ms"), _number(row.get("n")), _number(row.get("mean_ms"))
-        whole = probabilities and quantiles and len(quantiles) == len(probabilities) and mean is not None
-        if whole and count and count >= 2:
+        if not probabilities or not quantiles or len(quantiles) != len(probabilities) or mean is None:
+            continue
+        if count and count >= 2:
             levels = (np.arange(int(count)) + 0.5) / int(count)
             found.append(np.interp(levels, probabilities, quantiles) - mean)
     return np.concatenate(found) if found else None

@@ -1,0 +1,1 @@
+"""What `python -m analysis predict` prints: forecasts, held-out cells, published ladders."""
