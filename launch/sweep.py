@@ -1,11 +1,12 @@
 """Run one invocation: plan, measure every cell, write its record, show it, project it to MLflow."""
 
+import atexit
 import contextlib
+import gc
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TextIO, cast
 
 from rich.console import Console
@@ -40,16 +41,19 @@ from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
+from launch.study.beside import Beside
 from launch.study.done_before import done_before
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
-from launch.study.report import show, write_report
+from launch.study.report import StudyReport
 from launch.study.study import StudyFolder
 from launch.study.surroundings import Surroundings
+from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
 
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
+THREADS_OF_RANK = 2  # that work at the same time: forward and backward pass
 
 
 def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
@@ -64,6 +68,9 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
         Refused: the request is wrong; nothing was started.
     """
     refuse_several(os.environ)
+    atexit.register(
+        gc.freeze
+    )  # or Python would search all that was imported for garbage as it ends, for another second
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
@@ -115,7 +122,9 @@ class SweepRun:
         self.runner = CellRunner(
             self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
         )
-        self.projector = Projector(self.config.tracking, self.study, self.sweep, console)
+        self.beside = Beside()
+        self.projector = Projector(self.config.tracking, self.study, self.sweep, console, self.beside)
+        self.report = StudyReport(self.study.folder, self.config.report, self._note)
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
         # By others or by earlier invocations; the key is the cell's place in the order.
@@ -123,6 +132,7 @@ class SweepRun:
         self.held: list[int] = []  # places of cells that other launchers are measuring
         self.skipped: list[int] = []  # places of cells one of whose hosts is lost
         self.pools = PoolEnds(self.cells)
+        self._ranks_began = False  # a rank of the first cell has reported
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
@@ -145,8 +155,10 @@ class SweepRun:
         if len(self.done) < len(self.cells):
             open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
-            self.engine.open()  # imports torch while the store of MLflow is opened
+            self.engine.open()  # imports torch, and meanwhile:
             self.projector.open()
+            if len(os.sched_getaffinity(0)) > THREADS_OF_RANK * max(len(one.places) for one in open_cells):
+                self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:
@@ -162,7 +174,7 @@ class SweepRun:
             self._refuse_another_folder()
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
-        page, finding = self._report()
+        page, finding = self.report.write() if self._writable else (None, ())
         report = page.parent if page else None
         self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
         spent = time_spent(self.measured, now() - self.sweep.process.started)
@@ -247,7 +259,7 @@ class SweepRun:
                 known.append(earlier)
                 screen.settle(number, "done before", earlier)
                 return
-            record = self.runner.measure(planned, known, lambda watch: screen.progress(number, watch))
+            record = self.runner.measure(planned, known, lambda watch: self._progress(number, watch, screen))
         known.append(record)
         self.measured.append(record)
         screen.settle(number, record.state, record)
@@ -256,6 +268,10 @@ class SweepRun:
         self._print_output(record)
         with self.study.spending(record.record_id, PROJECTION):
             self.projector.log(record)
+
+    def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
+        self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)
+        screen.progress(number, watch)
 
     def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
         """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
@@ -287,12 +303,3 @@ class SweepRun:
 
     def _note(self, text: str) -> None:
         self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)
-
-    def _report(self) -> tuple[Path | None, Sequence[str]]:
-        """Write the study's report; return its page, None without one, and its finding."""
-        if self.config.report in (False, "False") or not self._writable:
-            return None, ()
-        page, finding = write_report(self.study.folder, self._note, str(self.config.report))
-        if page and self.config.report == "open":
-            show(page)
-        return page, finding

@@ -1,5 +1,7 @@
 """Write the report of a study when a sweep ends, next to the records, and open it on a desktop."""
 
+import contextlib
+import importlib
 import os
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -8,6 +10,39 @@ from pathlib import Path
 from benchmarks.record.os_errors import because
 
 REPORT = "report"  # the folder in a study's
+# What takes more than a second to import, in parts of a few tenths.
+NEEDED = ("scipy.stats", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
+          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
+
+
+class StudyReport:
+    """The report of a study, as `report=` asks for it."""
+
+    def __init__(self, study_folder: Path, asked: object, note: Callable[[str], None]) -> None:
+        """`note` gets the reason where it cannot be written."""
+        self._study_folder, self._asked, self._note = study_folder, str(asked), note
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is to be one."""
+        return self._asked != "False"
+
+    def prepare(self, may_go_on: Callable[[], bool]) -> None:
+        """Import what it needs, part by part as long as `may_go_on`. What fails is told when it is written."""
+        with contextlib.suppress(Exception):
+            for name in NEEDED if self.wanted else ():
+                if not may_go_on():
+                    return
+                importlib.import_module(name)
+
+    def write(self) -> tuple[Path | None, Sequence[str]]:
+        """Write it, and open it if that was asked; return its page, None without one, and its finding."""
+        if not self.wanted:
+            return None, ()
+        page, finding = write_report(self._study_folder, self._note, self._asked)
+        if page and self._asked == "open":
+            show(page)
+        return page, finding
 
 
 def write_report(study_folder: Path, note: Callable[[str], None], asked: str = "") -> tuple[Path | None, Sequence[str]]:

@@ -12,6 +12,7 @@ from benchmarks.record import Record
 from benchmarks.record.os_errors import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
+from launch.study.beside import Beside
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.later_values import update_values
@@ -25,8 +26,17 @@ LAST_WAIT_S = 600.0  # how long the end of a sweep waits for others that write t
 class Projector:
     """Projects one sweep to MLflow, or prints once why that fails and how to do it later."""
 
-    def __init__(self, tracking: Tracking, study: StudyFolder, sweep: Sweep, console: Console) -> None:
+    def __init__(
+        self,
+        tracking: Tracking,
+        study: StudyFolder,
+        sweep: Sweep,
+        console: Console,
+        beside: Beside | None = None,
+    ) -> None:
+        """With `beside`, the store is opened and written there while cells run; without, at once."""
         self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
+        self._beside = beside
         self._tracker: Tracker | None = None
         self._failed = self._busy = False  # `_busy`: another launcher held the store for too long
         self._told: set[str] = set()
@@ -34,7 +44,7 @@ class Projector:
     def open(self) -> None:
         """Open the store and make the parent run."""
         if self._tracking.enabled:
-            self._try(self._open)
+            self._later(self._open)
 
     def _open(self) -> Tracker:
         """Return the store, opened by the first call that finds it free."""
@@ -46,9 +56,12 @@ class Projector:
 
     def log(self, record: Record) -> None:
         """Write the child run of a record, unless the store failed or others were writing it for too long."""
-        if self._tracker and not self._failed and not self._busy:
-            tracker = self._tracker
-            self._try(lambda: tracker.log(record, self._study.folder_of(record)))
+
+        def write() -> None:
+            if self._tracker and not self._failed and not self._busy:
+                self._tracker.log(record, self._study.folder_of(record))
+
+        self._later(write)
 
     def close(
         self,
@@ -63,6 +76,8 @@ class Projector:
         `before` are the records of cells that were done before, `known` all records of the study. What failed on the way is
         tried once more. While others are writing the store it waits for them, for LAST_WAIT_S or until the user stops it.
         """
+        if self._beside:
+            self._beside.finish()
         if self._tracker is None and not self._busy:
             return
         interrupted = stopping()
@@ -100,6 +115,12 @@ class Projector:
             return [f"MLflow   incomplete; to complete it: python -m launch sync {self._study.folder} --uri {uri}"]
         lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (needs: pip install '.[ui]')"]
         return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
+
+    def _later(self, action: Callable[[], object]) -> None:
+        if self._beside:
+            self._beside.do(lambda: self._try(action))
+        else:
+            self._try(action)
 
     def _try(self, action: Callable[[], object]) -> None:
         try:

@@ -1,0 +1,216 @@
+"""What a sweep does beside its cells: the store is opened and written while they run, and the report's imports are made.
+
+The ranks are lines that a script writes (fake_engine); launcher, store, report and signals are real.
+"""
+
+import contextlib
+import io
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+
+import pytest
+from fake_engine import FakeEngine, ends, is_done
+from hydra import compose
+from omegaconf import OmegaConf
+
+from benchmarks.record import own_files, read_lines, read_study
+from conf.command_line import normalise
+from launch import sweep
+from launch.study.beside import NICENESS, Beside
+from launch.study.report import NEEDED, StudyReport
+from launch.tracking import store, tracker
+
+
+class Engine(FakeEngine):
+    """Begins with `opening`, and starts no process. Every cell follows the same script."""
+
+    def __init__(self, *steps, opening=lambda: None):
+        super().__init__()
+        self.script, self.open = steps, opening
+
+    def start(self, *arguments, **named):
+        self.steps[:] = self.script
+        return super().start(*arguments, **named)
+
+    def lost(self, cell):
+        return None
+
+    def leave(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def starts(job):
+    for number in job.numbers:
+        job.write(number, "start", rank=number, pid=100 + number, versions={})
+
+
+class Run:
+    """One sweep in this process: its exit status, what it printed, its records, and what the store has of them."""
+
+    def __init__(self, status, said, output_dir):
+        self.status, self.said = status, said
+        self.study = output_dir / "default"
+        self.records, _ = read_study(self.study)
+        self.states = [record.state for record in self.records]
+
+    def stored(self):
+        """Return the status of every complete run of a cell."""
+        with contextlib.closing(sqlite3.connect(self.study.parent / "mlflow.db")) as opened:
+            tags = opened.execute("SELECT run_uuid, key, value FROM tags").fetchall()
+            states = dict(opened.execute("SELECT run_uuid, status FROM runs").fetchall())
+        cells = {run for run, key, value in tags if (key, value) == ("ringside.kind", "cell")}
+        return [states[run] for run, key, _ in tags if key == "ringside.projected" and run in cells]
+
+
+@pytest.fixture
+def run(hydra, tmp_path, monkeypatch):
+    """Run a sweep of one cell, or of two, whose ranks follow a script."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(store, "STORE_LOCK_WAIT_S", 5.0)
+
+    def sweep_of(engine, folder=tmp_path, cells=1, *options):
+        typed = ["model=fmnist_cnn", "gpus=0,1", f"output_dir={str(folder)!r}", *options]
+        every = [normalise([*typed, f"batch_size={2**number}"]) for number in range(cells)]
+        composed = [(OmegaConf.to_object(compose("config", one)), one) for one in every]
+        real = sweep.prepared
+
+        def prepared(*arguments):
+            planned, _, here = real(*arguments)
+            return planned, engine, here
+
+        monkeypatch.setattr(sweep, "prepared", prepared)
+        said = io.StringIO()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with contextlib.redirect_stdout(said):
+                status = sweep.run(composed, typed)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return Run(status, said.getvalue(), folder)
+
+    return sweep_of
+
+
+def interrupts(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_dir):
+    with contextlib.ExitStack() as held:
+        assert held.enter_context(own_files.locked(output_dir / ".mlflow.db.lock"))
+        ranks_begin = (starts, lambda job: held.close())  # only now can the store be opened
+        done = run(Engine(*ranks_begin, is_done, ends(0)), output_dir, 2, "report=false")
+    assert done.states == ["finished", "finished"] and done.status == 0
+    assert done.stored() == ["FINISHED", "FINISHED"] and "note: " not in done.said.replace("note: no GPU", "")
+    kinds = [line["kind"] for line in read_lines(done.study / "journal.jsonl")]
+    assert [kind for kind in kinds if kind in ("sweep", "begin", "end")] == ["sweep", *["begin", "end"] * 2]
+
+
+def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp_path):
+    damaged = store.SQLITE + 1000 * b"not a page of it"
+    (tmp_path / "mlflow.db").write_bytes(damaged)
+    done = run(Engine(starts, is_done, ends(0)), tmp_path, 2, "report=false")
+    assert done.states == ["finished", "finished"] and done.status == 0
+    assert done.said.count("and the next sweep or sync makes it anew from the records; the sweep goes on without") == 1
+    assert "python -m launch sync" in done.said
+    assert (tmp_path / "mlflow.db").read_bytes() == damaged
+
+
+def test_a_store_that_is_lost_meanwhile_is_told_and_every_record_is_kept(run, output_dir):
+    def loses_it(job):
+        if job is job.engine.jobs[-1] and len(job.engine.jobs) == 2:
+            (output_dir / "mlflow.db").unlink()
+
+    done = run(Engine(starts, loses_it, is_done, ends(0)), output_dir, 2, "report=false")
+    assert len(done.records) == 2 and "is gone; the sweep goes on without MLflow" in done.said
+    assert "python -m launch sync" in done.said and not (output_dir / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("broken", ["an import", "its folder"])
+def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, broken):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))  # its imports are made beside the cell
+    if broken == "an import":
+        monkeypatch.setitem(sys.modules, "jinja2", None)
+    else:
+        (output_dir / "default" / "report").mkdir(parents=True)
+        (output_dir / "default" / "report" / "mine.txt").write_text("mine")
+    done = run(Engine(starts, is_done, ends(0)), output_dir)
+    assert done.said.count("the report could not be written: ") == 1
+    assert done.states == ["finished"] and done.stored() == ["FINISHED"]
+
+
+@pytest.mark.parametrize(
+    "phase", ["the store is opened", "a cell starts", "a cell runs", "a run is written", "the report"]
+)
+def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypatch, phase):
+    held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda: None
+    real_log, real_write = tracker.Tracker.log, StudyReport.write
+    if phase == "the store is opened":
+        assert held.enter_context(own_files.locked(output_dir / ".mlflow.db.lock"))
+        threading.Timer(0.5, held.close).start()
+        opening = interrupts
+    elif phase == "a cell starts":
+        steps.insert(0, interrupts)
+    elif phase == "a cell runs":
+        steps.insert(1, interrupts)
+    elif phase == "a run is written":
+        monkeypatch.setattr(tracker.Tracker, "log", lambda *arguments: interrupts() or real_log(*arguments))
+        steps.append(lambda job: time.sleep(0.3))
+    else:
+        monkeypatch.setattr(StudyReport, "write", lambda self: interrupts() or real_write(self))
+    began = time.monotonic()
+    done = run(Engine(*steps, opening=opening), output_dir, 2, "report=false")
+    assert done.status == 130 and time.monotonic() - began < 20
+    assert done.said.count("stopping: ") == 1 and "sync" not in done.said
+    begun = {"the store is opened": 0, "a cell starts": 1, "a cell runs": 1, "a run is written": 2, "the report": 2}[
+        phase
+    ]
+    assert len(done.records) in ({1, 2} if phase == "a run is written" else {begun})
+    assert sorted(done.stored()) == sorted({"interrupted": "KILLED"}.get(state, "FINISHED") for state in done.states)
+
+
+def test_jobs_take_turns_on_one_thread_of_low_priority():
+    done, beside = [], Beside()
+
+    def job(number):
+        return lambda: done.append(
+            (number, threading.get_ident(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        )
+
+    for number in range(3):
+        beside.do(job(number))
+    beside.do(lambda: 1 / 0)
+    beside.do(job(3))
+    with pytest.raises(ZeroDivisionError):
+        beside.finish()
+    assert [number for number, _, _ in done] == [0, 1, 2, 3], "a job that fails stops no other"
+    assert {thread for _, thread, _ in done} != {threading.get_ident()} and len({thread for _, thread, _ in done}) == 1
+    assert {niceness for _, _, niceness in done} == {min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)}
+
+
+def test_without_a_further_thread_jobs_are_done_at_once(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done, beside = [], Beside()
+    beside.do(lambda: done.append(1))
+    assert done == [1]
+    beside.finish()
+
+
+def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch):
+    imported = []
+    monkeypatch.setattr("importlib.import_module", imported.append)
+    StudyReport(tmp_path, True, print).prepare(may_go_on=lambda: len(imported) < 2)
+    assert imported == [*NEEDED[:2]]
+    StudyReport(tmp_path, False, print).prepare(may_go_on=lambda: True)
+    assert imported == [*NEEDED[:2]], "no report is wanted"
