@@ -227,20 +227,30 @@ def check_writable(file: Path) -> None:
 def _make(file: Path, artifacts: Path) -> None:
     """Make MLflow's tables in a temporary file and give it its name: a killed launcher leaves no incomplete store.
 
+    It is written to disk once, when it is whole: MLflow's migrations would wait for it hundreds of times.
     The umask says who may read it, as for the records, which hold everything that the store does.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy import Engine, event
     from sqlalchemy.engine import URL
+
+    def without_disk(connection: sqlite3.Connection, record: object) -> None:
+        for setting in ("synchronous=OFF", "journal_mode=MEMORY"):
+            connection.execute(f"PRAGMA {setting}")
 
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    made = own_files.open_own(temporary)
+    event.listen(Engine, "connect", without_disk)
     try:
-        os.close(own_files.open_own(temporary))
         uri = URL.create("sqlite", database=str(temporary)).render_as_string()
         make: Any = SqlAlchemyStore
         make(uri, artifacts.absolute().as_uri()).engine.dispose()
+        os.fsync(made)
         os.link(temporary, file)  # unlike a rename it fails where something appeared meanwhile
     finally:
+        event.remove(Engine, "connect", without_disk)
+        os.close(made)
         temporary.unlink(missing_ok=True)
 
 
