@@ -21,6 +21,7 @@ from conf.variables import TOKEN
 PERIOD_SECONDS = 0.5
 CPU_EVERY = 2  # periods between two looks at the CPU: these count up, and each reads every process of the machine
 SETTLE_SECONDS = 3.0
+SETTLE_POLL_SECONDS = 0.05  # no rank starts meanwhile
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class SampledGpus:
         while (idle := self.sample()) and time.monotonic() < deadline:
             if all(gpu.get("busy_percent", 0) == 0 for gpu in idle):
                 break
-            time.sleep(PERIOD_SECONDS / 2)
+            time.sleep(SETTLE_POLL_SECONDS)
         return idle
 
     def beside(self, waiting: WaitingRanks) -> list[dict[str, Any]]:
