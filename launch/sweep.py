@@ -14,7 +14,6 @@ from rich.console import Console
 from analysis.console import SafeConsole
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
-from analysis.seconds.sweeps import PROJECTION
 from benchmarks import record as records
 from benchmarks.record import Kind, Record
 from benchmarks.record.clock import now
@@ -41,7 +40,7 @@ from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
-from launch.study.beside import Beside
+from launch.study.beside import BesideCells
 from launch.study.done_before import done_before
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
@@ -68,9 +67,7 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
         Refused: the request is wrong; nothing was started.
     """
     refuse_several(os.environ)
-    atexit.register(
-        gc.freeze
-    )  # or Python would search all that was imported for garbage as it ends, for another second
+    atexit.register(gc.freeze)  # or Python would search all that was imported for garbage as it ends: a second
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
@@ -122,7 +119,7 @@ class SweepRun:
         self.runner = CellRunner(
             self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
         )
-        self.beside = Beside()
+        self.beside = BesideCells()
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console, self.beside)
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
@@ -266,8 +263,7 @@ class SweepRun:
         if drift := about_drift(record, self.measured):
             self._note(drift)
         self._print_output(record)
-        with self.study.spending(record.record_id, PROJECTION):
-            self.projector.log(record)
+        self.projector.log(record)
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
         self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)

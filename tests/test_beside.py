@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from benchmarks.record import own_files, read_lines, read_study
 from conf.command_line import normalise
 from launch import sweep
-from launch.study.beside import NICENESS, Beside
+from launch.study.beside import NICENESS, BesideCells
 from launch.study.report import NEEDED, StudyReport
 from launch.tracking import store, tracker
 
@@ -178,7 +178,7 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
 
 
 def test_jobs_take_turns_on_one_thread_of_low_priority():
-    done, beside = [], Beside()
+    done, beside = [], BesideCells()
 
     def job(number):
         return lambda: done.append(
@@ -201,7 +201,7 @@ def test_without_a_further_thread_jobs_are_done_at_once(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    done, beside = [], Beside()
+    done, beside = [], BesideCells()
     beside.do(lambda: done.append(1))
     assert done == [1]
     beside.finish()

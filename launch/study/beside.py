@@ -11,7 +11,7 @@ NICENESS = 10
 Job = Callable[[], object]
 
 
-class Beside:
+class BesideCells:
     """Does jobs in the order in which they come. Its thread starts with the first one, and ends with the process."""
 
     def __init__(self) -> None:

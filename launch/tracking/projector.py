@@ -8,11 +8,12 @@ from rich.console import Console
 
 from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.seconds.sweeps import PROJECTION
 from benchmarks.record import Record
 from benchmarks.record.os_errors import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
-from launch.study.beside import Beside
+from launch.study.beside import BesideCells
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.later_values import update_values
@@ -32,7 +33,7 @@ class Projector:
         study: StudyFolder,
         sweep: Sweep,
         console: Console,
-        beside: Beside | None = None,
+        beside: BesideCells | None = None,
     ) -> None:
         """With `beside`, the store is opened and written there while cells run; without, at once."""
         self._tracking, self._study, self._sweep, self._console = tracking, study, sweep, console
@@ -59,7 +60,8 @@ class Projector:
 
         def write() -> None:
             if self._tracker and not self._failed and not self._busy:
-                self._tracker.log(record, self._study.folder_of(record))
+                with self._study.spending(record.record_id, PROJECTION):
+                    self._tracker.log(record, self._study.folder_of(record))
 
         self._later(write)
 
