@@ -52,7 +52,6 @@ from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
 
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
-THREADS_OF_RANK = 2  # that work at the same time: forward and backward pass
 
 
 def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
@@ -154,8 +153,8 @@ class SweepRun:
             self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.engine.open()  # imports torch, and meanwhile:
             self.projector.open()
-            if len(os.sched_getaffinity(0)) > THREADS_OF_RANK * max(len(one.places) for one in open_cells):
-                self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
+            processes = max(len(one.places) for one in open_cells)
+            self.beside.do(lambda: self.report.prepare(processes, may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:

@@ -207,10 +207,10 @@ def test_without_a_further_thread_jobs_are_done_at_once(monkeypatch):
     beside.finish()
 
 
-def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asked, cores, processes, parts", [(True, 8, 2, 3), (True, 4, 2, 0), (False, 8, 2, 0)])
+def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, asked, cores, processes, parts):
     imported = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setattr("importlib.import_module", imported.append)
-    StudyReport(tmp_path, True, print).prepare(may_go_on=lambda: len(imported) < 2)
-    assert imported == [*NEEDED[:2]]
-    StudyReport(tmp_path, False, print).prepare(may_go_on=lambda: True)
-    assert imported == [*NEEDED[:2]], "no report is wanted"
+    StudyReport(tmp_path, asked, print).prepare(processes, may_go_on=lambda: len(imported) < 3)
+    assert imported == [*NEEDED[:parts]]

@@ -13,6 +13,7 @@ REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
 NEEDED = ("scipy.stats", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
           "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
+THREADS_OF_RANK = 2  # that work at the same time: those of the forward and of the backward pass
 
 
 class StudyReport:
@@ -27,13 +28,17 @@ class StudyReport:
         """Whether there is to be one."""
         return self._asked != "False"
 
-    def prepare(self, may_go_on: Callable[[], bool]) -> None:
-        """Import what it needs, part by part as long as `may_go_on`. What fails is told when it is written."""
+    def prepare(self, processes: int, may_go_on: Callable[[], bool]) -> None:
+        """Import what it needs, part by part as long as `may_go_on`, where so many ranks and servers leave a core free.
+
+        What fails is told when it is written.
+        """
+        if not self.wanted or len(os.sched_getaffinity(0)) <= THREADS_OF_RANK * processes:
+            return
         with contextlib.suppress(Exception):
-            for name in NEEDED if self.wanted else ():
-                if not may_go_on():
-                    return
-                importlib.import_module(name)
+            for name in NEEDED:
+                if may_go_on():
+                    importlib.import_module(name)
 
     def write(self) -> tuple[Path | None, Sequence[str]]:
         """Write it, and open it if that was asked; return its page, None without one, and its finding."""
