@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from analysis.__main__ import main
+from analysis.commands import seconds as command
+from analysis.console import SafeConsole
 from analysis.report.sections.running.costs import together
 from analysis.seconds.cell import CellSeconds, from_record, named_in_order
 from analysis.seconds.parts import parts, tells
@@ -159,6 +162,16 @@ def test_the_table_has_a_row_a_cell_and_the_parts_of_each_benchmark_apart(capsys
     heads = [text.split() for text in out.splitlines() if text.startswith(" cell")]
     assert ["cell", "start", "connect", "one", "rank", "all", "ranks", "exit", "total", "measured", "ratio"] in heads
     assert out.count("jacobi · ") == 3 and sum("warm-up" in head for head in heads) == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
+    monkeypatch.setattr(command, "console", lambda: SafeConsole(width=width))
+    assert main(["seconds", str(TWO_HOSTS)]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and max(map(len, out.splitlines())) <= width
+    numbers = re.findall(r"(?<![\d.])\d+\.\d\d(?![\d.])", out)
+    assert {"18.07", "22.20", "12.85", "1.73", "136.81"} <= set(numbers)
 
 
 @pytest.mark.parametrize(

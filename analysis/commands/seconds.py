@@ -2,14 +2,16 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.console import console
+from analysis.console import SafeConsole, console
 from analysis.findings.across.sides import studies_in
 from analysis.findings.runs import named
 from analysis.report.names import run_name
@@ -19,6 +21,9 @@ from analysis.seconds.cell import named_in_order
 from analysis.seconds.study import CellCost, StudyCost, cost_of, sweep_parts
 
 LEAST_NAME = 16  # characters of a column of names
+OF_HEADING = 12  # characters of a line of a heading, unless a word is longer
+GAP = 2  # characters between columns
+Rows = list[list[str]]
 _HELP = """\
 A row for each attempt at a cell, in seconds: the parts of its wall time in their order, their sum (total), the seconds inside
 windows whose samples count (measured), and total ÷ measured (ratio). Behind the ratio: what the launcher did for the cell
@@ -50,46 +55,77 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     out = console()
     for benchmark in dict.fromkeys(named(one.record, "benchmark") for one in found.cells):  # each has phases of its own
-        out.print(_cells([one for one in found.cells if named(one.record, "benchmark") == benchmark]))
+        _show(out, _cells([one for one in found.cells if named(one.record, "benchmark") == benchmark]))
     if found.sweeps:
-        out.print(_sweeps(found))
+        _show(out, _sweeps(found))
     for sentence in found.unreadable:
         out.print(f"note: {escape(sentence)}", soft_wrap=True)
     return 0
 
 
-def _cells(cells: Sequence[CellCost]) -> Table:
-    """Return the table of cells."""
+def _cells(cells: Sequence[CellCost]) -> Rows:
+    """Return the heading and a row for each cell."""
     parts = named_in_order(one.seconds.parts for one in cells)
     beyond = named_in_order(one.beyond for one in cells)
-    table = _table("cell", [*parts, "total", "measured", "ratio", *beyond])
+    rows = [["cell", *parts, "total", "measured", "ratio", *beyond]]
     for one in cells:
         cost = one.seconds
-        values = [*(cost.parts.get(part) for part in parts), cost.total, cost.measuring]
-        ratio = ABSENT if cost.ratio is None else f"{cost.ratio:.2f}"
-        state = "" if one.record.state == "finished" else f" ({one.record.state})"
-        after = (_text(one.beyond.get(part)) for part in beyond)
-        table.add_row(escape(run_name(one.record) + state), *map(_text, values), ratio, *after)
-    return table
+        name = run_name(one.record) + ("" if one.record.state == "finished" else f" ({one.record.state})")
+        values = [*(cost.parts.get(part) for part in parts), cost.total, cost.measuring, cost.ratio]
+        rows.append([name, *map(_text, [*values, *(one.beyond.get(part) for part in beyond)])])
+    return rows
 
 
-def _sweeps(found: StudyCost) -> Table:
-    """Return the table of sweeps."""
-    names = [name for name, _ in sweep_parts(found.sweeps[0])]
-    table = _table("sweep", ["cells", *names, "total"])
+def _sweeps(found: StudyCost) -> Rows:
+    """Return the heading and a row for each sweep."""
+    rows = [["sweep", "cells", *(name for name, _ in sweep_parts(found.sweeps[0])), "total"]]
     for number, sweep in enumerate(found.sweeps, 1):
-        parts = [_text(seconds) for _, seconds in sweep_parts(sweep)]
-        table.add_row(str(number), str(len(sweep.begun)), *parts, _text(sweep.total))
-    return table
+        parts = [seconds for _, seconds in sweep_parts(sweep)]
+        rows.append([str(number), str(len(sweep.begun)), *map(_text, [*parts, sweep.total])])
+    return rows
 
 
-def _table(first: str, others: Iterable[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold", min_width=LEAST_NAME)
+def _show(out: SafeConsole, rows: Rows) -> None:
+    """Print rows, the first as heading: as they are, or where the terminal is too narrow with rows and columns exchanged."""
+    if _width(rows) <= out.width:
+        out.print(_table(rows))
+        return
+    heading, *others = rows
+    while others:
+        fitting = len(others)
+        while fitting > 1 and _width(_turned(heading, others[:fitting])) > out.width:
+            fitting -= 1
+        out.print(_table(_turned(heading, others[:fitting])))
+        others = others[fitting:]
+
+
+def _turned(heading: list[str], rows: Rows) -> Rows:
+    return [list(column) for column in zip(heading, *rows, strict=True)]
+
+
+def _lines(heading: str) -> list[str]:
+    """Return the lines of a heading; no word is broken."""
+    return wrap(heading, OF_HEADING, break_long_words=False)
+
+
+def _width(rows: Rows) -> int:
+    """Return how many characters a table of these rows needs: names are folded, numbers and headings are not."""
+    first, *others = zip(*rows, strict=True)
+    widths = [max(map(cell_len, [*_lines(head), *texts])) for head, *texts in others]
+    return min(LEAST_NAME, max(map(cell_len, first))) + sum(widths) + GAP * (len(widths) + 1)
+
+
+def _table(rows: Rows) -> Table:
+    """Return a table whose first column is of words, and whose others are of numbers."""
+    first, *others = rows[0]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    table.add_column(escape(first), overflow="fold", min_width=min(LEAST_NAME, max(cell_len(row[0]) for row in rows)))
     for name in others:
-        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column(escape("\n".join(_lines(name))), justify="right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*map(escape, row))
     return table
 
 
-def _text(seconds: float | None) -> str:
-    return ABSENT if seconds is None else f"{seconds:.2f}"
+def _text(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
