@@ -1,7 +1,10 @@
 """What a forecast needs of a cell: buckets, moments of a step, collectives alone and beside steps, residuals. Real ranks."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,12 @@ from cells import BENCHMARK, make_cell, options_of
 from derived_results import write_record
 
 from analysis.verification.verify import verify
-from benchmarks.record import CellFolder, read, read_lines
+from benchmarks.record import CellFolder, read, read_lines, read_study
 from benchmarks.training.calibration import derive
 from conf.cell import Cell
 
-LINES = Path(__file__).parent / "data" / "raw_lines" / "h200_x2"
+ROOT = Path(__file__).parent.parent
+LINES = ROOT / "tests" / "data" / "raw_lines" / "h200_x2"
 CAP_BYTES = BUCKETS["bucket_cap_mb"] * (1 << 20)
 MOMENTS = ("forward_ms", "backward_ms", "exchange_ms", "update_ms")
 
@@ -181,3 +185,45 @@ def test_a_cell_that_asks_for_no_more_than_usual_keeps_its_key():
         assert options.get("calibrate") == said
         cell = Cell.from_dict(former.to_dict() | {"benchmark": options})
         assert (cell.key == former.key) is (said is None)
+
+
+# On GPUs: python -m pytest -n 0 -m multi_gpu tests/test_calibration.py
+
+MOST_SECONDS = 1.5
+PHASES = ("timeline", "bucket exchange", "interference")
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", ["nccl_allreduce", "kvstore_device"])
+def test_two_gpus_calibrate_in_a_second_and_a_half(tmp_path, strategy):
+    asked = ["nccl.p2p_level=null,LOC", f"strategy={strategy}", "benchmark.max_seconds=2", "benchmark.calibrate=all"]
+    done = subprocess.run(
+        [sys.executable, "launch.py", "-m", "gpus=0,1", "model=resnet50", "noise_pairs=0", "tracking=none", "report=false",
+         f"output_dir={tmp_path}", *asked], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=380,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records, _ = read_study(tmp_path / "default")
+    assert len(records) == 2
+    for record in records:
+        calibrated_as_measured(record)
+    largest = {bool(one.cell.nccl): one.tables["bucket_exchange"]["rows"][-1]["ms"] for one in records}
+    assert largest[True] > 5 * largest[False], "LOC goes through host memory"
+
+
+def calibrated_as_measured(record):
+    """Assert that a record's calibration fits its own timed windows and exchange, and took no longer than it may."""
+    tables, step_ms = record.tables, record.metrics["step/ms_median"]
+    assert sum(row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES) < MOST_SECONDS
+    sent = sum(row["bytes"] for row in tables["buckets"]["rows"])
+    assert sent == pytest.approx(record.model["gradient_bytes"], rel=0.001)
+    for row in tables["timeline"]["rows"]:
+        assert not row["unknown"] and row["ready_ms"] == sorted(row["ready_ms"])
+        assert row["forward_ms"] < row["ready_ms"][0] and row["ready_ms"][-1] <= row["backward_ms"]
+        assert row["update_ms"] == pytest.approx(step_ms, rel=0.1 if row["exchange"] else 0.2)
+    alone = {row["bytes"]: row["ms"] for row in tables["bucket_exchange"]["rows"]}
+    one_after_the_other = sum(alone[row["bytes"]] for row in tables["buckets"]["rows"])
+    assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5, "there the buckets overlap"
+    for row in tables["interference"]["rows"]:
+        assert 0 < row["comm_alone_ms"] < row["alone_ms"] and row["comm_ms"] > 0.5 * row["comm_alone_ms"]
+        assert -0.1 < row["gamma"] < 1.5

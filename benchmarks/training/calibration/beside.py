@@ -14,7 +14,7 @@ class Beside:
     def __init__(self, run: Callable[[], None], calls: int, device: torch.device) -> None:
         self._run, self._calls = run, calls
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = None if self._stream else ThreadPoolExecutor(1)
+        self._thread = ThreadPoolExecutor(1) if self._stream is None else None
         self._begun: Future[float] | None = None
         self._events: list[tuple[Any, Any]] = []
         self._ms: list[float] = []
@@ -43,7 +43,7 @@ class Beside:
 
     def ms(self) -> list[float]:
         """Return how long the calls beside each step took, also those of lead-ins; the device has finished."""
-        return [first.elapsed_time(last) for first, last in self._events] if self._stream else self._ms
+        return self._ms if self._stream is None else [first.elapsed_time(last) for first, last in self._events]
 
     def close(self) -> None:
         """End the thread."""
