@@ -13,10 +13,6 @@ from typing import NamedTuple
 from benchmarks.record import Record
 
 POOL_DRIFT = "pool_drift"  # the code of validity
-POOL_END = (
-    "pool_end"  # among the checks of a pool's last record: its first record, the change of the rate, what is allowed
-)
-LEAST_ALLOWED = 0.005  # of the rate: less counts as equal, as in the proof that warm equals cold
 NEW, WENT_ON = "new", "went on"  # the ranks of a cell in a pool, for people
 NO_END = "its pool ended before its first cell was measured once more"
 

@@ -1,0 +1,80 @@
+"""Ranks that went on from cell to cell: which pools there were, whether they drifted, and how warm compares with cold."""
+
+from analysis.findings.labels import gpu_ids
+from analysis.findings.model import Findings
+from analysis.findings.study import Study
+from analysis.findings.warm.ends import POOL_END
+from analysis.findings.warm.lots import both_ways
+from analysis.findings.warm.pools import POOL_DRIFT, place_of, pools_of, was_warm
+from analysis.report.names import run_name, unit_of
+from analysis.report.numbers import NumberFormat, estimate, number
+from analysis.report.section import Section
+from analysis.report.tables import Column, Table, Value
+from analysis.report.text import count
+from benchmarks.record import Record
+
+CHANGE = NumberFormat(100.0, "%", 2, sign=True)
+
+
+def pools(study: Study, findings: Findings) -> Section | None:
+    """Return the pools of a study with what their ends state; None where every cell had ranks of its own."""
+    every = sorted([*study.records, *study.replaced], key=lambda one: one.started_at)
+    found = pools_of(every)
+    if not found:
+        return None
+    rows = tuple(_row(number, members) for number, members in enumerate(found.values(), 1))
+    marked = frozenset(at for at, members in enumerate(found.values()) if _drifted(members))
+    table = Table(
+        "pools", "Each pool of ranks, and the rate of its first cell when it was measured once more at the end.",
+        (
+            Column("pool", "pool", "count"), Column("gpus", unit_of(study)), Column("first", "its first cell"),
+            Column("cells", "cells", "count"), Column("change", "change at the end", CHANGE),
+            Column("allowed", "allowed", "part"), Column("verdict", "verdict"),
+            Column("ranks", "ranks", shown=False),
+        ),
+        rows, marked,
+    )  # fmt: skip
+    warm = sum(map(was_warm, study.records))
+    lines = [f"{count(warm, 'run')} went on in the ranks of the run before, in {count(len(found), 'pool')}."]
+    if marked:
+        cells = sum(not one.cell.ends_pool for one in every if POOL_DRIFT in one.validity.codes)
+        lines.append(
+            f"{count(len(marked), 'pool')} did not stay as fast as it was, so {count(cells, 'run')} of these ranks "
+            f"{'is' if cells == 1 else 'are'} suspect."
+        )
+    if (both := both_ways(study)) is not None:
+        of_cells = "The cell that was" if both.cells == 1 else f"The {both.cells:,} cells that were"
+        most = f"; the largest change of one cell is {number(both.largest, CHANGE)}" if both.cells > 1 else ""
+        changed = "changed on average by" if both.cells > 1 else "changed by"
+        lines.append(
+            f"{of_cells} measured both ways: in ranks that went on the rate {changed} {estimate(both.change, CHANGE)} "
+            f"against new ranks{most}."
+        )
+    return Section("pools", "Ranks that went on", tuple(lines), tables=(table,), place=106)
+
+
+def _row(number: int, members: list[Record]) -> tuple[Value, ...]:
+    first, end = members[0], next((one for one in members if one.cell.ends_pool), None)
+    stated = end.checks.get(POOL_END, {}) if end is not None else {}
+    place = place_of(first)
+    return (
+        number, gpu_ids(first.cell.members), run_name(first), sum(not one.cell.ends_pool for one in members),
+        stated.get("change"), stated.get("allowed"), _verdict(members, bool(stated)), place.pool if place else "",
+    )  # fmt: skip
+
+
+def _drifted(members: list[Record]) -> bool:
+    return any(POOL_DRIFT in one.validity.codes for one in members)
+
+
+def _verdict(members: list[Record], was_measured: bool) -> str:
+    """Return what a pool's end says; a pool of one cell's runs alone (warm_cold) needs none."""
+    if _drifted(members):
+        return "drifted"
+    if was_measured:
+        return "as fast as it was"
+    missing = any(POOL_DRIFT in one.validity.unchecked for one in members)
+    return "not checked: it has no end" if missing else ""
+
+
+SECTIONS = (pools,)
