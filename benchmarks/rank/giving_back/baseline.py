@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import torch
 from benchmarks.rank.giving_back import memory, process, settings
 from benchmarks.rank.giving_back.held import Held, Left
 from conf.cell import Cell
+
+ENDING_SECONDS = 0.3  # for threads that were told to end, and for what they hold
+PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,13 @@ def left(
     `first_idle` is what this returned after the first cell of the pool; None: this is the first. `changed` is what `give_back`
     returned. `folder` is that of the cell, whose files are still open.
     """
-    held = Held.now(device, folder)
-    kept = [f"changed {what}" for what in changed] + held.beyond(baseline.held, first_idle.held if first_idle else None)
-    return Left(held, changed, kept)
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        held = Held.now(device, folder)
+        beyond = held.beyond(baseline.held, first_idle.held if first_idle else None)
+        if not beyond or time.monotonic() > deadline:
+            return Left(held, changed, [f"changed {what}" for what in changed] + beyond)
+        time.sleep(PAUSE_SECONDS)
 
 
 def _of_cell(baseline: Baseline, device: torch.device, cell: Cell) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Calls of CUDA stand alone, each with its page of torch's documentation or its place in torch; a CPU worker makes none of them.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -64,9 +65,10 @@ def _bytes_of_cpu_tensors() -> int:
     """Return the bytes of the storages of all tensors that Python's garbage collection knows, each storage once."""
     storages: dict[int, int] = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.layout == torch.strided and one.device.type == "cpu":
-            storage = one.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+        if issubclass(type(one), torch.Tensor):
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # what the compiler traces with has no memory
+                storage = one.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -17,9 +17,15 @@ from typing import Any
 from trainers import prctl
 
 # Variables that torch and what belongs to it set in os.environ by themselves, each where it is first used.
-SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_", "TRITON_", "TORCH_", "KINETO_", "KMP_", "CUBLAS_")
+SET_BY_TORCH = (
+    "CUDA_MODULE_LOADING", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "TORCH_", "KINETO_", "KMP_", "CUBLAS_",
+    "TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT",
+)  # fmt: skip
 # Threads that torch and NVIDIA's libraries start once in a process and keep, by the names that they give them.
-KEPT_THREADS = ("pt_autograd", "pt_tcpstore", "pt_inter", "pt_nccl_heartbt", "cuda", "nv", "dconf", "jemalloc")
+KEPT_THREADS = ("pt_autograd", "pt_tcpstore", "pt_inter", "cuda", "NCCL RAS")
+COMPILER = "torch._inductor"  # starts threads that wait for the processes in which it compiles
+PACKAGES = ("site-packages", "dist-packages")
+STANDARD_LIBRARY = Path(os.__file__).parent
 HANDLED = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -56,8 +62,8 @@ class ProcessState:
             folder=_folder(),
             gc=(gc.isenabled(), gc.get_threshold()),
             frozen=gc.get_freeze_count(),
-            search_path=tuple(sys.path),
-            finders=(*sys.meta_path, *sys.path_hooks),
+            search_path=tuple(path for path in sys.path if not _is_in_package(path)),
+            finders=tuple(one for one in (*sys.meta_path, *sys.path_hooks) if not _is_installed(one)),
             recursion_limit=sys.getrecursionlimit(),
             switch_interval=sys.getswitchinterval(),
             hooks=(sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile()),
@@ -75,8 +81,11 @@ class ProcessState:
         found = [words for name, words in named.items() if getattr(self, name) != getattr(now, name)]
         found += ["what garbage collection looks at (gc.freeze)"] if now.frozen > self.frozen else []
         found += [f"the environment variable {name}" for name in _variables(self.environment, now.environment)]
-        numbers = [number for number in HANDLED if self.handlers[number] != now.handlers[number]]
-        return found + [f"the handler of {signal.Signals(number).name}" for number in numbers]
+        return found + [
+            f"the handler of {signal.Signals(number).name}"
+            for number, handler in now.handlers.items()
+            if handler != self.handlers[number] and not (callable(handler) and _is_installed(handler))
+        ]
 
     def set_back(self, now: "ProcessState") -> list[str]:
         """Make this process, whose state is `now`, as it was. Returns what could not be set back."""
@@ -89,7 +98,7 @@ class ProcessState:
             "nice": lambda: os.nice(self.nice - now.nice),
             "umask": lambda: os.umask(self.umask),
             "folder": lambda: os.chdir(self.folder),
-            "search_path": lambda: sys.path.__setitem__(slice(None), self.search_path),
+            "search_path": self._set_search_path,
             "recursion_limit": lambda: sys.setrecursionlimit(self.recursion_limit),
             "switch_interval": lambda: sys.setswitchinterval(self.switch_interval),
             "gc": self._set_gc,
@@ -115,6 +124,9 @@ class ProcessState:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task.name), self.affinity)
 
+    def _set_search_path(self) -> None:
+        sys.path[:] = [*self.search_path, *filter(_is_in_package, sys.path)]
+
     def _set_gc(self) -> None:
         (gc.enable if self.gc[0] else gc.disable)()
         gc.set_threshold(*self.gc[1])
@@ -132,6 +144,17 @@ class ProcessState:
 def _variables(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return [name for name in names if not name.startswith(SET_BY_TORCH)]
+
+
+def _is_in_package(path: str) -> bool:
+    """Return whether a folder is inside a package that is installed, which added it for itself as setuptools does."""
+    return any(parent.name in PACKAGES for parent in Path(path).parents)
+
+
+def _is_installed(thing: Any) -> bool:
+    """Return whether a function, a class or an instance of one is Python's own or an installed package's."""
+    file = getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)
+    return file is None or _is_in_package(file) or Path(file).is_relative_to(STANDARD_LIBRARY)
 
 
 def _umask() -> int:
@@ -157,8 +180,15 @@ def threads() -> Counter[str]:
 
 
 def python_threads() -> dict[int, str]:
-    """Return the names of Python's own threads, by the ids that the kernel gives them."""
-    return {thread.native_id or 0: thread.name for thread in threading.enumerate()}
+    """Return the names of Python's own threads, by the ids that the kernel gives them, without those of torch's compiler."""
+    compiling = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
+    pools = [compiling.pool()] if compiling is not None and compiling.pool.cache_info().currsize else []
+    kept = {thread for pool in pools for thread in pool._threads}
+    return {
+        thread.native_id or 0: thread.name
+        for thread in threading.enumerate()
+        if thread not in kept and not getattr(getattr(thread, "_target", None), "__module__", "").startswith(COMPILER)
+    }
 
 
 def open_files(except_below: Path | None = None) -> dict[int, str]:
