@@ -67,6 +67,9 @@ class FakeJob:
             self.engine.steps.pop(0)(self)
         return self.status
 
+    def wait(self, seconds):
+        self.clock.sleep(seconds)
+
     def lost(self):
         return self.states.get("lost")
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 
@@ -23,7 +24,7 @@ from conf.schema import Engine
 from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import environment
-from launch.engines.local import LocalEngine
+from launch.engines.local import LocalEngine, ServedJob
 from launch.engines.remote import CellOnHost, RemoteHost
 from launch.machine.devices import Machine
 from launch.study.study import prepare
@@ -279,3 +280,12 @@ def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
     assert [place.host for place in cell.places] == ["b", "b", "a", "a"]
     again = type(cell).from_dict(json.loads(json.dumps(cell.to_dict())))
     assert again == cell and again.key == cell.key != make_cell(gpus=(0, 3)).key
+
+
+def test_a_launcher_hears_at_once_that_a_cell_has_ended():
+    job, token = ServedJob(NO_TOKEN, None, None), {"cell": NO_TOKEN}
+    threading.Timer(0.05, job.take, (Say.STARTED, {**token, "pid": 1})).start()
+    threading.Timer(0.2, job.take, (Say.ENDED, {**token, "status": 0})).start()
+    began = time.monotonic()
+    job.wait(10.0)
+    assert 0.15 < time.monotonic() - began < 5 and job.poll() == 0

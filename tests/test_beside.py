@@ -14,6 +14,7 @@ import time
 
 import pytest
 from fake_engine import FakeEngine, ends, is_done
+from faults_seen import until
 from hydra import compose
 from omegaconf import OmegaConf
 
@@ -61,12 +62,16 @@ class Run:
         self.states = [record.state for record in self.records]
 
     def stored(self):
-        """Return the status of every complete run of a cell."""
-        with contextlib.closing(sqlite3.connect(self.study.parent / "mlflow.db")) as opened:
-            tags = opened.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-            states = dict(opened.execute("SELECT run_uuid, status FROM runs").fetchall())
-        cells = {run for run, key, value in tags if (key, value) == ("ringside.kind", "cell")}
-        return [states[run] for run, key, _ in tags if key == "ringside.projected" and run in cells]
+        return stored(self.study.parent)
+
+
+def stored(output_dir):
+    """Return the status of every complete run of a cell in the store."""
+    with contextlib.closing(sqlite3.connect(output_dir / "mlflow.db")) as opened:
+        tags = opened.execute("SELECT run_uuid, key, value FROM tags").fetchall()
+        states = dict(opened.execute("SELECT run_uuid, status FROM runs").fetchall())
+    cells = {run for run, key, value in tags if (key, value) == ("ringside.kind", "cell")}
+    return [states[run] for run, key, _ in tags if key == "ringside.projected" and run in cells]
 
 
 @pytest.fixture
@@ -126,7 +131,8 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp
 
 def test_a_store_that_is_lost_meanwhile_is_told_and_every_record_is_kept(run, output_dir):
     def loses_it(job):
-        if job is job.engine.jobs[-1] and len(job.engine.jobs) == 2:
+        if len(job.engine.jobs) == 2:
+            until(lambda: stored(output_dir), 20)  # the run of the first cell
             (output_dir / "mlflow.db").unlink()
 
     done = run(Engine(starts, loses_it, is_done, ends(0)), output_dir, 2, "report=false")

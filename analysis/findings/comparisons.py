@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 from analysis.findings import labels
 from analysis.findings.estimates import Draws, quantile
@@ -70,9 +70,9 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     seen[tested] = significant(chances(tests)[tested], _groups(found, tested), 1 - LEVEL)
     error, freedom = tests.error[tested], tests.freedom[tested]
     half, smallest = np.full((2, len(found)), math.nan)
-    half[tested] = np.minimum(student.ppf((1 + LEVEL) / 2, freedom) * error, WIDEST)
+    half[tested] = np.minimum(stdtrit(freedom, (1 + LEVEL) / 2) * error, WIDEST)
     level = (1 - LEVEL) / max(1, int(tested.sum()))
-    errors = student.ppf(1 - level / 2, freedom) + student.ppf(POWER, freedom)
+    errors = stdtrit(freedom, 1 - level / 2) + stdtrit(freedom, POWER)
     smallest[tested] = np.expm1(np.minimum(errors * error, WIDEST))
     rows = zip(found, tests.difference, half, smallest, tested, seen, tests.in_turns, strict=True)
     return tuple(_comparison(study, *row) for row in rows)
@@ -212,7 +212,7 @@ def chances(tests: Tests) -> Draws:
     """Return two-sided p of every test: the chance of so large a difference between equal cells."""
     sure = tests.error < NO_SCATTER
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = 2 * student.sf(np.abs(tests.difference / tests.error), tests.freedom)
+        found = 2 * stdtr(tests.freedom, -np.abs(tests.difference / tests.error))
     certain = np.where(np.abs(tests.difference) < NO_SCATTER, 1.0, 0.0)
     chance: Draws = np.where(sure, certain, found)
     return chance

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.floors import Floor
@@ -124,4 +124,4 @@ def exponential(value: Estimate) -> Estimate:
 @functools.lru_cache(maxsize=1024)
 def quantile(freedom: float, level: float = LEVEL) -> float:
     """Return the number of standard errors on each side of a two-sided interval, by Student's t."""
-    return float(student.ppf((1 + level) / 2, freedom))
+    return float(stdtrit(freedom, (1 + level) / 2))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from analysis.findings import labels, provenance
 from analysis.findings.baselines import (
@@ -162,6 +161,8 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N − 1). The fit is least
     squares with no parameter below 0.
     """
+    from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
+
     known = np.array([(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float).reshape(-1, 2)
     size, speedup = known.T
     different = len({*size, 1.0})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import f as fisher
+from scipy.special import fdtri
 
 NO_TURN = -1
 MOST_TURNS = 1000  # the time grows with their cube
@@ -61,7 +61,7 @@ class TurnModel:
             share += 1 / self.counts[first] + 1 / self.counts[second]
             own_freedom = self.own_freedom[first] + self.own_freedom[second]
             own = (self.squares[first] + self.squares[second]) / own_freedom
-            gross = own > self.variance * fisher.ppf(GROSS, own_freedom, max(self.freedom, 1))
+            gross = own > self.variance * fdtri(own_freedom, max(self.freedom, 1), GROSS)
         variance = np.fmax(self.variance, own)
         freedom = np.where(gross, own_freedom, self.freedom)
         unknown = np.where(known, 0.0, np.nan)

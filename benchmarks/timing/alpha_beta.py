@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 FEWEST_SIZES = 3  # of a piece
 MOST_PIECES = 3
@@ -77,6 +76,8 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
 
 def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
     """Return α in µs, µs per byte, and the sum of the squared relative errors."""
+    from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
+
     scale = sizes.max()  # of like magnitude, or nnls loses digits
     (alpha, slope), residual = nnls(np.column_stack([1 / times, sizes / scale / times]), np.ones(len(sizes)))
     return float(alpha), float(slope / scale), float(residual**2)

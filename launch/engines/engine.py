@@ -36,6 +36,9 @@ class Job(Protocol):
     def poll(self) -> int | None:
         """Return the exit status of what started the ranks, as subprocess has it; None while it runs."""
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or less where the end of what started the ranks is told at once."""
+
     def lost(self) -> str | None:
         """Return which host is lost and how that was seen, as a sentence; None if none is."""
 

@@ -215,6 +215,10 @@ class HostsJob:
         failed = [status for status in statuses if status]
         return failed[0] if failed else None if None in statuses else 0
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long."""
+        time.sleep(seconds)
+
     def lost(self) -> str | None:
         """Return which host is lost and how that was seen, as a sentence; None if none is."""
         first, silent = self._parts[0], {n: s for part in self._parts for n, s in part.silent_s.items() if n}

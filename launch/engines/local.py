@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,6 +131,10 @@ class _Here:
     def __init__(self, token: str) -> None:
         self._token = token
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long."""
+        time.sleep(seconds)
+
     def lost(self) -> None:
         """Return that no host is lost: this machine is here."""
 
@@ -164,6 +169,7 @@ class ServedJob(_Here):
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
+        self._told = threading.Event()  # how it ended, or that it could not start
 
     def waits_for(self, needs: Needs) -> bool:
         """Tell whether the processes wait for another cell, have given back all of this one, and fit a cell with these needs."""
@@ -184,6 +190,12 @@ class ServedJob(_Here):
             self._status = int(message["status"])
         elif say == Say.FAILED:
             self._why = str(message["why"])
+        if say in (Say.ENDED, Say.FAILED):
+            self._told.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until the agent tells how the processes ended."""
+        self._told.wait(seconds)
 
     def poll(self) -> int | None:
         """Return the exit status of what started the ranks, or of the agent if it ended; None while both run.

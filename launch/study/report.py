@@ -11,7 +11,7 @@ from benchmarks.record.os_errors import because
 
 REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
-NEEDED = ("scipy.stats", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
+NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
           "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
 THREADS_OF_RANK = 2  # that work at the same time: those of the forward and of the backward pass
 

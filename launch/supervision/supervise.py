@@ -77,7 +77,7 @@ def run(
             ended = _stopped() if stopping() else _lost(job)
             ended = ended or overdue(watch, opened, clock.monotonic(), limits, job.process_state)
             vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
-            clock.sleep(POLL_SECONDS)
+            job.wait(POLL_SECONDS)
         if vanished:
             _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
         if isinstance(ended, Hang):

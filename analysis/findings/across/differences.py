@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from analysis.findings.across.asked import CellId, cell_id, names
 from analysis.findings.across.measured import MeasuredCells, MeasuredNumber, NumberDifference, main_metric
@@ -190,7 +190,7 @@ def _judged(found: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
 def _verdict(one: CellDifference, step: NumberDifference, is_seen: bool, level: float) -> CellDifference:
     change = one.change
     assert step.error is not None and change is not None
-    errors = student.ppf(1 - level / 2, step.freedom) + student.ppf(POWER, step.freedom)
+    errors = stdtrit(step.freedom, 1 - level / 2) + stdtrit(step.freedom, POWER)
     smallest = math.expm1(min(errors * step.error, WIDEST))
     outside = change.low is not None and change.high is not None and not change.low <= 0 <= change.high
     verdict = (FASTER if change.value > 0 else SLOWER) if is_seen else EQUAL

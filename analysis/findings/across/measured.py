@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from analysis.findings.baselines import EFFICIENCY, Baselines, efficiency
 from analysis.findings.communication.exposed import COST, EXCHANGE, EXPOSED, Exposures
@@ -68,9 +68,7 @@ class NumberDifference:
         """The two-sided p: the chance of so large a difference between equal cells. NaN without an error."""
         if self.error is None:
             return math.nan
-        return (
-            float(2 * student.sf(abs(self.value) / self.error, self.freedom)) if self.error else float(not self.value)
-        )
+        return float(2 * stdtr(self.freedom, -abs(self.value) / self.error)) if self.error else float(not self.value)
 
     def estimate(self) -> Estimate:
         """Return the difference with its 95 % interval: of a rate or time as a share of the first, else in its own unit."""
