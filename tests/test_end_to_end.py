@@ -207,7 +207,9 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
         "references",
         "exposed",
     }
-    assert parts(record).keys() == {"spawn", "exit", *of_ranks}
+    found = parts(record).keys()
+    assert found >= {"spawn", "give back", "exit", *of_ranks}  # its ranks stay for the profiled pass
+    assert found.isdisjoint({"settle", "start", "take over", "imports", "context"})
     metrics = record.metrics
     assert 0 < metrics["cell/measuring_seconds"] < metrics["cell/seconds"] == record.ended_at - record.started_at
     (child,) = runs(folder / "m.db")[1]
@@ -219,7 +221,7 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
     told = json.loads(capsys.readouterr().out)
     (cell,) = told["cells"]
     assert cell["parts"] == parts(record)
-    assert cell["beyond"].keys() == {"profiled pass", "record", "projection"} and cell["beyond"]["profiled pass"] > 1
+    assert cell["beyond"].keys() == {"profiled pass", "record", "projection"} and cell["beyond"]["profiled pass"] > 0
     sweep = told["sweeps"][0]
     assert sum(value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")) == pytest.approx(
         sweep["seconds"], abs=0.1
