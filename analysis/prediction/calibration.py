@@ -1,15 +1,17 @@
 """What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from analysis.findings.machines.hosts import mapping
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
-from analysis.prediction.cells import MeasuredCell, Question, Workload, options_of, workload_of
+from analysis.prediction.cells import MeasuredCell, Workload, question_of, workload_of
 from analysis.prediction.draws import Values, about, best, near
 from analysis.prediction.links.model import DIRECT, HOST_MEMORY, TOGETHER, KnownLinks, TimeCurve
 from analysis.prediction.links.nccl_constants import constants
@@ -57,6 +59,16 @@ class Calibrated:
     def several(self) -> tuple[MeasuredCell, ...]:
         """The cells of several ranks whose steps were timed."""
         return tuple(one for one in self.cells if one.ranks > 1 and one.timed)
+
+    @functools.cached_property
+    def with_buckets(self) -> tuple[tuple[MeasuredCell, tuple[float, ...]], ...]:
+        """The cells whose records have their bucket plan, with the bytes of each bucket."""
+        return tuple((one, found) for one in self.cells if (found := tables.buckets(one.tables)))
+
+    @functools.cached_property
+    def with_moments(self) -> tuple[tuple[MeasuredCell, tables.StepMoments], ...]:
+        """The cells whose records have the moments of a step."""
+        return tuple((one, found) for one in self.cells if (found := tables.moments(one.tables)))
 
     @property
     def record_ids(self) -> tuple[str, ...]:
@@ -121,7 +133,7 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
     merged: dict[str, Any] = {}
     for one in reversed(runs.records):
         merged |= one.tables
-    question = question_of(record, runs)
+    question = question_of(cell, _workload(runs), _class_of(record), runs.provenance.get("machine", ""))
     step, p95 = runs.values(STEP), runs.values(P95)
     launch = runs.values(LAUNCH)
     return MeasuredCell(
@@ -138,24 +150,6 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
         not runs.suspect,
         merged,
         cell.name,
-    )
-
-
-def question_of(record: Record, runs: Runs) -> Question:
-    """Return what was asked of a cell, as the question of a forecast that knows nothing of its result."""
-    cell = record.cell
-    link = record.effective.get("link_class")
-    on_ranks = set(cell.server_gpus) & set(cell.gpus) and not set(cell.server_hosts) - set(cell.hosts)
-    return Question(
-        workload_of(runs.request, record.model),
-        cell.batch_size,
-        options_of(cell.strategy),
-        asked_wire(cell.nccl, link if isinstance(link, str) else None, max(1, len(cell.hosts))),
-        len(cell.gpus),
-        max(1, len(cell.hosts)),
-        cell.members,
-        bool(on_ranks),
-        machine=runs.provenance.get("machine", ""),
     )
 
 
@@ -197,12 +191,15 @@ def _are_collectives(operation: str) -> bool:
 
 def _rows_of(record: Record) -> dict[float, float]:
     """Return {bytes: µs} of a collectives record, out of place where there is."""
+    table = mapping(record.tables.get("nccl-tests"))
+    runs = table.get("runs")
+    rows = mapping(runs[0]).get("rows") if isinstance(runs, list) and runs else ()
     found: dict[float, float] = {}
-    for run in (record.tables.get("nccl-tests") or {}).get("runs", ())[:1]:
-        for row in run["rows"]:
-            timed = row.get("out_of_place") or row.get("in_place") or {}
-            if timed.get("time_us", 0) > 0 and row.get("bytes", 0) > 0:
-                found[float(row["bytes"])] = float(timed["time_us"])
+    for row in rows if isinstance(rows, list) else ():
+        timed = mapping(mapping(row).get("out_of_place")) or mapping(mapping(row).get("in_place"))
+        size, us = tables.number(mapping(row).get("bytes")), tables.number(timed.get("time_us"))
+        if size and us and size > 0 and us > 0:
+            found[size] = us
     return found
 
 
@@ -228,8 +225,7 @@ def _host_link(records: Iterable[Record]) -> HostLink:
 
 
 def _nccl(record: Record) -> str | None:
-    versions = record.environment.get("versions")
-    version = versions.get("nccl") if isinstance(versions, dict) else None
+    version = mapping(record.environment.get("versions")).get("nccl")
     return version if isinstance(version, str) else None
 
 

@@ -9,6 +9,8 @@ from analysis.findings.model import Member
 from analysis.prediction.draws import Values
 from analysis.prediction.links.model import ExchangeWire
 from analysis.prediction.links.network import HostNetwork
+from analysis.prediction.links.wires import asked_wire
+from conf.cell import Cell
 from conf.options import canonical
 
 MIB = float(2**20)
@@ -53,20 +55,24 @@ class Question:
         return self.gpus * self.hosts
 
     @functools.cached_property
+    def _options(self) -> dict[str, str]:
+        return dict(self.options)
+
+    @functools.cached_property
     def strategy(self) -> str:
         """The name of the strategy."""
         return self.option("name")
 
     def option(self, name: str, otherwise: str = "") -> str:
         """Return an option of the strategy."""
-        return dict(self.options).get(name, otherwise)
+        return self._options.get(name, otherwise)
 
     @property
     def sent_bytes(self) -> float:
         """The bytes of a gradient as it is sent."""
         return self.workload.gradient_bytes / (2 if self.halves else 1)
 
-    @property
+    @functools.cached_property
     def halves(self) -> bool:
         """Whether gradients are sent in 2 bytes."""
         return self.option("comm_hook") in HALVING
@@ -85,6 +91,8 @@ class Question:
             small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
             cap = _SMALL_CAP if small else _CAP_WITHOUT_OPTION
         whole, full = self.workload.gradient_bytes, cap * MIB
+        if whole <= 0:  # nothing says how large the gradients are
+            return (0.0,)
         count = max(1, round(whole / full))
         sizes = [full] * (count - 1) + [whole - full * (count - 1)]
         return tuple(size * self.sent_bytes / whole for size in sizes)
@@ -131,3 +139,14 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
 def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the options of a strategy as texts, in order of their names."""
     return tuple((name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None)
+
+
+def question_of(cell: Cell, workload: Workload, link_class: str | None = None, machine: str = "") -> Question:
+    """Return the question that a cell is, before it runs. `link_class` is the farthest between its GPUs."""
+    hosts = max(1, len(cell.hosts))
+    shares = set(cell.server_gpus) & set(cell.gpus) and not set(cell.server_hosts) - set(cell.hosts)
+    wire = asked_wire(cell.nccl, link_class, hosts)
+    options = options_of(cell.strategy)
+    return Question(
+        workload, cell.batch_size, options, wire, len(cell.gpus), hosts, cell.members, bool(shares), machine=machine
+    )

@@ -18,9 +18,9 @@ import numpy as np
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
-from analysis.prediction.draws import Values, best, deviation, exactly, near
+from analysis.prediction.draws import Values, about, best, deviation, exactly, near
 from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
-from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, scatter_ms
+from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, of_members, scatter_ms
 from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
 from analysis.prediction.parts.nearest import distance
@@ -29,6 +29,7 @@ from analysis.prediction.waiting import expected_largest, largest_normal, wait_o
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
+_WAITING_SPREAD = 0.25  # of a wait that follows from a 95th percentile alone
 INTERPOLATED, EXTRAPOLATED, ASSUMED_NETWORK = "interpolated", "extrapolated", "assumed_network"
 BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE = (
     "step of one GPU",
@@ -132,30 +133,22 @@ def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
     if question.ranks < 2 or not strategy(question.strategy).waits:
         return exactly(0.0), ""
-    inside, between, why = scatter_ms(calibration, question), 0.0, ""
-    if not question.members:
-        between = between_gpus_ms(calibration, question)
-        why = "GPUs that were not measured scatter as those that were"
-    ms = (
-        expected_largest([0.0] * question.ranks, math.hypot(inside, between))
-        if question.ranks < 3
-        else (math.hypot(inside, between) * largest_normal(question.ranks))
-    )
-    alike = [one for one in calibration.cells if one.question.workload == question.workload]
-    together, residuals = 1.0, None
-    for one in alike:
-        residuals = tables.residuals_ms(one.tables)
+    ranks, inside, means, why = question.ranks, scatter_ms(calibration, question), of_members(calibration, question), ""
+    spread = _WAITING_SPREAD
+    for one in calibration.cells:
+        residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
         if residuals is not None:
-            together = tables.together_for(one.tables)
+            found = wait_of_residuals(list(residuals), ranks)
+            inside = found.ms / largest_normal(ranks)  # as if they were normal and waited as long
+            effective = len(residuals) / tables.together_for(one.tables)
+            spread = max((found.bound_ms / found.ms - 1) / 2, 1 / math.sqrt(effective)) if found.ms > 0 else 0.0
+            why = f"waiting for {ranks} ranks is at most {found.bound_ms:.2f} ms by its tail" if found.beyond else ""
             break
-    spread = 0.25 * ms
-    if residuals is not None:
-        found = wait_of_residuals(list(residuals), question.ranks)
-        ms = math.hypot(found.ms, between * largest_normal(question.ranks))
-        spread = max((found.bound_ms - found.ms) / 2, ms * math.sqrt(together / len(residuals)))
-        if found.beyond:
-            why += f"{'; ' if why else ''}waiting for {question.ranks} ranks is at most {found.bound_ms:.2f} ms by its tail"
-    return np.maximum(near(ms, spread, "waiting"), 0.0), why
+    if means:
+        return about(expected_largest(means, inside) - max(means), spread, "waiting"), why
+    both = math.hypot(inside, between_gpus_ms(calibration, question))
+    said = "GPUs that were not measured scatter as those that were"
+    return about(both * largest_normal(ranks), spread, "waiting"), f"{said}; {why}" if why else said
 
 
 def between_runs_ms(calibration: Calibrated, question: Question) -> float:

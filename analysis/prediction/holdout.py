@@ -45,7 +45,8 @@ class HeldOut:
     def score(self) -> float:
         """|error| of the step ÷ deviation of the forecast, and ÷ the growth outside what was measured."""
         assert self.forecast is not None
-        return abs(self.step_ms - self.forecast.step_ms) / (self.forecast.deviation_ms * self.forecast.growth)
+        expected_ms = max(self.forecast.deviation_ms * self.forecast.growth, 1e-9)
+        return abs(self.step_ms - self.forecast.step_ms) / expected_ms
 
     @property
     def inside(self) -> bool | None:

@@ -29,11 +29,11 @@ AIMS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Ranking:
-    """Strategies of one workload on as many GPUs, by forecast and as measured."""
+    """Strategies and their variants of one workload on as many GPUs, by forecast and as measured."""
 
     name: str
     cells: int
-    tau: float  # Kendall's, of the steps
+    tau: float  # Kendall's, of the costs
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
     for one in held:
         question = one.cell.question
         if one.forecast is not None and one.cost_ms is not None:
-            where = str(question.workload), question.ranks, question.hosts, question.batch_size
+            where = str(question.workload), question.ranks, question.hosts, question.batch_size, question.wire
             groups[where][question.options].append(one)
     found = []
-    for (workload, ranks, _, _), strategies in groups.items():
+    for (workload, ranks, *_), strategies in groups.items():
         if len(strategies) >= FEWEST_STRATEGIES:
             measured = [fmean(one.cost_ms or 0.0 for one in several) for several in strategies.values()]
             said = [fmean(one.forecast.cost_ms for one in several if one.forecast) for several in strategies.values()]

@@ -6,13 +6,15 @@ rests on less, and says so.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analysis.prediction.draws import Values
+
+_MOST_STEPS = 100_000  # residuals that are rebuilt from their quantiles
 
 
 @dataclass(frozen=True)
@@ -35,27 +37,27 @@ class Slowed:
 def buckets(tables: Mapping[str, Any]) -> tuple[float, ...] | None:
     """Return the bytes of each bucket on the wire, in order; None where the record does not say."""
     rows = _rows(tables, "buckets")
-    sizes = [_number(row.get("bytes")) for row in rows]
-    return tuple(size for size in sizes if size is not None) if rows and all(sizes) else None
+    sizes = [number(row.get("bytes")) for row in rows]
+    return tuple(size for size in sizes if size) if rows and all(size and size > 0 for size in sizes) else None
 
 
 def moments(tables: Mapping[str, Any]) -> StepMoments | None:
     """Return the moments of the slowest rank without exchange; None where one of them is not known."""
     found = []
     for row in _rows(tables, "timeline"):
-        ready = [_number(one) for one in row.get("ready_ms") or []]
-        backward, update = _number(row.get("backward_ms")), _number(row.get("update_ms"))
-        if not row.get("exchange") and ready and None not in ready and backward is not None and update is not None:
-            found.append(StepMoments(tuple(one for one in ready if one is not None), backward, update))
+        ready = _numbers(row.get("ready_ms"))
+        backward, update = number(row.get("backward_ms")), number(row.get("update_ms"))
+        if not row.get("exchange") and ready and backward is not None and update:
+            found.append(StepMoments(ready, backward, update))
     return max(found, key=lambda one: one.update_ms, default=None)
 
 
 def exchange_curve(tables: Mapping[str, Any]) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
     """Return the operation, sizes in bytes and times in µs of collectives alone; None where they were not timed."""
-    operation = (tables.get("bucket_exchange") or {}).get("operation")
+    operation = _table(tables, "bucket_exchange").get("operation")
     points = {}
     for row in _rows(tables, "bucket_exchange"):
-        size, ms = _number(row.get("bytes")), _number(row.get("ms"))
+        size, ms = number(row.get("bytes")), number(row.get("ms"))
         if size and ms:
             points[size] = 1e3 * ms
     if not points or not isinstance(operation, str):
@@ -67,7 +69,7 @@ def slowed(tables: Mapping[str, Any]) -> Slowed | None:
     """Return γ of the slowest rank; None where nothing probed it."""
     found = []
     for row in _rows(tables, "interference"):
-        gamma, error = _number(row.get("gamma")), _number(row.get("gamma_error"))
+        gamma, error = number(row.get("gamma")), number(row.get("gamma_error"))
         if gamma is not None and error is not None:
             found.append(Slowed(gamma, error))
     return max(found, key=lambda one: one.gamma, default=None)
@@ -75,13 +77,13 @@ def slowed(tables: Mapping[str, Any]) -> Slowed | None:
 
 def residuals_ms(tables: Mapping[str, Any]) -> Values | None:
     """Return residuals of one rank's steps, rebuilt from their quantiles; None where the record has none."""
-    probabilities = (tables.get("residuals") or {}).get("probabilities")
+    probabilities = _numbers(_table(tables, "residuals").get("probabilities"))
     found = []
     for row in _rows(tables, "residuals"):
-        quantiles, count, mean = row.get("quantiles_ms"), _number(row.get("n")), _number(row.get("mean_ms"))
-        if not probabilities or not quantiles or len(quantiles) != len(probabilities) or mean is None:
+        quantiles, count, mean = _numbers(row.get("quantiles_ms")), number(row.get("n")), number(row.get("mean_ms"))
+        if not quantiles or len(quantiles) != len(probabilities) or mean is None:
             continue
-        if count and count >= 2:
+        if count and 2 <= count <= _MOST_STEPS:
             levels = (np.arange(int(count)) + 0.5) / int(count)
             found.append(np.interp(levels, probabilities, quantiles) - mean)
     return np.concatenate(found) if found else None
@@ -92,21 +94,32 @@ def together_for(tables: Mapping[str, Any]) -> float:
     found = []
     for row in _rows(tables, "residuals"):
         total = 1.0
-        for correlation in row.get("acf") or []:
-            value = _number(correlation)
-            if value is None or value <= 2 / math.sqrt(row.get("n") or 1):
+        noise = 2 / math.sqrt(max(number(row.get("n")) or 1.0, 1.0))
+        for value in _numbers(row.get("acf")):
+            if value <= noise:
                 break
             total += 2 * value
         found.append(total)
     return statistics.median(found) if found else 1.0
 
 
-def _rows(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = tables.get(name)
-    rows: Iterable[Any] = table.get("rows", ()) if isinstance(table, Mapping) else ()
-    return [row for row in rows if isinstance(row, Mapping)]
+    return table if isinstance(table, Mapping) else {}
 
 
-def _number(value: Any) -> float | None:
+def _rows(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    rows = _table(tables, name).get("rows")
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Return a list of numbers; none of it where one is something else."""
+    found = [number(value) for value in values] if isinstance(values, list) else []
+    return tuple(one for one in found if one is not None) if None not in found else ()
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number; None for anything else."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if good else None

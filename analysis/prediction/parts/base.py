@@ -36,6 +36,13 @@ def base(calibration: Calibrated, question: Question) -> StepPart:
     return StepPart(sum(measured.values(), exactly(0.0)) / len(measured), SCALED if why else MEASURED, why)
 
 
+def of_members(calibration: Calibrated, question: Question) -> list[float]:
+    """Return the step of each member in ms, if every one was measured alone; else none."""
+    found = dict(_bare(calibration, question)[0])
+    whole = bool(question.members) and all(member in found for member in question.members)
+    return [best(found[member]) for member in question.members] if whole else []
+
+
 def between_gpus_ms(calibration: Calibrated, question: Question) -> float:
     """Return the standard deviation of the mean steps of GPUs, in ms; 0.3 % of a step where fewer than two were measured."""
     values = [best(one) for one in dict(_bare(calibration, question)[0]).values()]

@@ -84,7 +84,7 @@ def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
     alone = [one for one in alike(calibration.cells, question, options=True) if one.ranks == 1 and one.timed]
     costs = [one.cost_ms for one in alone if one.cost_ms is not None]
     if costs:
-        return StepPart(sum(costs, exactly(0.0)) / len(costs), MEASURED)
+        return StepPart(np.maximum(sum(costs, exactly(0.0)) / len(costs), 0.0), MEASURED)
     pairs = []
     for one in alone:
         for other in calibration.cells:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, exactly
@@ -47,11 +46,9 @@ def exchange(calibration: Calibrated, question: Question) -> tuple[list[Values],
 
 def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
     """Return the bytes of each bucket: as a record of this workload and strategy has them, else all full but the last."""
-    for one in alike(calibration.cells, question, options=True):
-        found = tables.buckets(one.tables)
-        if found:
-            return found
-    return question.assumed_buckets
+    known = {id(one): found for one, found in calibration.with_buckets}
+    nearest = alike((one for one, _ in calibration.with_buckets), question, options=True)
+    return known[id(nearest[0])] if nearest else question.assumed_buckets
 
 
 def play(calibration: Calibrated, question: Question, own_ms: Values, gamma: Values) -> Replayed:
@@ -64,9 +61,10 @@ def replay_with(
     calibration: Calibrated, question: Question, bare: Values, times: Sequence[Values], own: Values, gamma: Values
 ) -> Replayed:
     """Replay one step of a question with these parts."""
-    for one in alike(calibration.cells, question, options=False):
-        found = tables.moments(one.tables)
-        if found and len(found.ready_ms) == len(times):
+    known = {id(one): found for one, found in calibration.with_moments}
+    for one in alike((one for one, _ in calibration.with_moments), question, options=False):
+        found = known[id(one)]
+        if len(found.ready_ms) == len(times):
             scale = bare / found.update_ms
             ready = [scale * at for at in found.ready_ms]
             ended = scale * found.backward_ms
