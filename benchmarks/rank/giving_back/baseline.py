@@ -46,8 +46,8 @@ def give_back(baseline: Baseline, device: torch.device, cell: Cell, keep_compile
     """
     now, state = settings.read(device), process.ProcessState.now()
     changed = settings.differing(_of_cell(baseline, device, cell), now) + baseline.process.changed(state)
-    settings.set_back(baseline.settings, device)
-    changed += [f"{name} for good" for name in baseline.process.set_back(state)]
+    for_good = settings.set_back(baseline.settings, device) + baseline.process.set_back(state)
+    changed += [f"{name}, for good" for name in for_good]
     _set_random_states(baseline.random_states, device)
     memory.drop_caches(device, keep_compiled)
     return changed

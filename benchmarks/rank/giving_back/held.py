@@ -12,6 +12,10 @@ from benchmarks.rank.giving_back import memory, process
 from conf.variables import SHARED_MEMORY_FOLDER, TOKEN, shared_memory_prefix
 
 MOST_BYTES = 64 << 20  # of memory for tensors beyond the pool's first idle moment
+# A GPU and the host load the code of libraries as it is first used, for another model or for the first compiled one: these
+# find a communicator that is not given back, or memory of a C library that grows from cell to cell.
+MOST_BYTES_OF_OTHERS = 256 << 20
+MOST_RESIDENT_BYTES = 1 << 30
 # What libraries start on a GPU when they first need it, in whichever cell: NCCL's RAS listens and connects to its neighbours
 # (two listeners, a pipe and a few connections), torch's compiler talks to the processes in which it compiles.
 SPARE_DESCRIPTORS = 12
@@ -84,10 +88,13 @@ class Held:
             "GPU memory" if on_gpu else "memory in tensors": max(self.allocated_bytes - idle.allocated_bytes, reserved),
             "page-locked memory": (self.pinned_bytes or 0) - (idle.pinned_bytes or 0),
         }
-        if not (found := [f"kept {size / 1e6:.0f} MB of {kind}" for kind, size in more.items() if size > MOST_BYTES]):
-            others = (self.used_bytes or 0) - (idle.used_bytes or 0) - reserved
-            if others > MOST_BYTES:  # of libraries, or of another process
-                found = [f"finds {others / 1e6:.0f} MB more of its GPU taken than after its first cell, not by torch"]
+        found = [f"kept {size / 1e6:.0f} MB of {kind}" for kind, size in more.items() if size > MOST_BYTES]
+        others = (self.used_bytes or 0) - (idle.used_bytes or 0) - reserved
+        if others > MOST_BYTES_OF_OTHERS:
+            found.append(f"finds {others / 1e6:.0f} MB more of its GPU taken than after its first cell, not by torch")
+        resident = self.rss_bytes - idle.rss_bytes
+        if resident > MOST_RESIDENT_BYTES:
+            found.append(f"occupies {resident / 1e6:.0f} MB more of the host's memory than after its first cell")
         return found
 
 

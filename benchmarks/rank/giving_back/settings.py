@@ -3,6 +3,7 @@
 A setting that this version of torch does not have, or that the machine cannot tell, has the value None and is never set.
 """
 
+import contextlib
 import functools
 import operator
 import sys
@@ -119,17 +120,19 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
 
 
-def set_back(before: Mapping[str, Any], device: torch.device) -> None:
-    """Set every setting that is not as `before`, which `read` returned."""
+def set_back(before: Mapping[str, Any], device: torch.device) -> list[str]:
+    """Set every setting that is not as `before`, which `read` returned. Returns the names of those that could not be set."""
     for name, setting in [*_all(device).items()] * 2:  # the older flags and the newer change each other
         if setting.set is not None and before.get(name) is not None and _value(setting) != before[name]:
-            setting.set(before[name])
+            with contextlib.suppress(RuntimeError, ValueError):  # it is told
+                setting.set(before[name])
     for config in _CONFIGS:
         for name, value in _configured(config).items():
             known = before.get(f"{config}.{name}")
             if known != value:
                 module: Any = sys.modules[config]
                 setattr(module, name, module._config[name].default if known is None else known)
+    return differing(before, read(device))
 
 
 def _configured(name: str) -> dict[str, Any]:
