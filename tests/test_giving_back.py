@@ -69,6 +69,7 @@ def held(**differs):
     [
         ({"reserved_bytes": 66 << 20, "used_bytes": 764 << 20}, []),
         ({"reserved_bytes": 72 << 20, "used_bytes": 770 << 20}, ["kept 73 MB of GPU memory"]),
+        ({"allocated_bytes": 150 << 20}, ["kept 89 MB of GPU memory"]),
         ({"pinned_bytes": 128 << 20}, ["kept 134 MB of page-locked memory"]),
         ({"used_bytes": 950 << 20}, []),
         ({"used_bytes": 960 << 20}, ["finds 273 MB more of its GPU taken than after its first cell, not by torch"]),

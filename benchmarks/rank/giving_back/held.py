@@ -12,6 +12,7 @@ from benchmarks.rank.giving_back import memory, process
 from conf.variables import SHARED_MEMORY_FOLDER, TOKEN, shared_memory_prefix
 
 MOST_BYTES = 64 << 20  # of memory for tensors beyond the pool's first idle moment
+WORKSPACE_BYTES = 65 << 20  # that libraries take in torch's memory of a GPU and may keep: 65 MB on an H200
 # A GPU and the host load the code of libraries as it is first used, for another model or for the first compiled one: these
 # find a communicator that is not given back, or memory of a C library that grows from cell to cell.
 MOST_BYTES_OF_OTHERS = 256 << 20
@@ -58,7 +59,7 @@ class Held:
         `fresh` is what it held before its first cell, `first_idle` after it: what libraries set up once is in it. None: now.
         """
         idle = first_idle or self
-        found = self._memory(idle)
+        found = self._memory(fresh, idle)
         new_threads = [name for number, name in self.python_threads.items() if number not in fresh.python_threads]
         found += [f"left {_counted(new_threads, 'thread')} running"] if new_threads else []
         on_gpu = self.reserved_bytes is not None
@@ -81,11 +82,13 @@ class Held:
         all_of_them = [what for what in self.files.values() if not what.startswith("/") or _is_device(what)]
         return [what for what in all_of_them if not what.startswith(own)]
 
-    def _memory(self, idle: "Held") -> list[str]:
+    def _memory(self, fresh: "Held", idle: "Held") -> list[str]:
         on_gpu = self.reserved_bytes is not None
         reserved = (self.reserved_bytes or 0) - (idle.reserved_bytes or 0)
+        # Against the fresh rank, so that a leak of the first cell is seen.
+        tensors = self.allocated_bytes - fresh.allocated_bytes - (WORKSPACE_BYTES if on_gpu else 0)
         more = {
-            "GPU memory" if on_gpu else "memory in tensors": max(self.allocated_bytes - idle.allocated_bytes, reserved),
+            "GPU memory" if on_gpu else "memory in tensors": max(tensors, reserved),
             "page-locked memory": (self.pinned_bytes or 0) - (idle.pinned_bytes or 0),
         }
         found = [f"kept {size / 1e6:.0f} MB of {kind}" for kind, size in more.items() if size > MOST_BYTES]
