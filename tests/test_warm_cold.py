@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as some
+from own_user import QUIET, SHORT, user
 from scipy.stats import t as student
 from simulated import Truth, changed
 from warmed import SWEEP, WarmSimulator
@@ -13,11 +14,13 @@ from warmed import SWEEP, WarmSimulator
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study
 from analysis.findings.warm.lots import both_ways
-from analysis.findings.warm.proof import EXPOSED_MARGIN_MS, RATE_MARGIN, warm_against_cold
+from analysis.findings.warm.pools import POOL_DRIFT
+from analysis.findings.warm.proof import EXPOSED_MARGIN_MS, RATE_MARGIN, is_turn, warm_against_cold
 from analysis.report.build import report_of
 from analysis.report.finding.sentences import sentences
 from analysis.report.numbers import THIN
 from analysis.statistics.equivalence import DIFFERENT, EQUIVALENT, NOT_ENOUGH, equivalence
+from benchmarks.record import read_study
 from launch.plan.order import cold_and_warm
 
 # Of Schuirmann's two tests by hand: mean 0.1, standard deviation 0.2, 9 pairs, margin 0.25.
@@ -153,12 +156,30 @@ def test_the_report_has_the_verdict_as_a_sentence_a_figure_and_a_table():
     told = sections["warm-cold"]
     assert [one.name for one in told.pictures] == ["warm-cold-1", "warm-cold-2"]
     assert len(told.pictures[0].data.rows) == 8 and told.tables[0].rows[0][1] == EQUIVALENT
-    assert "pools" in sections
+    assert "pools" not in sections, "its pools are the turns"
     few = Study.of(proof(WarmSimulator(Truth(noise=0.02), seed=1), turns=3))
     (sentence,) = sentences(few, findings_of(few), {})[1:]
     assert "not enough to say whether" in sentence and "turns would be" in sentence
     other = Study.of(proof(WarmSimulator(Truth(noise=0.0002)), warm=0.975))
     assert "different from new ranks by more than" in sentences(other, findings_of(other), {})[1]
+
+
+def test_the_named_study_measures_turns_on_cpu_workers(tmp_path):
+    options = [one for one in SHORT if not one.startswith(("device=", "model="))]
+    done = user(tmp_path)("+experiment=warm_cold", "warm_cold=1", "gpus=0", *options, *QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records, _ = read_study(tmp_path / "outputs" / "warm_cold")
+    by_repeat = sorted(records, key=lambda one: one.cell.repeat)
+    assert [one.ranks[0]["started"] for one in by_repeat] == ["fork", "warm", "warm", "fork"]
+    assert is_turn(by_repeat) and not any(POOL_DRIFT in one.validity.unchecked for one in Study.of(records).records)
+    (found,) = warm_against_cold(Study.of(records))
+    assert found.verdict == NOT_ENOUGH and len(found.turns) == 1
+    assert ["ranks went on" in line for line in done.stdout.splitlines() if "  finished  " in line] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_cells_that_were_measured_both_ways_are_compared():

@@ -12,9 +12,10 @@ from conf.cell import Cell, folded
 from launch.plan.order import PlannedCell
 
 NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
+RANKS = "ranks"  # new, or went on from the cell before
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (TRANSPORT, COST, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
+DISPENSABLE = (RANKS, TRANSPORT, COST, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
                EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place

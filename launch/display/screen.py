@@ -16,12 +16,13 @@ from analysis.console import SafeConsole
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
+from analysis.findings.warm.pools import ranks_word, was_warm
 from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from conf.cell import IMAGES, counted
-from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, EFFICIENCY, GPUS, RANKS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
@@ -138,7 +139,9 @@ class Screen:
             with_unit(column, text, self._things) + self._so_far(column)
             for column, text in self._numbers[number].items()
         ]
-        return [part for part in (self.states[number], *numbers, verdict(self._judged[number])) if part]
+        record = self._judged[number]
+        ranks = f"ranks {ranks_word(record)}" if record is not None and was_warm(record) else ""
+        return [part for part in (self.states[number], *numbers, ranks, verdict(record)) if part]
 
     def _so_far(self, column: str) -> str:
         """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
@@ -167,6 +170,8 @@ class Screen:
         columns = {name: [texts[number] for number in rows] for name, texts in self._asked.items()}
         columns[STATE] = [state.plain for state in states]
         columns |= measured(self._numbers, rows)
+        if any(texts := ["" if one is None else ranks_word(one) for one in records]):
+            columns[RANKS] = texts
         columns[VALIDITY] = [verdict(record) for record in records]
         widths = fit(columns, [name for name in self._asked if name != GPUS], records, self._width())
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)

@@ -16,7 +16,7 @@ from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.machines.identity import gpu_names
-from analysis.findings.warm.pools import NEW, WENT_ON, place_of, was_warm
+from analysis.findings.warm.pools import ranks_word
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import place
@@ -193,8 +193,8 @@ def _tags(record: Record) -> dict[str, str]:
         }
         | machine_tags(record)
     )
-    if place_of(record) is not None:
-        tags["ranks"] = WENT_ON if was_warm(record) else NEW
+    if ranks := ranks_word(record):
+        tags["ranks"] = ranks
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
     for name in ("transport", "link_class", "channels"):

@@ -39,6 +39,11 @@ def was_warm(record: Record) -> bool:
     return place is not None and place.number > 0
 
 
+def ranks_word(record: Record) -> str:
+    """Return which ranks measured a record, for people: new ones, or ones that went on; empty where they were to end with it."""
+    return "" if place_of(record) is None else WENT_ON if was_warm(record) else NEW
+
+
 def pools_of(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return {pool: its records in their order}, of pools that measured several cells."""
     members: dict[str, list[tuple[int, Record]]] = defaultdict(list)

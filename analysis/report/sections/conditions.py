@@ -18,6 +18,7 @@ from analysis.findings.next_run.interval import half_width
 from analysis.findings.provenance import LEFT_OUT, inherited
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
+from analysis.findings.warm.pools import ranks_word
 from analysis.report.measured_values import RATE, bounded, in_parentheses
 from analysis.report.names import run_name, things_of, unit_of
 from analysis.report.section import Section
@@ -133,6 +134,7 @@ def _facts(record: Record) -> dict[str, Any]:
     memory = cpu.get("memory_bytes")
     facts = {
         "hardware": hardware(record),
+        "ranks were started by": ", ".join(dict.fromkeys(str(one["started"]) for one in record.ranks if "started" in one)),
         "hosts": folded(sorted(hosts)), "host": None if hosts else known.get("host"),
         "driver": gpu.get("driver"), "platform": known.get("platform"),
         "CPU": cpu.get("model"), "cores": cpu.get("cores"), "NUMA nodes": known.get("numa_nodes"),
@@ -180,7 +182,8 @@ def cells(study: Study, findings: Findings) -> Section:
         rate: Estimate | None = bounded(study, [record], RATE)
         now = several.values(record)
         rows.append((
-            run_name(record), _status(record), ", ".join(record.validity.codes), gpu_ids(record.cell.members), rate,
+            run_name(record), ranks_word(record), _status(record), ", ".join(record.validity.codes),
+            gpu_ids(record.cell.members), rate,
             now.get(EFFICIENCY), now.get(AT_EQUAL_CLOCKS), middle([record], CLOCK),
             bounded(study, [record], "comm/exchange_ms"),
             middle([record], "comm/busbw_gb_per_s"), bounded(study, [record], COST), now.get(EXPOSED), now.get(HIDDEN),
@@ -193,7 +196,8 @@ def cells(study: Study, findings: Findings) -> Section:
         "cells", "Every single run, in the order of their start. Its efficiency is against all baselines that the study has now."
         f"{in_parentheses(study)} Times and record ids are in cells.csv.",
         (
-            Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"), Column("gpus", "GPUs", shown=False),
+            Column("cell", "cell"), Column("ranks", "ranks"), Column("state", "state"), Column("codes", "codes"),
+            Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True, things=things_of(study)),
             metric_column("efficiency", "scaling/efficiency"),
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=False),
@@ -207,7 +211,7 @@ def cells(study: Study, findings: Findings) -> Section:
             Column("link_class", "link class"), Column("benchmark", "benchmark", shown=False),
             Column("started", "started", shown=False), Column("record_id", "record", shown=False),
         ),
-        tuple(rows), frozenset(place for place, row in enumerate(rows) if not str(row[1]).startswith("valid")),
+        tuple(rows), frozenset(place for place, row in enumerate(rows) if not str(row[2]).startswith("valid")),
     )  # fmt: skip
     return Section("cells", "Every cell", tables=(table,), place=120)
 

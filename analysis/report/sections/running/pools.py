@@ -1,5 +1,7 @@
 """Ranks that went on from cell to cell: which pools there were, whether they drifted, and how warm compares with cold."""
 
+import dataclasses
+
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
@@ -19,7 +21,7 @@ CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 def pools(study: Study, findings: Findings) -> Section | None:
     """Return the pools of a study with what their ends state; None where every cell had ranks of its own."""
     every = sorted([*study.records, *study.replaced], key=lambda one: one.started_at)
-    found = pools_of(every)
+    found = {pool: members for pool, members in pools_of(every).items() if _several_cells(members)}
     if not found:
         return None
     rows = tuple(_row(number, members) for number, members in enumerate(found.values(), 1))
@@ -63,18 +65,25 @@ def _row(number: int, members: list[Record]) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
+def _several_cells(members: list[Record]) -> bool:
+    """Tell whether a pool measured more than one cell; of the turns of warm_cold another section tells."""
+    return (
+        any(one.cell.ends_pool for one in members)
+        or len({dataclasses.replace(one.cell, repeat=0).key for one in members}) > 1
+    )
+
+
 def _drifted(members: list[Record]) -> bool:
     return any(POOL_DRIFT in one.validity.codes for one in members)
 
 
 def _verdict(members: list[Record], was_measured: bool) -> str:
-    """Return what a pool's end says; a pool of one cell's runs alone (warm_cold) needs none."""
+    """Return what a pool's end says."""
     if _drifted(members):
         return "drifted"
     if was_measured:
         return "as fast as it was"
-    missing = any(POOL_DRIFT in one.validity.unchecked for one in members)
-    return "not checked: it has no end" if missing else ""
+    return "not checked"
 
 
 SECTIONS = (pools,)

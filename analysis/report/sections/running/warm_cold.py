@@ -16,7 +16,8 @@ from analysis.statistics.equivalence import DIFFERENT, EQUIVALENT, Equivalence
 
 CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 MS = NumberFormat(decimals=3, sign=True)
-MARGINS = f"±{100 * RATE_MARGIN:g} % of the rate and ±{EXPOSED_MARGIN_MS:g} ms of exposed communication"
+OF_RATE, OF_EXPOSED = f"±{100 * RATE_MARGIN:g} % of the rate", f"±{EXPOSED_MARGIN_MS:g} ms of exposed communication"
+MARGINS = f"{OF_RATE} and {OF_EXPOSED}"
 LOOKS = {EQUIVALENT: (COLOURS["blue"][0], "o"), DIFFERENT: (COLOURS["vermillion"][0], "D")}
 
 
@@ -27,16 +28,16 @@ def verdicts(study: Study) -> tuple[str, ...]:
 
 def _sentence(one: WarmCold) -> str:
     turns = count(len(one.turns), "turn")
-    numbers = f"the rate by {estimate(_share(one.rate), CHANGE)}"
+    numbers, margins = f"the rate by {estimate(_share(one.rate), CHANGE)}", OF_RATE if one.cost is None else MARGINS
     if one.cost is not None:
         numbers += f" and exposed communication by {estimate(_ms(one.cost), MS)} ms"
     said = f"{single_line(one.label, 80)}: ranks that went on change {numbers} (90 % intervals, {turns} of A B B A)"
     if one.verdict == EQUIVALENT:
-        return f"{said}: equivalent to new ranks within {MARGINS}."
+        return f"{said}: equivalent to new ranks within {margins}."
     if one.verdict == DIFFERENT:
-        return f"{said}: different from new ranks by more than {MARGINS}."
+        return f"{said}: different from new ranks by more than {margins}."
     more = f"; about {one.needed:,} turns would be" if one.needed else ""
-    return f"{said}: not enough to say whether that is within {MARGINS}{more}."
+    return f"{said}: not enough to say whether that is within {margins}{more}."
 
 
 def _share(one: Equivalence) -> Estimate:
@@ -99,8 +100,9 @@ def _pictures(found: Sequence[WarmCold]) -> Iterator[Picture]:
         if one.cost is not None
     ]
     if of_cost:
-        what = "exposed communication, ms"
-        yield _picture("warm-cold-2", of_cost, EXPOSED_MARGIN_MS, what, lambda value: number(value, MS))
+        yield _picture(
+            "warm-cold-2", of_cost, EXPOSED_MARGIN_MS, "exposed communication", lambda value: f"{number(value, MS)} ms"
+        )
 
 
 def _picture(
