@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if all(Path(one).is_file() for one in arguments.study):
         _refuse_of_ladders(arguments)
         climbed = climb([read_ladder(Path(one)) for one in arguments.study])
+        if not climbed:
+            raise ValueError(f"{arguments.study[0]}: a forecast needs three points of a ladder, the first on one host")
         if arguments.json:
             print(json.dumps(ladders.to_json(climbed)))
         else:

@@ -25,7 +25,7 @@ from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
 from analysis.prediction.parts.nearest import distance
 from analysis.prediction.strategies import strategy
-from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
+from analysis.prediction.waiting import Waiting, expected_largest, largest_normal, wait_of_residuals
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
@@ -133,22 +133,33 @@ def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
     if question.ranks < 2 or not strategy(question.strategy).waits:
         return exactly(0.0), ""
-    ranks, inside, means, why = question.ranks, scatter_ms(calibration, question), of_members(calibration, question), ""
-    spread = _WAITING_SPREAD
-    for one in calibration.cells:
-        residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
-        if residuals is not None:
-            found = wait_of_residuals(list(residuals), ranks)
-            inside = found.ms / largest_normal(ranks)  # as if they were normal and waited as long
-            effective = len(residuals) / tables.together_for(one.tables)
-            spread = max((found.bound_ms / found.ms - 1) / 2, 1 / math.sqrt(effective)) if found.ms > 0 else 0.0
-            why = f"waiting for {ranks} ranks is at most {found.bound_ms:.2f} ms by its tail" if found.beyond else ""
-            break
+    ranks, inside, spread, why = question.ranks, scatter_ms(calibration, question), _WAITING_SPREAD, ""
+    if found := _wait_of_records(calibration, question):
+        wait, effective = found
+        inside = wait.ms / largest_normal(ranks)  # as if the residuals were normal and waited as long
+        spread = max((wait.bound_ms / wait.ms - 1) / 2, 1 / math.sqrt(effective)) if wait.ms > 0 else 0.0
+        why = f"waiting for {ranks} ranks is at most {wait.bound_ms:.2f} ms by its tail" if wait.beyond else ""
+    means = of_members(calibration, question)
     if means:
         return about(expected_largest(means, inside) - max(means), spread, "waiting"), why
     both = math.hypot(inside, between_gpus_ms(calibration, question))
     said = "GPUs that were not measured scatter as those that were"
     return about(both * largest_normal(ranks), spread, "waiting"), f"{said}; {why}" if why else said
+
+
+def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiting, float] | None:
+    """Return the wait by the residuals of a record of this workload, and how many of them are independent; None without any."""
+    key = "waiting", question.workload, question.ranks
+    if key not in calibration.memo:
+        calibration.memo[key] = None
+        for one in calibration.cells:
+            residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
+            if residuals is not None:
+                wait = wait_of_residuals(list(residuals), question.ranks)
+                calibration.memo[key] = wait, len(residuals) / tables.together_for(one.tables)
+                break
+    found: tuple[Waiting, float] | None = calibration.memo[key]
+    return found
 
 
 def between_runs_ms(calibration: Calibrated, question: Question) -> float:

@@ -149,8 +149,6 @@ def _exchange_ms(ladder: Ladder, rung: Rung) -> float:
 
 
 def mean_errors(found: Sequence[RungForecast]) -> tuple[float, float]:
-    """Return the mean absolute errors of forecasts and of the null model, as shares; NaN of none."""
-    if not found:
-        return math.nan, math.nan
+    """Return the mean absolute errors of forecasts and of the null model, as shares."""
     said = math.fsum(abs(one.said_ms / one.step_ms - 1) for one in found) / len(found)
     return said, math.fsum(abs(one.null_ms / one.step_ms - 1) for one in found) / len(found)

@@ -1,5 +1,6 @@
 """How good held-out forecasts were, beside the null model and beside what was aimed at."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
             measured = [fmean(one.cost_ms or 0.0 for one in several) for several in strategies.values()]
             said = [fmean(one.forecast.cost_ms for one in several if one.forecast) for several in strategies.values()]
             tau = float(stats.kendalltau(said, measured).statistic)
-            found.append(Ranking(f"{workload} on {ranks} GPUs", len(strategies), tau))
+            if math.isfinite(tau):  # not where all are equal
+                found.append(Ranking(f"{workload} on {ranks} GPUs", len(strategies), tau))
     return tuple(found)
 
 

@@ -55,14 +55,11 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
     """Return (GPU, its step without the strategy in ms), and a sentence where that was not measured by itself."""
     of_workload = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
     if not of_workload:
-        raise ValueError(
-            f"model {question.workload}: no cell of the study trains it in this way, so nothing says its step"
-        )
+        raise ValueError(f"model {question.workload}: no cell of the study trains it so, and nothing says its step")
     sizes = {one.question.batch_size for one in of_workload}
     if question.batch_size in sizes:
-        return _bare_at(
-            calibration, question, [one for one in of_workload if one.question.batch_size == question.batch_size]
-        )
+        of_size = [one for one in of_workload if one.question.batch_size == question.batch_size]
+        return _bare_at(calibration, question, of_size)
     nearest = sorted(sizes, key=lambda size: abs(math.log(size / question.batch_size)))[:2]
     steps = []
     for size in nearest:
@@ -71,9 +68,8 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
         steps.append(sum(found.values(), exactly(0.0)) / len(found))
     if len(steps) == 1:
         grown = steps[0] * question.batch_size / nearest[0]
-        return [
-            ("", grown * about(1.0, _OF_BATCH, "batch"))
-        ], f"only batch {nearest[0]} was measured: a step is in proportion to it"
+        why = f"only batch {nearest[0]} was measured: a step is in proportion to it"
+        return [("", grown * about(1.0, _OF_BATCH, "batch"))], why
     slope = (steps[1] - steps[0]) / (nearest[1] - nearest[0])
     between = min(nearest) < question.batch_size < max(nearest)
     why = f"batch {question.batch_size} lies {'between' if between else 'beyond'} {min(nearest)} and {max(nearest)}"
@@ -130,7 +126,6 @@ def own_of_another_model(calibration: Calibrated, question: Question) -> StepPar
 
 def in_proportion_to_arrays(question: Question, there: Question) -> Values:
     """Return the ratio of the arrays of two models; 1 where one is not known."""
-    ratio = (
-        question.workload.arrays / there.workload.arrays if question.workload.arrays and there.workload.arrays else 1.0
-    )
+    here, other = question.workload.arrays, there.workload.arrays
+    ratio = here / other if here and other else 1.0
     return about(ratio, _OF_ARRAYS, f"arrays {ratio}")

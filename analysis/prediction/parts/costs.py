@@ -85,19 +85,15 @@ def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
     costs = [one.cost_ms for one in alone if one.cost_ms is not None]
     if costs:
         return StepPart(np.maximum(sum(costs, exactly(0.0)) / len(costs), 0.0), MEASURED)
-    pairs = []
-    for one in alone:
-        for other in calibration.cells:
-            there = (other.question.workload, other.question.batch_size, other.question.members, other.question.machine)
-            here = (one.question.workload, one.question.batch_size, one.question.members, one.question.machine)
-            if (
-                other.question.strategy == "none"
-                and there == here
-                and one.step_ms is not None
-                and other.step_ms is not None
-            ):
-                pairs.append(one.step_ms - other.step_ms)
-    return StepPart(np.maximum(sum(pairs, exactly(0.0)) / len(pairs), 0.0), MEASURED) if pairs else None
+    bare = [one for one in calibration.cells if one.question.strategy == "none" and one.timed]
+    pairs = [(one.step_ms, other.step_ms) for one in alone for other in bare if _same_gpu(one.question, other.question)]
+    steps = [with_it - without for with_it, without in pairs if with_it is not None and without is not None]
+    return StepPart(np.maximum(sum(steps, exactly(0.0)) / len(steps), 0.0), MEASURED) if steps else None
+
+
+def _same_gpu(one: Question, other: Question) -> bool:
+    here, there = ((each.workload, each.batch_size, each.members, each.machine) for each in (one, other))
+    return here == there
 
 
 def _own_left_over(
