@@ -15,7 +15,7 @@ from analysis.findings.study import Study, open_study
 from analysis.prediction.asked import questions, read_batches, read_nccl, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
-from analysis.prediction.forecast import FEWEST_HELD_OUT, Forecast, forecast
+from analysis.prediction.forecast import Forecast, forecast
 from analysis.prediction.holdout import CONDITION, WAYS, hold_out, scores
 from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
@@ -111,10 +111,11 @@ def _study(folders: Sequence[str]) -> Study:
 
 
 def _scores(calibration: Calibrated) -> list[float]:
-    """Return the scores of the cells that can be held out; none where there are too few."""
-    if len([one for one in calibration.several if one.valid]) < FEWEST_HELD_OUT:
+    """Return the scores of the cells that can be held out."""
+    try:
+        return scores(hold_out(calibration, CONDITION))
+    except ValueError:  # there is none
         return []
-    return scores(hold_out(calibration, CONDITION))
 
 
 def _forecast(calibration: Calibrated, question: Question, known: Sequence[float]) -> tuple[Forecast | None, str]:
