@@ -30,7 +30,7 @@ SMALLEST_BYTES = (64 << 10, 1 << 20)
 TIMES_THE_LARGEST = 4  # the last size, by bytes of the largest bucket
 # Collectives beside a step take at most this share of it alone, and are at most so many: each costs the host a launch.
 SHARE_BESIDE, MOST_BESIDE = 0.4, 16
-HOLD_MS = 10.0  # a GPU is held while the host enqueues the calls of one size
+HOLD_MS, HOLD_MS_PER_CALL = 1.0, 0.2  # a GPU is held while the host enqueues the calls of one size
 LAUNCH_BOUND = 0.9  # launches take this share of a step: what is enqueued beside it delays it
 NO_BUCKETS = "the strategy sends no buckets"
 NO_GRADIENT = "a parameter of a bucket has no gradient"
@@ -126,7 +126,7 @@ class Calibration:
         def run() -> None:
             nonlocal held
             if held:  # by the lead-in
-                torch.cuda._sleep(int(HOLD_MS * CYCLES_PER_MS))
+                torch.cuda._sleep(int((HOLD_MS + calls * HOLD_MS_PER_CALL) * CYCLES_PER_MS))
                 held = False
             exchange.run()
 
