@@ -85,6 +85,12 @@ def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_s
             assert found[case][table]["rows"] == [] and "collectives alone" in found[case][table]["unknown"]
 
 
+def test_steps_that_were_compiled_again_have_no_times(found):
+    for row in found["recompiled"]["timeline"]["rows"]:
+        assert set(row["unknown"]) == {*MOMENTS, "ready_ms"} and "another graph" in row["unknown"]["ready_ms"]
+        assert all(row[moment] is None for moment in MOMENTS) and row["ready_ms"] == []
+
+
 def test_nothing_stays_on_the_model(found):
     assert not any(case["left"] for case in found.values() if "left" in case)
 
