@@ -206,6 +206,7 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
         "exchange",
         "references",
         "exposed",
+        "timeline",
     }
     found = parts(record).keys()
     assert found >= {"spawn", "give back", "exit", *of_ranks}  # its ranks stay for the profiled pass
