@@ -15,7 +15,7 @@ from analysis.console import SafeConsole
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import count, single_line
 from benchmarks import record as records
-from benchmarks.record import Kind, Record
+from benchmarks.record import CellFolder, Kind, Record
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
@@ -141,6 +141,8 @@ class SweepRun:
         order = [one.cell.folder for one in self.cells]
         self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
         self._close_left()
+        if not all(CellFolder(self.study.folder / folder).record.exists() for folder in order):
+            self.engine.open()  # imports torch while earlier records are compared with what is here, and the store is opened
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
@@ -151,10 +153,9 @@ class SweepRun:
         if len(self.done) < len(self.cells):
             open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
-            self.engine.open()  # imports torch, and meanwhile:
+            self.engine.open()
             self.projector.open()
-            processes = max(len(one.places) for one in open_cells)
-            self.beside.do(lambda: self.report.prepare(processes, may_go_on=lambda: not self._ranks_began))
+            self.beside.do(lambda: self.report.prepare(open_cells, may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:
@@ -171,8 +172,7 @@ class SweepRun:
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self.report.write() if self._writable else (None, ())
-        report = page.parent if page else None
-        self.projector.close(self.measured, self.done.values(), known, stopping=self.stopping, report=report)
+        self.projector.close(self.measured, self.done.values(), known, self.stopping, page and page.parent)
         spent = time_spent(self.measured, now() - self.sweep.process.started)
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from cells import make_cell
 from fake_engine import FakeEngine, ends, is_done
 from faults_seen import until
 from hydra import compose
@@ -213,10 +214,20 @@ def test_without_a_further_thread_jobs_are_done_at_once(monkeypatch):
     beside.finish()
 
 
-@pytest.mark.parametrize("asked, cores, processes, parts", [(True, 8, 2, 3), (True, 4, 2, 0), (False, 8, 2, 0)])
-def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, asked, cores, processes, parts):
+@pytest.mark.parametrize("asked, cores, parts", [(True, 8, 3), (True, 4, 0), (False, 8, 0)])
+def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, asked, cores, parts):
     imported = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setattr("importlib.import_module", imported.append)
-    StudyReport(tmp_path, asked, print).prepare(processes, may_go_on=lambda: len(imported) < 3)
+    StudyReport(tmp_path, asked, print).prepare([make_cell(gpus=(0, 1))], may_go_on=lambda: len(imported) < 3)
     assert imported == [*NEEDED[:parts]]
+
+
+def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(run, tmp_path, monkeypatch):
+    happened, compared = [], sweep.done_before
+    monkeypatch.setattr(sweep, "done_before", lambda *asked: happened.append("compares") or compared(*asked))
+    for cells in (1, 2, 2):
+        happened.append(cells)
+        engine = Engine(starts, is_done, ends(0), opening=lambda: happened.append("opens"))
+        run(engine, tmp_path, cells, "report=false", "tracking=none")
+    assert happened == [1, "opens", "compares", "opens", 2, "opens", "compares", "opens", 2, "compares"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.record.os_errors import because
+from conf.cell import Cell
 
 REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
@@ -28,11 +29,12 @@ class StudyReport:
         """Whether there is to be one."""
         return self._asked != "False"
 
-    def prepare(self, processes: int, may_go_on: Callable[[], bool]) -> None:
-        """Import what it needs, part by part as long as `may_go_on`, where so many ranks and servers leave a core free.
+    def prepare(self, cells: Sequence[Cell], may_go_on: Callable[[], bool]) -> None:
+        """Import what it needs, part by part as long as `may_go_on`, where the processes of each cell leave a core free.
 
         What fails is told when it is written.
         """
+        processes = max(len(cell.places) for cell in cells)
         if not self.wanted or len(os.sched_getaffinity(0)) <= THREADS_OF_RANK * processes:
             return
         with contextlib.suppress(Exception):
