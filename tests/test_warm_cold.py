@@ -12,13 +12,17 @@ from simulated import Truth, changed
 from warmed import SWEEP, WarmSimulator
 
 from analysis.findings.examine import findings_of
+from analysis.findings.model import Findings
 from analysis.findings.study import Study
 from analysis.findings.warm.lots import both_ways
 from analysis.findings.warm.pools import POOL_DRIFT
 from analysis.findings.warm.proof import EXPOSED_MARGIN_MS, RATE_MARGIN, is_turn, warm_against_cold
-from analysis.report.build import report_of
+from analysis.report.contents import section_functions
 from analysis.report.finding.sentences import sentences
 from analysis.report.numbers import THIN
+from analysis.report.sections.running.pools import pools
+from analysis.report.sections.running.warm_cold import warm_cold
+from analysis.report.style import style
 from analysis.statistics.equivalence import DIFFERENT, EQUIVALENT, NOT_ENOUGH, equivalence
 from benchmarks.record import read_study
 from launch.plan.order import cold_and_warm
@@ -152,11 +156,11 @@ def test_the_report_has_the_verdict_as_a_sentence_a_figure_and_a_table():
     assert "ranks that went on change the rate by" in text and not others
     margins = f"±{100 * RATE_MARGIN:g} % of the rate and ±{EXPOSED_MARGIN_MS:g} ms of exposed communication"
     assert text.endswith(f"equivalent to new ranks within {margins}.")
-    sections = {one.anchor: one for one in report_of(study, findings).sections}
-    told = sections["warm-cold"]
+    with style():
+        told = warm_cold(study, findings)
     assert [one.name for one in told.pictures] == ["warm-cold-1", "warm-cold-2"]
     assert len(told.pictures[0].data.rows) == 8 and told.tables[0].rows[0][1] == EQUIVALENT
-    assert "pools" not in sections, "its pools are the turns"
+    assert pools(study, findings) is None, "its pools are the turns"
     few = Study.of(proof(WarmSimulator(Truth(noise=0.02), seed=1), turns=3))
     (sentence,) = sentences(few, findings_of(few), {})[1:]
     assert "not enough to say whether" in sentence and "turns would be" in sentence
@@ -201,10 +205,11 @@ def test_a_study_with_pools_has_a_section_of_them():
     simulator = WarmSimulator(Truth(noise=0.0))
     records = [*simulator.pool("aa", [1.0, 1.0, 1.0], end=0.99), *simulator.pool("bb", [1.0, 1.0], batches=[512, 520])]
     study = Study.of([changed(one, sweep_id=SWEEP) for one in records])
-    told = {one.anchor: one for one in report_of(study, findings_of(study)).sections}["pools"]
+    told = pools(study, Findings())
     assert [(row[3], row[6]) for row in told.tables[0].rows] == [(3, "drifted"), (2, "as fast as it was")]
     assert told.tables[0].marked == {0}
     assert told.lines[0] == "5 runs went on in the ranks of the run before, in 2 pools."
     assert told.lines[1] == "1 pool did not stay as fast as it was, so 3 runs of these ranks are suspect."
     plain = Study.of([simulator.cell()])
-    assert "pools" not in {one.anchor for one in report_of(plain, findings_of(plain)).sections}
+    assert pools(plain, Findings()) is None and warm_cold(plain, Findings()) is None
+    assert {pools, warm_cold} <= {*section_functions()}
