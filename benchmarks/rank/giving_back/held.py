@@ -17,10 +17,10 @@ WORKSPACE_BYTES = 65 << 20  # that libraries take in torch's memory of a GPU and
 # find a communicator that is not given back, or memory of a C library that grows from cell to cell.
 MOST_BYTES_OF_OTHERS = 256 << 20
 MOST_RESIDENT_BYTES = 1 << 30
-# What libraries start on a GPU when they first need it, in whichever cell: NCCL's RAS listens and connects to its neighbours
-# (two listeners, a pipe and a few connections), torch's compiler talks to the processes in which it compiles.
-SPARE_DESCRIPTORS = 12
+# What libraries start when they first need it, in whichever cell: torch's profiler a thread; on GPUs NCCL's RAS listens and
+# connects to its neighbours (two listeners, a pipe and a few connections), torch's compiler talks to processes that compile.
 SPARE_THREADS = 2
+SPARE_DESCRIPTORS = 12
 NAMED = 3  # things that a sentence names at most
 
 
@@ -64,7 +64,7 @@ class Held:
         found += [f"left {_counted(new_threads, 'thread')} running"] if new_threads else []
         on_gpu = self.reserved_bytes is not None
         native = Counter(self.threads) - Counter(idle.threads)
-        if native.total() > (SPARE_THREADS if on_gpu else 0) and not new_threads:
+        if native.total() > SPARE_THREADS and not new_threads:
             found.append(f"has {_counted(list(native.elements()), 'thread')} more than after its first cell")
         new = [what for number, what in self.files.items() if fresh.files.get(number) != what]
         paths = [what for what in new if what.startswith("/") and not _is_device(what)]

@@ -43,7 +43,6 @@ class ProcessState:
     frozen: int  # objects that garbage collection never looks at
     search_path: tuple[str, ...]
     finders: tuple[Any, ...]
-    recursion_limit: int
     switch_interval: float
     # What torch and imports change, too: it is set back, and no sign of anything.
     hooks: tuple[Any, ...]
@@ -64,7 +63,6 @@ class ProcessState:
             frozen=gc.get_freeze_count(),
             search_path=tuple(path for path in sys.path if not _is_in_package(path)),
             finders=tuple(one for one in (*sys.meta_path, *sys.path_hooks) if not _is_installed(one)),
-            recursion_limit=sys.getrecursionlimit(),
             switch_interval=sys.getswitchinterval(),
             hooks=(sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile()),
             warnings=tuple(warnings.filters),
@@ -76,7 +74,7 @@ class ProcessState:
         named = {
             "affinity": "the cores that it may use", "nice": "its priority", "umask": "the umask", "folder": "the folder",
             "gc": "garbage collection", "search_path": "sys.path", "finders": "sys.meta_path or sys.path_hooks",
-            "recursion_limit": "the recursion limit", "switch_interval": "the switch interval",
+            "switch_interval": "the switch interval",
         }  # fmt: skip
         found = [words for name, words in named.items() if getattr(self, name) != getattr(now, name)]
         found += ["what garbage collection looks at (gc.freeze)"] if now.frozen > self.frozen else []
@@ -99,7 +97,6 @@ class ProcessState:
             "umask": lambda: os.umask(self.umask),
             "folder": lambda: os.chdir(self.folder),
             "search_path": self._set_search_path,
-            "recursion_limit": lambda: sys.setrecursionlimit(self.recursion_limit),
             "switch_interval": lambda: sys.setswitchinterval(self.switch_interval),
             "gc": self._set_gc,
             "warnings": self._set_warnings,
