@@ -253,7 +253,75 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
         "wander that takes longer than the windows leaves no trace in them. No interval of one run can hold it; that of the\n"
         "next run, from the noise between runs, can.\n"
     )
+    yield from _between(studies)
     yield from _real(studies)
+
+
+def between(ms, rounds=ROUNDS):
+    """(timed windows, windows without exchange) of one series of ms as a cell on GPUs has them between each other.
+
+    Steps with the exchange are longer by COST. The first step of each window counts nowhere.
+    """
+    timed, without, place = [], [], 0
+
+    def window(steps, longer):
+        nonlocal place
+        place += 1 + steps
+        return [float(one) + longer for one in ms[place - steps : place]]
+
+    size, least = stopping.timed_abba_iterations(STEP_MS, OPTIONS, rounds), stopping.abba_iterations(STEP_MS)
+    while True:
+        if len(timed) % 2 and len(timed) < 2 * rounds:
+            without += [window(least, 0.0), window(least, 0.0)]
+        timed.append(window(size, COST * STEP_MS))
+        if stopping.enough(timed, sum(_ms(timed)), OPTIONS, rounds) or place + size >= len(ms):
+            return timed, without
+
+
+DRIFTS = {
+    f"{kind}, drift of {share:.0%} in 20 s": lambda draw, size, kind=kind, share=share: (
+        SERIES[kind](draw, size) + share * (np.arange(size) / STEPS - 0.5)
+    )
+    for kind in ("iid", "AR 0.5")
+    for share in (0.01, 0.03)
+}
+
+
+def outcomes_between(series, studies):
+    """{what: Held} of runs of one series: the timed windows are the A of A B B A, or A has windows of its own."""
+    held = {what: Held() for what in ("mean", "cost apart", "cost between")}
+    for seed in range(studies):
+        draw = np.random.default_rng([seed, 1])
+        ms = STEP_MS * (1 + series(draw, 2 * STEPS))
+        timed, without = between(ms)
+        low, high = (end / STEP_MS - COST for end in intervals.mean_interval(timed))
+        held["mean"].add(1, _mean(timed) / STEP_MS - COST, low, high, len(timed))
+        cost, blocks = costs.abba(timed[: len(without)], without)
+        held["cost between"].add(
+            COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS)
+        )
+        abba = ms[: 4 * ROUNDS * (COST_STEPS + 1)].reshape(-1, COST_STEPS + 1)[:, 1:]
+        places = np.arange(len(abba)) % 4
+        first, second = abba[(places == 0) | (places == 3)] + COST * STEP_MS, abba[(places == 1) | (places == 2)]
+        cost, blocks = costs.abba(first.tolist(), second.tolist())
+        held["cost apart"].add(COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS))
+    return held
+
+
+def _between(studies):
+    """Yield how the intervals hold where the timed windows are the A of A B B A."""
+    yield f"The timed windows as the A of {ROUNDS} rounds of A B B A, and A with windows of its own (apart): {studies} runs\n"
+    yield f"{'series':32} {'mean held':>9} {'windows':>7} {'cost held, %':^15} {'half-width shown / needed, % of a step':^39}"
+    yield f"{'':32} {'':>9} {'':>7} {'apart':>7} {'between':>7} {'apart':>19} {'between':>19}"
+    for name, series in (SERIES | DRIFTS).items():
+        held = outcomes_between(series, studies)
+        mean, apart, between = (held[what] for what in ("mean", "cost apart", "cost between"))
+        shown = "–" if name in DRIFTS else mean.text  # a step that drifts has no one mean
+        yield (
+            f"{name:32} {shown:>9} {np.mean(mean.windows):7.1f} {apart.text:>7} {between.text:>7} {apart.widths:>19} "
+            f"{between.widths:>19}"
+        )
+    yield ""
 
 
 def _real(studies):
