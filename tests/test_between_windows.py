@@ -1,6 +1,8 @@
 """Steps without exchange between the timed windows: when they may stand there, that they leave no trace, and what they tell."""
 
 import dataclasses
+import statistics
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -140,18 +142,22 @@ def test_when_steps_without_exchange_stand_between_the_timed_windows(given, may)
     assert benchmark_of(**given)._may_interleave() is may
 
 
-def first_window(folder):
-    """The ms of a committed cell's first timed window, on its slowest rank."""
+def windows_of(folder, purpose):
+    """The ms of a committed cell's windows of one purpose, on its slowest rank, by window."""
     lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(len(read(folder.record).cell.gpus))}
-    return slowest_ms(together(lines, Kind.BLOCK, purpose="timed")[:1])
+    return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
 
 
 @pytest.mark.parametrize(("study", "capped"), [("compiled_a", True), ("eager_a", False)])
-def test_a_power_cap_shows_in_two_seconds_of_steps(study, capped):
+def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faster(study, capped):
     """Compiled cells of H200s were at their cap in 60 to 100 % of the samples, and eager ones in none."""
     folders = sorted((DATA / study).glob("resnet50-nccl_allreduce-gpus0-*"))
     assert len(folders) >= 3
-    assert {stopping.gets_longer(first_window(CellFolder(folder))) for folder in folders} == {capped}
+    for folder in map(CellFolder, folders):
+        timed, short = windows_of(folder, "timed"), windows_of(folder, "with exchange")
+        assert stopping.gets_longer(timed[0]) is capped
+        faster = 1 - statistics.fmean(chain(*short)) / statistics.fmean(chain(*timed))
+        assert faster > 0.004 if capped else abs(faster) < 0.001, f"{folder.path.name}: {faster:.2%}"
 
 
 # How long windows are, and when they are enough

@@ -104,7 +104,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Return a context in which steps exchange nothing and are otherwise the same. Replicas drift apart."""
+        """Return a context in which steps exchange nothing and are otherwise the same. Replicas drift apart.
+
+        What such steps change of parameters, buffers and the optimizer's state is brought back before a step that counts.
+        """
 
     def gradients_only(self) -> AbstractContextManager[None]:
         """Return a context in which `exchange` leaves the mean gradient in every `.grad`, even if steps bring only weights."""
