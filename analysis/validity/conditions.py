@@ -7,7 +7,7 @@ import math
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE
 from analysis.findings.next_run.interval import of_median
-from analysis.findings.warm.ends import POOL_END
+from analysis.findings.warm.ends import stated
 from analysis.validity.as_asked import MOST_OF_REFERENCE
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
 from benchmarks.record import Record
@@ -71,13 +71,12 @@ def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 def pool_drift(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the first cell of a pool had another rate when it was measured once more at the pool's end."""
-    facts = record.checks.get(POOL_END)
-    if not isinstance(facts, dict):  # of other cells the end of their pool tells
+    end = stated(record)
+    if end is None:  # of other cells the end of their pool tells
         why = "the pool had another first cell, or how far its runs may differ is not known"
         return unchecked(why) if record.cell.ends_pool else None
-    change, allowed = float(facts["change"]), float(facts["allowed"])
-    said = f"the first cell's rate changed by {change:+.1%} until their end, allowed ±{allowed:.1%}"
-    return CheckResult(said) if not abs(change) <= allowed else None
+    said = f"the first cell's rate changed by {end.change:+.1%} until their end, allowed ±{end.allowed:.1%}"
+    return CheckResult(said) if end.drifted else None
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.findings.communication.several_records import again, rests_on
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.findings.warm.ends import POOL_END, change_of
+from analysis.findings.warm.ends import POOL_END, change_of, stated
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
@@ -133,14 +133,13 @@ def _check_against_baselines(name: str, record: Record, records: Iterable[Record
 
 def _check_pool_end(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
     """Compare the change of the rate that a pool's last record states with that from the first record, which it names."""
-    facts = record.checks.get(POOL_END)
-    if not isinstance(facts, dict):
+    if (end := stated(record)) is None:
         return
-    first = next((one for one in records if one.record_id == facts.get("first")), None)
+    first = next((one for one in records if one.record_id == end.first), None)
     if first is None:
         result.not_compared[f"checks {POOL_END}"] += 1
     else:
-        result.compare(name, RECORD, f"checks {POOL_END} change", facts.get("change", ABSENT), change_of(record, first))
+        result.compare(name, RECORD, f"checks {POOL_END} change", end.change, change_of(record, first))
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:

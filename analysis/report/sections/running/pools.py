@@ -5,7 +5,7 @@ import dataclasses
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
-from analysis.findings.warm.ends import POOL_END
+from analysis.findings.warm.ends import stated
 from analysis.findings.warm.lots import both_ways
 from analysis.findings.warm.pools import POOL_DRIFT, place_of, pools_of, was_warm
 from analysis.report.names import run_name, unit_of
@@ -56,12 +56,12 @@ def pools(study: Study, findings: Findings) -> Section | None:
 
 
 def _row(number: int, members: list[Record]) -> tuple[Value, ...]:
-    first, end = members[0], next((one for one in members if one.cell.ends_pool), None)
-    stated = end.checks.get(POOL_END, {}) if end is not None else {}
+    first, end = members[0], next(filter(None, map(stated, members)), None)
     place = place_of(first)
+    verdict = "drifted" if _drifted(members) else "as fast as it was" if end else "not checked"
     return (
         number, gpu_ids(first.cell.members), run_name(first), sum(not one.cell.ends_pool for one in members),
-        stated.get("change"), stated.get("allowed"), _verdict(members, bool(stated)), place.pool if place else "",
+        end.change if end else None, end.allowed if end else None, verdict, place.pool if place else "",
     )  # fmt: skip
 
 
@@ -75,15 +75,6 @@ def _several_cells(members: list[Record]) -> bool:
 
 def _drifted(members: list[Record]) -> bool:
     return any(POOL_DRIFT in one.validity.codes for one in members)
-
-
-def _verdict(members: list[Record], was_measured: bool) -> str:
-    """Return what a pool's end says."""
-    if _drifted(members):
-        return "drifted"
-    if was_measured:
-        return "as fast as it was"
-    return "not checked"
 
 
 SECTIONS = (pools,)
