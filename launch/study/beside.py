@@ -1,12 +1,13 @@
-"""What the launching process does beside the cells: jobs that take turns on one thread, so that no cell waits for them."""
+"""What the launching process does beside the cells: jobs that take turns on one thread, so that no cell waits for them.
 
-import os
+They come where no rank measures yet: the store of MLflow's is opened while the agent imports torch, and the run of a cell is
+written while the ranks of the next one start. The thread has the priority of any other: a low one would take the same seconds
+of a busy core from the ranks, later, in windows that count.
+"""
+
 import queue
 import threading
 from collections.abc import Callable
-
-# Where ranks keep every core busy, this thread gets about a tenth of what one of theirs gets (sched(7), nice values).
-NICENESS = 10
 
 Job = Callable[[], object]
 
@@ -32,7 +33,7 @@ class BesideCells:
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Wait until every job is done. Raises what the first one raised that failed: jobs tell users what they expect."""
+        """Wait until every job is done. Raises what the first one raised that failed."""
         if self._thread:
             self._jobs.put(None)
             self._thread.join()
@@ -41,7 +42,6 @@ class BesideCells:
             raise self._error
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
         while (job := self._jobs.get()) is not None:
             try:
                 job()
