@@ -155,7 +155,7 @@ class SweepRun:
             self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.engine.open()
             self.projector.open()
-            self.beside.do(lambda: self.report.prepare(open_cells, may_go_on=lambda: not self._ranks_began))
+            self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for number in range(len(self.cells)):
                 if number in self.done:

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.record.os_errors import because
-from conf.cell import Cell
 
 REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
 NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
           "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
-THREADS_OF_RANK = 2  # that work at the same time: those of the forward and of the backward pass
 
 
 class StudyReport:
@@ -29,13 +27,12 @@ class StudyReport:
         """Whether there is to be one."""
         return self._asked != "False"
 
-    def prepare(self, cells: Sequence[Cell], may_go_on: Callable[[], bool]) -> None:
-        """Import what it needs, part by part as long as `may_go_on`, where the processes of each cell leave a core free.
+    def prepare(self, may_go_on: Callable[[], bool]) -> None:
+        """Import what it needs, part by part as long as `may_go_on`: while the agent imports torch another core has time.
 
         What fails is told when it is written.
         """
-        processes = max(len(cell.places) for cell in cells)
-        if not self.wanted or len(os.sched_getaffinity(0)) <= THREADS_OF_RANK * processes:
+        if not self.wanted or len(os.sched_getaffinity(0)) < 2:
             return
         with contextlib.suppress(Exception):
             for name in NEEDED:
