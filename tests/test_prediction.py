@@ -308,8 +308,8 @@ def test_every_condition_from_the_others(conditions):
     found = summary(conditions)
     assert (found.cells, found.not_forecast, found.cost_cells) == (52, 2, 50)
     assert (found.covered, found.with_interval) == (45, 50)
-    assert (found.cost, found.null_cost) == pytest.approx((0.141, 0.385), abs=1e-3)
-    assert (found.step, found.null_step) == pytest.approx((0.0042, 0.025), abs=1e-3)
+    assert (found.cost, found.null_cost) == pytest.approx((0.141, 0.140), abs=1e-3)  # near twins are in the studies
+    assert (found.step, found.null_step) == pytest.approx((0.0042, 0.0039), abs=1e-4)
     assert [one.tau for one in found.rankings] == pytest.approx([0.79, 0.71, 0.33], abs=5e-3)
 
 

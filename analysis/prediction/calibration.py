@@ -115,7 +115,7 @@ class _Scatter:
 
     def drawn(self, runs: Runs, metric: str) -> Values | None:
         """Return the median of a metric as draws; None without it."""
-        values = runs.values(metric)
+        values = [one for one in runs.values(metric) if one > 0 or metric == COST]
         if not values:
             return None
         name = f"{metric} {runs.records[0].record_id}"
@@ -161,6 +161,8 @@ def exchange_curve(cell: MeasuredCell) -> TimeCurve | None:
         return None
     buckets = tables.buckets(cell.tables) or question.assumed_buckets
     size, us = sum(buckets) / len(buckets), 1e3 * best(cell.exchange_ms) / len(buckets)
+    if size <= 0:
+        return None
     wire, source = question.wire, cell.record_ids[0]
     return TimeCurve(kind, wire, question.ranks, question.hosts, (size,), (us,), source, of_gradients=True)
 

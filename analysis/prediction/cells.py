@@ -17,6 +17,7 @@ MIB = float(2**20)
 # Strategies that send gradients in 2 bytes where a hook says so.
 HALVING = ("fp16", "bf16")
 _CAP_WITHOUT_OPTION = 25.0  # MiB, of every strategy but those through host memory
+_MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
 _SMALL_CAP = 4.0  # MiB, what `auto` becomes for full staging (conf/strategy/cpu_staged.yaml)
 
 
@@ -133,7 +134,13 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
         for name, value in sorted(request.items())
         if name not in left_out and not name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
     )
-    return Workload(request["model.name"], model.get("gradient_bytes", 0.0), int(model.get("arrays", 0)), rest)
+    gradient_bytes, arrays = (_at_most(model.get(name), _MOST_BYTES) for name in ("gradient_bytes", "arrays"))
+    return Workload(request["model.name"], gradient_bytes, int(arrays), rest)
+
+
+def _at_most(value: object, most: float) -> float:
+    """Return a number of a record; 0 where it says none that can be."""
+    return float(value) if isinstance(value, (int, float)) and 0 < value <= most else 0.0
 
 
 def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

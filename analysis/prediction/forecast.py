@@ -192,8 +192,8 @@ def _null_cost(calibration: Calibrated, question: Question) -> float:
 
 
 def _unlike(one: Question, other: Question) -> tuple[object, ...]:
-    differ = (one.workload != other.workload, one.shares_gpu != other.shares_gpu, one.strategy != other.strategy)
-    return (*differ, (one.hosts > 1) != (other.hosts > 1), distance(one, other))
+    places = one.workload != other.workload, (one.hosts > 1) != (other.hosts > 1), one.shares_gpu != other.shares_gpu
+    return (*places, one.strategy != other.strategy, distance(one, other))
 
 
 def _basis(

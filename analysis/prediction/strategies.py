@@ -15,6 +15,7 @@ from analysis.prediction.links.model import (
     DIRECT,
     HOST_MEMORY,
     MEASURED,
+    OF_NETWORK,
     SCALED,
     ExchangeWire,
     KnownLinks,
@@ -91,11 +92,15 @@ def _hierarchical(question: Question, size: float, known: Known) -> list[Timed]:
 
 
 def _cpu_staged(question: Question, size: float, known: Known) -> list[Timed]:
-    """Return every rank's gradient to host memory and the result back; sharded: only a share of it."""
+    """Return every rank's gradient to host memory and the result back, and the sums of several hosts over the network.
+
+    Sharded, each rank stages its share alone.
+    """
+    between = [_between_hosts(question, size)] if question.hosts > 1 else []
     if question.option("staging", "full") == "sharded":
         inside = [_call(question, kind, size, known) for kind in ("reduce_scatter", "all_gather")]
-        return [*inside, _through_host(question, 2 * size, known)]
-    return [_through_host(question, 2 * size * question.gpus, known)]
+        return [*inside, _through_host(question, 2 * size, known), *between]
+    return [_through_host(question, 2 * size * question.gpus, known), *between]
 
 
 def _host_servers(question: Question, size: float, known: Known) -> list[Timed]:
@@ -134,12 +139,22 @@ def _through_host(question: Question, moved_bytes: float, known: Known) -> Timed
     return Timed(about(moved_bytes / rate / 1e6, HOST_SCATTER if source != MEASURED else 0.02, name), source)
 
 
+def _between_hosts(question: Question, size: float) -> Timed:
+    """Return an all-reduce of host memory over the network. Raises NoLink."""
+    network = question.network
+    if network is None:
+        raise NoLink("what host memory sends between hosts was not measured; say --net")
+    steps = 2 * (question.hosts - 1)
+    ms = steps * (size / question.hosts / network.host_gb_per_s / 1e6 + network.latency_us / 1e3)
+    return Timed(about(ms, OF_NETWORK, f"hosts {network}"), ASSUMED)
+
+
 def _over_network(question: Question, size: float) -> Timed:
     """Return the time of servers on other hosts: all ranks' bytes into the servers' NICs."""
     network = question.network
     assert network is not None
     ms = question.ranks * size / max(1, question.servers) / network.host_gb_per_s / 1e6 + network.latency_us / 1e3
-    return Timed(about(ms, 0.25, f"{network}"), ASSUMED)
+    return Timed(about(ms, OF_NETWORK, f"{network}"), ASSUMED)
 
 
 @dataclass(frozen=True)

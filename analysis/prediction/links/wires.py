@@ -25,9 +25,9 @@ def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) 
     return ExchangeWire(NETWORK if str(nccl.get("NCCL_SHM_DISABLE", "0")) == "1" else HOST_MEMORY, settings)
 
 
-def used_wire(transport: str | None, asked: ExchangeWire) -> ExchangeWire:
+def used_wire(transport: object, asked: ExchangeWire) -> ExchangeWire:
     """Return the wire that a cell had by NCCL's log, such as `P2P/CUMEM over NV18`; as asked where it does not say."""
-    text = transport or ""
+    text = transport if isinstance(transport, str) else ""
     for start, found in (("P2P", DIRECT), ("SHM", HOST_MEMORY), ("NET", NETWORK)):
         if text.startswith(start):
             return ExchangeWire(found, asked.settings)

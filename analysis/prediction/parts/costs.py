@@ -3,6 +3,10 @@
 Own work is what a GPU alone showed. Where none ran alone, it is what tail and contention leave of a measured cost.
 """
 
+import functools
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 
 from analysis.prediction import tables
@@ -67,10 +71,9 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
         return StepPart(exactly(0.0), MEASURED)
     if found := _own_alone(calibration, question):
         return found
-    for same_workload in (True, False):
-        for same_strategy in (True, False):
-            if found := _own_left_over(calibration, question, gamma, same_workload, same_strategy):
-                return found
+    for allowed in _likest_first(question):
+        if found := _own_left_over(calibration, question, gamma, allowed):
+            return found
     if found := own_of_another_model(calibration, question):
         return found
     raise ValueError(
@@ -96,20 +99,30 @@ def _same_gpu(one: Question, other: Question) -> bool:
     return here == there
 
 
-def _own_left_over(
-    calibration: Calibrated, question: Question, gamma: Values, same_workload: bool, same_strategy: bool
-) -> StepPart | None:
-    """Return what tail and contention leave of the cost of the nearest cell of this strategy, or of its kind."""
-    found = [
-        one
-        for one in calibration.several
-        if one.cost_ms is not None
-        and (one.question.strategy == question.strategy if same_strategy else _alike_in_kind(one.question, question))
-        and one.question.shares_gpu == question.shares_gpu
-        and (one.question.hosts > 1) == (question.hosts > 1)
-        and (one.question.workload == question.workload) == same_workload
-        and (same_workload or one.question.options == question.options)
+def _likest_first(question: Question) -> list[Callable[[Question], bool]]:
+    """Return which cells may show the own work of a question, the likest first: of several hosts and of other models last."""
+    rules = itertools.product((True, False), repeat=3)
+    return [
+        functools.partial(_may_show, other=question, same_hosts=hosts, same_workload=workload, same_strategy=strategy)
+        for hosts, workload, strategy in rules
     ]
+
+
+def _may_show(one: Question, other: Question, same_hosts: bool, same_workload: bool, same_strategy: bool) -> bool:
+    alike = one.strategy == other.strategy if same_strategy else _alike_in_kind(one, other)
+    return (
+        alike
+        and one.shares_gpu == other.shares_gpu
+        and ((one.hosts > 1) == (other.hosts > 1) or not same_hosts)
+        and (one.workload == other.workload if same_workload else one.options == other.options)
+    )
+
+
+def _own_left_over(
+    calibration: Calibrated, question: Question, gamma: Values, allowed: Callable[[Question], bool]
+) -> StepPart | None:
+    """Return what tail and contention leave of the cost of the nearest cell that is allowed."""
+    found = [one for one in calibration.several if one.cost_ms is not None and allowed(one.question)]
     if not found:
         return None
     nearest = min(found, key=lambda one: distance(one.question, question))
@@ -118,6 +131,7 @@ def _own_left_over(
     played = play(calibration, there, exactly(0.0), gamma)
     assert nearest.cost_ms is not None
     left = np.maximum(nearest.cost_ms - played.tail_ms - played.contention_ms, 0.0)
+    same_workload = there.workload == question.workload
     if not same_workload:
         left = left * in_proportion_to_arrays(question, there)
     why = "" if same_workload and there.options == question.options else f"own work is that of {nearest.label}"
