@@ -18,6 +18,7 @@ from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
+from launch.engines import compile_caches
 from launch.engines.engine import ALONE, CellEngine, Lives
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
 from launch.machine.shortage import Shortage
@@ -71,7 +72,8 @@ class CellRunner:
         """Run one cell and write its record. Returns how its timed pass ended, too. Raises OSError as `measure` does."""
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
-        variable = self.here.variables(cell, folder, token)
+        caches = compile_caches.variables(cell, self.study.folder.parent, self.here.surrounding)
+        variable = {**self.here.variables(cell, folder, token), **caches}
         attempt = self.study.begin(
             cell,
             token,

@@ -31,8 +31,9 @@ IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
 LONGEST = (
-    "test_faulty_sweeps", "test_end_to_end", "test_measuring", "test_own_code", "test_requests", "test_report", "test_tracking",
-    "test_planted", "test_as_asked", "test_lasting_output", "test_sweeper", "test_compare_store", "test_sync",
+    "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_measuring", "test_own_code", "test_requests",
+    "test_report", "test_tracking", "test_planted", "test_as_asked", "test_lasting_output", "test_sweeper",
+    "test_compare_store", "test_sync",
 )  # fmt: skip
 
 
@@ -49,6 +50,11 @@ def has_nsys():
 def has_compiler():
     asked = os.environ.get("CC")
     return any(map(shutil.which, asked.split()[:1] if asked else ("cc", "gcc", "clang")))
+
+
+def has_cpp_compiler():
+    asked = os.environ.get("CXX")
+    return any(map(shutil.which, asked.split()[:1] if asked else ("g++",)))
 
 
 def has_strace():
@@ -84,6 +90,7 @@ NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
     "chromium": (lambda: shutil.which("chromium"), "needs chromium: apt install chromium"),
     "compiler": (has_compiler, "needs a C compiler: apt install gcc libc6-dev"),
+    "C++": (has_cpp_compiler, "needs a C++ compiler: apt install g++"),
     "fish": (lambda: shutil.which("fish"), "needs the shell fish: apt install fish"),
     "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),

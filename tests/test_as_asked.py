@@ -114,21 +114,6 @@ def test_every_array_has_its_share_of_the_compared_elements():
     assert by_array.tolist() == [2.0 * count for count in (1, 0, *compared.counts.tolist()[2:])]
 
 
-def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen():
-    compilation = as_asked.Compilation(True)
-    assert compilation.since() == {"graphs": 0, "graph_breaks": 0}
-
-    def step(x):
-        x = x + 1
-        torch._dynamo.graph_break()
-        return x * 2
-
-    torch.compile(step, backend="eager")(torch.ones(2))
-    assert compilation.since() == {"graphs": 2, "graph_breaks": 1}
-    assert compilation.since() == {"graphs": 0, "graph_breaks": 0}
-    assert as_asked.Compilation(False).since() == {}
-
-
 class Alone:
     """One rank."""
 

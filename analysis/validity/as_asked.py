@@ -55,12 +55,19 @@ def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 
 def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether torch.compile, where it was asked, made no graph."""
+    """Tell whether nothing that torch.compile made took part in the steps, where it was asked.
+
+    A cell makes no graph of its own where its ranks go on and keep those of an equal cell.
+    """
     if record.cell.optimize != "compile":
         return not_applicable("this cell was not compiled")
-    if "graphs" not in record.checks:
+    graphs, arithmetic = record.checks.get("graphs"), record.checks.get("arithmetic")
+    if graphs is None:
         return unless_training(record)
-    return None if record.checks["graphs"] else CheckResult("")
+    if not (arithmetic or {}).get("compiled_parts", graphs):  # an older record does not say what ran
+        return CheckResult("")
+    kept = record.checks.get("code_from") == "kept" and all(rank.get("started") == "warm" for rank in record.ranks)
+    return None if graphs or kept else CheckResult("")
 
 
 def compiled_while_timed(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -23,7 +23,8 @@ from conf.variables import STARTER, TOKEN
 ENDED = ("gone", "zombie")
 POOL_CHARACTERS = 8  # of a token, which name a pool: the first cell's
 LAST_SECONDS = 5.0  # for the process of a cell, after every process of it was ended
-# What changes from cell to cell, and who reads it only after the fork: NCCL, gloo and CUDA when they are initialised, and we.
+# What changes from cell to cell, and who reads it only after the fork: NCCL, gloo and CUDA when they are initialised, torch and
+# Triton each time they compile, and we.
 READ_LATE = (
     "NCCL_",
     "GLOO_",
@@ -36,6 +37,8 @@ READ_LATE = (
     "TORCH_GLOO_",
     "TORCH_SYMM_MEM_",
     "NVSHMEM_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
 )
 
 

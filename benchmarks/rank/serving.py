@@ -6,6 +6,7 @@ It imports torch once. For each cell it forks a process that runs torch's elasti
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import subprocess
@@ -34,6 +35,17 @@ IMPORT_SECONDS = 120.0  # for what a cell needs to be imported, perhaps over a n
 END_SECONDS = 15.0  # beyond its grace, for a cell to be ended
 OURS = ("benchmarks.", "trainers.")
 LIBRARIES = ("torchvision", "timm")
+COMPILER = (
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.backends.distributed",
+    "torch._inductor.compile_fx",
+    "torch._inductor.async_compile",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.runtime.triton_compat",
+    "torch.utils.cpp_extension",
+)
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class Agent:
@@ -248,7 +260,31 @@ class Agent:
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
             if cell.model.library in LIBRARIES:
                 __import__(cell.model.library)
+            if cell.optimize == "compile":
+                _load_compiler()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.collect()
             gc.freeze()  # a collection in a rank would copy every page of what is imported
+
+
+def _load_compiler() -> None:
+    """Import what torch.compile imports when it is first used, and hash the files of torch and Triton, which its caches want.
+
+    Each rank would need seconds for it. Some versions of torch ask here whether there is a GPU: they are told to ask NVML,
+    for CUDA does not survive a fork (torch.cuda.is_available).
+    """
+    before = os.environ.get(ASK_NVML)
+    os.environ[ASK_NVML] = "1"
+    try:
+        for name in COMPILER:
+            importlib.import_module(name)
+        sys.modules["torch._inductor.codecache"].torch_key()
+        triton = sys.modules["torch._inductor.runtime.triton_compat"]
+        if triton.HAS_TRITON:
+            triton.triton_key()
+    finally:
+        if before is None:
+            del os.environ[ASK_NVML]
+        else:
+            os.environ[ASK_NVML] = before

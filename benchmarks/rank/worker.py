@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from benchmarks.rank.giving_back import Baseline, Left
+    from benchmarks.rank.giving_back import Baseline, KeptGraphs, Left
     from benchmarks.rank.reporter import Reporter
     from conf.cell import Cell
 
@@ -72,6 +72,7 @@ class Process:
         self._device: torch.device | None = None
         self._baseline: Baseline | None = None  # what this process was before its first cell
         self._first_idle: Left | None = None  # what it held after its first cell
+        self._graphs: KeptGraphs | None = None  # what torch.compile made here
 
     def measure(self, folder: CellFolder, began: float) -> list[str]:
         """Measure the cell of a folder, with which it `began` at that time. An error ends the process.
@@ -106,7 +107,7 @@ class Process:
 
         import torch
 
-        from benchmarks.rank.giving_back import Baseline
+        from benchmarks.rank.giving_back import Baseline, KeptGraphs
         from conf.cell import Cell
         from conf.targets import locate
         from trainers.devices import stay_near
@@ -125,6 +126,8 @@ class Process:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         if self._staying:
             self._baseline = self._baseline.with_environment() if self._baseline else Baseline.now(device, folder.path)
+        self._graphs = self._graphs or KeptGraphs()
+        self._graphs.begin(cell)
         here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **how}
         if self._staying:
             here |= {"pool": self._staying.pool, "place": self._place}
@@ -152,7 +155,9 @@ class Process:
         from benchmarks.rank.giving_back import give_back, left
 
         reporter.phase("give back")
-        changed = give_back(self._baseline, self._device, self._cell)
+        changed = give_back(
+            self._baseline, self._device, self._cell, keep_compiled=self._graphs is not None and self._graphs.any
+        )
         found = left(self._baseline, self._device, self._first_idle, changed, folder.path)
         self._first_idle = self._first_idle or found
         reporter.line(Kind.GIVEN_BACK, **found.line())

@@ -32,10 +32,13 @@ class NotOurs(OSError):
         return f"{self.filename} {self.strerror}; it is left as it is"
 
 
-def make_folder(path: Path) -> Path:
-    """Make a folder and those above it where they are missing; return it. Raises NotOurs for a link or a file, and OSError."""
+def make_folder(path: Path, mode: int = 0o777) -> Path:
+    """Make a folder and those above it where they are missing; return it. Raises NotOurs for a link or a file, and OSError.
+
+    `mode` is that of the folder itself where it is made, less what the umask takes.
+    """
     with contextlib.suppress(FileExistsError):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     refuse_other(path, stat.S_IFDIR)
     return path
 

@@ -1,4 +1,4 @@
-"""Facts about what ran, to be compared with what was asked: batches, arithmetic, compiled graphs, weights.
+"""Facts about what ran, to be compared with what was asked: batches, arithmetic, compiled parts, weights.
 
 Each is found once in a cell, outside the timed windows. analysis.validity.as_asked judges them.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rank.group import Ranks
+from benchmarks.timing import compilation
 from benchmarks.training import digest
 from trainers.own_model import Batch
 from trainers.step import Training
@@ -45,7 +46,7 @@ def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
 
     `autocast` is the dtype that autocast had when the model was called, None where it was off. `layers` counts the
     convolutions and matrix products by the dtype that they returned; compiled ones are not seen. `tf32` tells whether float32
-    operations may use it.
+    operations may use it. `compiled_parts`, where torch.compile was asked for, counts those that forward went through.
     """
     kind, real = training.device.type, training.model
     layers: Counter[str] = Counter()
@@ -57,7 +58,10 @@ def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
 
     def watched(*inputs: Tensor) -> Tensor:
         found["autocast"] = _word(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-        return real(*inputs)
+        outputs = real(*inputs)
+        if compiled:
+            found["compiled_parts"] = compilation.parts(outputs)
+        return outputs
 
     compiled = training.cell.optimize == "compile"  # a hook would compile it again
     modules = [] if compiled else [module for module in training.network.modules() if isinstance(module, LAYERS)]
@@ -71,27 +75,6 @@ def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
             hook.remove()
         found["layers"] = dict(layers)
         found["tf32"] = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
-
-
-class Compilation:
-    """Counts the graphs that torch.compile made since the last look; does nothing in a cell that does not compile."""
-
-    def __init__(self, compiles: bool) -> None:
-        self._compiles = compiles
-        self._before = self._counted()
-
-    def _counted(self) -> tuple[int, int]:
-        if not self._compiles:
-            return 0, 0
-        from torch._dynamo.utils import counters  # takes a second where nothing compiles
-
-        return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-
-    def since(self) -> dict[str, int]:
-        """Return the graphs and graph breaks since the last call, by name; nothing in a cell that does not compile."""
-        (graphs, breaks), before = self._counted(), self._before
-        self._before = graphs, breaks
-        return {"graphs": graphs - before[0], "graph_breaks": breaks - before[1]} if self._compiles else {}
 
 
 class Weights:

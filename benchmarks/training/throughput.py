@@ -7,7 +7,7 @@ from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
-from benchmarks.timing import statistics
+from benchmarks.timing import compilation, statistics
 from benchmarks.timing.clock import Clock
 from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
 from benchmarks.training.calibration.measure import Calibration
@@ -41,7 +41,7 @@ class TrainingBenchmark:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
         self.cell, self.options = cell, cell.benchmark
         reporter.phase("build")
-        self.compilation = as_asked.Compilation(cell.optimize == "compile")
+        self.compilation = compilation.Compilation(cell.optimize == "compile")
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
@@ -123,7 +123,9 @@ class TrainingBenchmark:
         """Find out once, before the timed windows, whether what runs is what was asked."""
         self.reporter.phase("check")
         training, checks = self.training, self.result.checks
-        checks |= self.compilation.since()
+        checks |= self.compilation.found(self.ranks)
+        if rows := self.compilation.seconds():
+            self.result.tables["compiling"] = {"rows": rows}
         drawn = [next(training.batches) for _ in range(batches.DISTINCT)]
         self.on_device = itertools.cycle(drawn)
         checks |= as_asked.batches(drawn, self.ranks)

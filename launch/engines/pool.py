@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from conf.cell import Cell
 from conf.variables import TOKEN
+from launch.engines.compile_caches import INDUCTOR, TRITON
 
 # NCCL reads these when it makes a communicator, or begins its log again (research page, C2); everything else once in a process.
 READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
@@ -21,6 +22,6 @@ class Needs:
     @staticmethod
     def of(cell: Cell, environment: Mapping[str, str]) -> "Needs":
         """Return those of a cell in an environment."""
-        changing = (TOKEN, *READ_AT_EACH_COMMUNICATOR)
+        changing = (TOKEN, *READ_AT_EACH_COMMUNICATOR, INDUCTOR, TRITON)  # the last two are read at each compilation
         kept = frozenset((name, value) for name, value in environment.items() if name not in changing)
         return Needs(cell.device, tuple(cell.places), kept)

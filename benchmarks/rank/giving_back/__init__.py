@@ -7,6 +7,7 @@ anew.
 """
 
 from benchmarks.rank.giving_back.baseline import Baseline, give_back, left
+from benchmarks.rank.giving_back.graphs import KeptGraphs
 from benchmarks.rank.giving_back.held import Held, Left
 
-__all__ = ["Baseline", "Held", "Left", "give_back", "left"]
+__all__ = ["Baseline", "Held", "KeptGraphs", "Left", "give_back", "left"]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.rank.giving_back.graphs import end_compile_workers
+
 
 def allocated_bytes(device: torch.device) -> int:
     """Return the bytes of all tensors that are alive: on a GPU what torch's allocator counts, else those that Python knows."""
@@ -40,10 +42,11 @@ def pinned_bytes(device: torch.device) -> int | None:
 
 
 def drop_caches(device: torch.device, keep_compiled: bool) -> None:
-    """Give back what torch keeps for later: garbage, cached blocks, workspaces, what was compiled, threads that compute."""
+    """Give back what torch keeps for later: garbage, cached blocks, workspaces, graphs, threads and processes that wait."""
     torch.clear_autocast_cache()
     if not keep_compiled and "torch._dynamo" in sys.modules:  # else its import would take longer than a cell
         torch.compiler.reset()
+    end_compile_workers()
     gc.collect()
     if device.type == "cuda":
         _drop_gpu_caches(device)

@@ -12,7 +12,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.timing.clock import CYCLES_PER_MS, Clock
-from benchmarks.training import as_asked
+from benchmarks.timing.compilation import Compilation
 from benchmarks.training.calibration.beside import Beside
 from benchmarks.training.calibration.timeline import Timeline
 from trainers.step import Training
@@ -86,7 +86,7 @@ class Calibration:
         """Observe steps without exchange, and with it."""
         steps = self._fitting(budget_ms, windows, FEWEST_STEPS)
         observed = Timeline(self.training, buckets)
-        compilation = as_asked.Compilation(self.training.cell.optimize == "compile")
+        compilation = Compilation(self.training.cell.optimize == "compile")
         for exchange in (False, True)[:windows]:
             with nullcontext() if exchange else self.training.strategy.without_exchange():
                 seen = observed.observe(self.clock, steps, self.reporter.beat)

@@ -1,0 +1,57 @@
+"""What torch.compile made for a cell stays in ranks that go on, for the next cell with an equal graph.
+
+A model that is built anew finds the graphs of an equal one: torch's guards look at shapes, types and attributes, and weights are
+inputs of a graph. But they do not see everything. DDP's buckets decide where torch splits a graph, and a second cell with other
+buckets would silently run the graph of the first. A second batch size would make torch compile for any batch size, which no new
+process does. So what was compiled is forgotten before a cell whose graph could be another one.
+"""
+
+import json
+import sys
+
+from conf.cell import Cell
+
+# What two cells with equal graphs may differ in. Everything else decides, or could decide, what is compiled.
+NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
+
+
+def graph_key(cell: Cell) -> str:
+    """Return a text that is equal for cells with equal graphs; empty for a cell that is not compiled."""
+    if cell.optimize != "compile":
+        return ""
+    deciding = {name: value for name, value in cell.to_dict().items() if name not in NOT_COMPILED}
+    deciding["declared"] = {group: rules for group, rules in cell.declared.items() if group != "benchmark"}
+    return json.dumps(deciding, sort_keys=True)
+
+
+class KeptGraphs:
+    """The graphs that this process has compiled, all for one key."""
+
+    def __init__(self) -> None:
+        self._key = ""
+
+    def begin(self, cell: Cell) -> None:
+        """Forget what was compiled for another graph than this cell's. Before the cell is built."""
+        key = graph_key(cell)
+        if key and self._key and key != self._key:
+            import torch
+
+            torch.compiler.reset()
+        self._key = key or self._key  # a cell that is not compiled uses no graph, and changes none
+
+    @property
+    def any(self) -> bool:
+        """Whether a cell was compiled here."""
+        return bool(self._key)
+
+
+def end_compile_workers() -> None:
+    """End the processes and threads that torch's compiler has started for kernels, and that wait for more of them."""
+    compiler = sys.modules.get("torch._inductor.async_compile")
+    if compiler is None:
+        return
+    compiler.shutdown_compile_workers()
+    threads = compiler.AsyncCompile.pool
+    if threads.cache_info().currsize:
+        threads().shutdown()
+        threads.cache_clear()

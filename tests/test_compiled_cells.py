@@ -1,0 +1,256 @@
+"""What torch.compile made: where it is kept, that equal cells find it in the same process, and what records say of it."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from cells import make_cell
+from own_user import QUIET, user
+from records import make_record
+from torch import nn
+
+from analysis.validity.as_asked import not_compiled
+from benchmarks.rank import running_cell
+from benchmarks.rank.giving_back.graphs import KeptGraphs, graph_key
+from benchmarks.record import read_study
+from benchmarks.timing import compilation
+from benchmarks.timing.compilation import Compilation
+from conf.schema import ValidityLimits
+from launch.engines import compile_caches
+from launch.engines.compile_caches import INDUCTOR, TRITON
+from launch.engines.pool import Needs
+
+
+def compiled_cell(**changes):
+    return dataclasses.replace(make_cell(), optimize="compile", **changes)
+
+
+# --- the folder ---------------------------------------------------------------------------------------------------
+
+
+def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tmp_path):
+    folder = tmp_path / ".compiled"
+    found = compile_caches.variables(compiled_cell(), tmp_path, {})
+    assert found == {INDUCTOR: str(folder), TRITON: str(folder / "triton")}
+    assert folder.stat().st_mode & 0o777 == 0o700, "torch runs what it finds there"
+    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == found, "it may be there already"
+
+
+@pytest.mark.parametrize(
+    ("changes", "around"),
+    [
+        ({"optimize": "eager"}, {}),
+        ({"hosts": ("a", "b")}, {}),
+        ({}, {INDUCTOR: "/scratch/me"}),
+    ],
+    ids=["eager", "on other hosts", "the user's own"],
+)
+def test_other_cells_and_a_users_own_folder_stay_as_they_are(changes, around, tmp_path):
+    cell = dataclasses.replace(make_cell(), **({"optimize": "compile"} | changes))
+    assert compile_caches.variables(cell, tmp_path, around) == {} and not list(tmp_path.iterdir())
+
+
+def test_a_users_folder_for_triton_stays(tmp_path):
+    assert compile_caches.variables(compiled_cell(), tmp_path, {TRITON: "/mine"}).keys() == {INDUCTOR}
+
+
+def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_used(tmp_path, monkeypatch):
+    strange = tmp_path / "out puts%20#1"
+    assert compile_caches.variables(compiled_cell(), strange, {}) == {} and not strange.exists()
+    (tmp_path / ".compiled").mkdir()
+    (tmp_path / ".compiled").chmod(0o770)
+    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == {}
+    (tmp_path / ".compiled").chmod(0o700)
+    assert compile_caches.variables(compiled_cell(), tmp_path, {})
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == {}, "another user's"
+
+
+def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path, monkeypatch):
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.runtime import cache_dir_utils
+
+    for number in (1, 2):
+        monkeypatch.setenv(INDUCTOR, str(tmp_path / str(number)))
+        monkeypatch.setenv(TRITON, str(tmp_path / str(number) / "triton"))
+        places = [FxGraphCache._get_tmp_dir(), AOTAutogradCache._get_tmp_dir(), cache_dir_utils.triton_cache_dir(0)]
+        assert all(place.startswith(f"{tmp_path}/{number}/") for place in places), places
+    assert {INDUCTOR, TRITON} <= {*running_cell.READ_LATE}
+    needs = [Needs.of(compiled_cell(), {INDUCTOR: folder, TRITON: folder}) for folder in ("/a", "/b")]
+    assert needs[0] == needs[1]
+
+
+# --- graphs that are kept -----------------------------------------------------------------------------------------
+
+
+def test_only_what_cannot_change_a_graph_may_differ():
+    cell = compiled_cell()
+    for same in (
+        dataclasses.replace(cell, nccl={"NCCL_ALGO": "Ring"}, repeat=3, labels=("x",), profiler="torch"),
+        dataclasses.replace(cell, benchmark={**cell.benchmark, "max_seconds": 9.0}),
+        cell.as_pass("tuning_pass", "somewhere.run"),
+    ):
+        assert graph_key(same) == graph_key(cell)
+    for other in (
+        dataclasses.replace(cell, batch_size=4),
+        dataclasses.replace(cell, precision="bf16"),
+        dataclasses.replace(cell, channels_last=True),
+        dataclasses.replace(cell, strategy={**cell.strategy, "bucket_cap_mb": 1.0}),
+        dataclasses.replace(cell, model=dataclasses.replace(cell.model, options={"depth": 2})),
+    ):
+        assert graph_key(other) not in (graph_key(cell), "")
+    assert graph_key(make_cell()) == ""
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return self.layer(inputs).relu()
+
+
+def made(batch):
+    """Build an equal model anew, compile it without inductor, and step. Return how many graphs that made."""
+    found = Compilation(True)
+    torch.compile(Small(), backend="eager")(torch.ones(batch, 4)).sum().backward()
+    return found.since()["graphs"]
+
+
+def test_ten_cells_in_a_process_compile_only_where_the_graph_is_another_one():
+    graphs = KeptGraphs()
+    torch.compiler.reset()
+    for batch, new in ((2, 1), (2, 0), (3, 1), (3, 0), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (9, 1), (9, 0)):
+        graphs.begin(dataclasses.replace(compiled_cell(), batch_size=batch))
+        assert made(batch) == new, batch
+        graphs.begin(make_cell())  # not compiled: nothing is forgotten
+    assert graphs.any
+
+
+def test_the_graphs_of_another_cell_would_be_used_if_they_were_not_forgotten():
+    torch.compiler.reset()
+    assert [made(2), made(2)] == [1, 0]
+    graphs = KeptGraphs()
+    graphs.begin(compiled_cell())
+    graphs.begin(compiled_cell(strategy={**make_cell().strategy, "bucket_cap_mb": 1.0}))
+    assert made(2) == 1
+
+
+def test_what_runs_compiled_leaves_a_part_in_autograds_graph():
+    model, inputs = Small(), torch.ones(2, 4)
+    assert compilation.parts({"outputs": [torch.compile(model, backend="aot_eager")(inputs)]}) == 1
+    assert compilation.parts(model(inputs)) == 0 and compilation.parts((torch.ones(1), None)) == 0
+
+
+# --- what records say ---------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """One rank."""
+
+    def gather(self, values):
+        return [list(values)]
+
+
+def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen():
+    found = Compilation(True)
+    assert found.since() == {"graphs": 0, "graph_breaks": 0}
+
+    def step(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch.compile(step, backend="eager")(torch.ones(2))
+    assert found.since() == {"graphs": 2, "graph_breaks": 1}
+    assert found.since() == {"graphs": 0, "graph_breaks": 0}
+    assert found.found(Alone()) == {
+        "graphs": 2,
+        "graph_breaks": 1,
+        "code_from": "new",
+        "from_cache": 0,
+        "newly_made": 0,
+    }
+    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "kept"}, "an earlier cell had some"
+    assert Compilation(False).since() == {} == Compilation(False).found(Alone())
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_fault"),
+    [
+        ({"graphs": 1}, False),  # an older record
+        ({"graphs": 0}, True),
+        ({"graphs": 1, "parts": 0}, True),
+        ({"graphs": 1, "parts": 2, "code_from": "cache"}, False),
+        ({"graphs": 0, "parts": 2, "code_from": "kept", "started": "warm"}, False),
+        ({"graphs": 0, "parts": 0, "code_from": "kept", "started": "warm"}, True),
+        ({"graphs": 0, "parts": 2, "code_from": "kept", "started": "fork"}, True),
+        ({"graphs": 0, "parts": 0, "code_from": "nowhere"}, True),
+    ],
+)
+def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it_or_kept(facts, is_fault):
+    arithmetic = {"autocast": None, "tf32": False, "layers": {}}
+    arithmetic |= {"compiled_parts": facts["parts"]} if "parts" in facts else {}
+    checks = {name: facts[name] for name in ("graphs", "code_from") if name in facts}
+    ranks = [{"rank": 0, "started": facts.get("started", "fork")}]
+    record = make_record(checks={**checks, "arithmetic": arithmetic}, ranks=ranks, cell=compiled_cell())
+    assert (not_compiled(record, ValidityLimits()) is not None) == is_fault
+
+
+LAYERS = """
+from torch import nn
+
+
+class Layers(nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 8), nn.Linear(8, classes)
+
+    def forward(self, images):
+        return self.last(self.first(images.flatten(1)).relu())
+
+
+def build(classes, channels):
+    return Layers(channels * 32 * 32, classes)
+"""
+
+
+@pytest.mark.needs("C++")
+def test_cells_that_go_on_in_ranks_run_what_was_compiled_before_and_a_new_study_finds_it(tmp_path, monkeypatch):
+    for name in (INDUCTOR, TRITON):
+        monkeypatch.delenv(name, raising=False)  # torch has set it here, if another test imported the compiler
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "layers.py").write_text(LAYERS)
+    short = (
+        "-m", "device=cpu", "gpus=0,1", "optimize=compile", "model.library=python", "model.builder=layers:build",
+        "model.name=layers",
+        "image_size=32", "batch_size=4", "engine.start=warm", "noise_pairs=0", *QUIET, "benchmark.min_iterations=3",
+        "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
+        "benchmark.warmup_min_seconds=0",
+    )  # fmt: skip
+    launched = user(tmp_path)
+    done = launched(*short, "benchmark.max_seconds=0.1,0.2,0.3")
+    records, _ = read_study(tmp_path / "outputs" / "default")
+    assert len(records) == 4 and all(record.state == "finished" for record in records), done.stdout + done.stderr
+    by_place = {record.ranks[0]["place"]: record for record in records}
+    first, *others = (by_place[place] for place in range(4))
+    assert first.checks["code_from"] == "new" and first.checks["graphs"] == 1
+    for record in others:
+        assert record.ranks[0]["started"] == "warm"
+        assert (record.checks["code_from"], record.checks["graphs"], record.checks["timed_graphs"]) == ("kept", 0, 0)
+        assert record.metrics["step/first_ms"] < 1000 < first.metrics["step/first_ms"]
+    for record in records:
+        assert record.checks["arithmetic"]["compiled_parts"] == first.checks["arithmetic"]["compiled_parts"] > 0
+        assert (
+            record.checks["replicas_equal"] and record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
+        )
+        assert (
+            not {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"} & record.validity.codes.keys()
+        )
+    launched(*short, "benchmark.max_seconds=0.1", "study=another")
+    (again,) = read_study(tmp_path / "outputs" / "another")[0]
+    assert again.checks["code_from"] == "cache" and again.checks["newly_made"] == 0 < again.checks["from_cache"]
+    assert {row["part"] for row in again.tables["compiling"]["rows"]}
