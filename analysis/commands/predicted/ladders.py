@@ -44,5 +44,5 @@ def print_ladders(found: Sequence[RungForecast]) -> None:
     out.print(table)
     said, null = mean_errors(found)
     out.print(
-        f"mean error {share(said)}, the null model's {share(null)}; published points claim no error, so no interval is stated"
+        f"mean error {share(said)}, the null model's {share(null)}; no interval is stated, the points are too few"
     )
