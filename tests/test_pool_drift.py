@@ -9,7 +9,7 @@ from warmed import SWEEP, WarmSimulator, written
 
 from analysis.findings.next_run.interval import half_width
 from analysis.findings.study import Study
-from analysis.findings.warm.ends import LEAST_ALLOWED, POOL_END
+from analysis.findings.warm.ends import LEAST_ALLOWED, POOL_END, PoolEnd
 from analysis.findings.warm.pools import (
     NO_END,
     POOL_DRIFT,
@@ -47,7 +47,7 @@ def test_a_pool_that_became_slower_is_suspect_as_a_whole_and_no_other(quiet):
     assert codes(told) == (["suspect"] * 4 + ["valid"] * 4, [True] * 4 + [False] * 4)
     assert told[0].validity.codes[POOL_DRIFT] == (
         "ranks that went on from cell to cell did not stay as fast as they were: "
-        "the first cell's rate changed by -1.0% until their end, allowed ±0.5%"
+        "the first cell's rate changed by -1.0% until their end, allowed -0.5% to +0.5%"
     )
     assert drifted([*slow, *sound]) == {one.record_id for one in slow[:3]}
     study = Study.of([*sound, *slow])
@@ -62,6 +62,7 @@ def test_a_pool_that_became_slower_is_suspect_as_a_whole_and_no_other(quiet):
 def test_a_pool_that_became_faster_has_drifted_too(quiet):
     assert POOL_DRIFT in quiet.pool("aa", [1.0, 1.0, 1.0], end=1.006)[-1].validity.codes
     assert quiet.pool("bb", [1.0, 1.0, 1.0], end=1.004)[-1].validity.codes == {}
+    assert not PoolEnd("", -0.49, 1.0).drifted and PoolEnd("", -0.51, 1.0).drifted, "a factor of two either way"
 
 
 def test_the_noise_floor_says_how_far_the_end_may_be():

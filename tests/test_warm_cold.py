@@ -206,7 +206,7 @@ def test_a_study_with_pools_has_a_section_of_them():
     records = [*simulator.pool("aa", [1.0, 1.0, 1.0], end=0.99), *simulator.pool("bb", [1.0, 1.0], batches=[512, 520])]
     study = Study.of([changed(one, sweep_id=SWEEP) for one in records])
     told = pools(study, Findings())
-    assert [(row[3], row[6]) for row in told.tables[0].rows] == [(3, "drifted"), (2, "as fast as it was")]
+    assert [(row[3], row[7]) for row in told.tables[0].rows] == [(3, "drifted"), (2, "no change seen")]
     assert told.tables[0].marked == {0}
     assert told.lines[0] == "5 runs went on in the ranks of the run before, in 2 pools."
     assert told.lines[1] == "1 pool did not stay as fast as it was, so 3 runs of these ranks are suspect."

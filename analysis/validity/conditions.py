@@ -75,8 +75,8 @@ def pool_drift(record: Record, _: ValidityLimits) -> CheckResult | None:
     if end is None:  # of other cells the end of their pool tells
         why = "the pool had another first cell, or how far its runs may differ is not known"
         return unchecked(why) if record.cell.ends_pool else None
-    said = f"the first cell's rate changed by {end.change:+.1%} until their end, allowed ±{end.allowed:.1%}"
-    return CheckResult(said) if end.drifted else None
+    said = f"the first cell's rate changed by {end.change:+.1%} until their end"
+    return CheckResult(f"{said}, allowed {end.least:+.1%} to {end.allowed:+.1%}") if end.drifted else None
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -23,12 +23,17 @@ class PoolEnd:
 
     first: str  # record_id
     change: float  # of the rate, as a share
-    allowed: float  # likewise, on each side
+    allowed: float  # the largest rise that noise explains, likewise; a fall is allowed that such a rise makes good
+
+    @property
+    def least(self) -> float:
+        """The largest fall that noise explains, as a negative share."""
+        return 1 / (1 + self.allowed) - 1
 
     @property
     def drifted(self) -> bool:
         """Whether the change is more than noise explains, or no number."""
-        return not abs(self.change) <= self.allowed
+        return not self.least <= self.change <= self.allowed
 
 
 def stated(record: Record) -> PoolEnd | None:

@@ -31,7 +31,7 @@ def pools(study: Study, findings: Findings) -> Section | None:
         (
             Column("pool", "pool", "count"), Column("gpus", unit_of(study)), Column("first", "its first cell"),
             Column("cells", "cells", "count"), Column("change", "change at the end", CHANGE),
-            Column("allowed", "allowed", "part"), Column("verdict", "verdict"),
+            Column("least", "allowed from", CHANGE), Column("most", "to", CHANGE), Column("verdict", "verdict"),
             Column("ranks", "ranks", shown=False),
         ),
         rows, marked,
@@ -58,10 +58,10 @@ def pools(study: Study, findings: Findings) -> Section | None:
 def _row(number: int, members: list[Record]) -> tuple[Value, ...]:
     first, end = members[0], next(filter(None, map(stated, members)), None)
     place = place_of(first)
-    verdict = "drifted" if _drifted(members) else "as fast as it was" if end else "not checked"
+    verdict = "drifted" if _drifted(members) else "no change seen" if end else "not checked"
     return (
         number, gpu_ids(first.cell.members), run_name(first), sum(not one.cell.ends_pool for one in members),
-        end.change if end else None, end.allowed if end else None, verdict, place.pool if place else "",
+        *((end.change, end.least, end.allowed) if end else (None, None, None)), verdict, place.pool if place else "",
     )  # fmt: skip
 
 
