@@ -184,7 +184,8 @@ def python_threads() -> dict[int, str]:
     return {
         thread.native_id or 0: thread.name
         for thread in threading.enumerate()
-        if thread not in kept and not getattr(getattr(thread, "_target", None), "__module__", "").startswith(COMPILER)
+        if thread not in kept
+        and not str(getattr(getattr(thread, "_target", None), "__module__", "")).startswith(COMPILER)
     }
 
 
