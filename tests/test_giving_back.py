@@ -114,3 +114,31 @@ def test_warm_is_true_or_false(tmp_path):
             groups.choice("strategy", "mine")
     finally:
         groups.search_also([])
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu_comes_back_and_a_leak_is_told():
+    import torch
+
+    from benchmarks.rank.giving_back import Baseline, give_back, left
+    from trainers.kvstore import cuda_copies
+    from trainers.step import set_arithmetic
+
+    device, cell = torch.device("cuda", 0), make_cell(strategy={"name": "none"})
+
+    def used(leaks):
+        set_arithmetic(cell.precision)
+        square = torch.rand(4096, 4096, device=device)
+        (square @ square).cpu().pin_memory()
+        locked = torch.empty(1 << 24, dtype=torch.uint8)
+        cuda_copies.page_lock(locked.data_ptr(), locked.nbytes)  # refused if it is locked already
+        cuda_copies.give_back(locked.data_ptr(), [])
+        return [torch.ones(50 << 20, device=device)] if leaks else []
+
+    baseline, first_idle = Baseline.now(device), None
+    for leaks in (False, False, True):
+        kept = used(leaks)
+        found = left(baseline, device, first_idle, give_back(baseline, device, cell))
+        first_idle = first_idle or found
+        assert [one.endswith("MB of GPU memory") for one in found.kept] == [True] * leaks
+        del kept
