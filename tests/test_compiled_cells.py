@@ -250,7 +250,8 @@ def test_cells_that_go_on_in_ranks_run_what_was_compiled_before_and_a_new_study_
         assert (
             not {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"} & record.validity.codes.keys()
         )
-    launched(*short, "benchmark.max_seconds=0.1", "study=another")
+    launched(*short, "benchmark.max_seconds=0.1", "engine.start=exec", "study=another")
     (again,) = read_study(tmp_path / "outputs" / "another")[0]
+    assert {rank["started"] for rank in again.ranks} == {"exec"}, "they find what forked ranks have made"
     assert again.checks["code_from"] == "cache" and again.checks["newly_made"] == 0 < again.checks["from_cache"]
     assert {row["part"] for row in again.tables["compiling"]["rows"]}
