@@ -6,7 +6,6 @@ The end of its input means: end every process of mine, and leave.
 """
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -34,10 +33,7 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the cell is ended
-    # torch's caches of compiled graphs name the first module that has `torch`, because pickle does: a module of torch's own, as
-    # in ranks that start anew.
-    importlib.import_module("torch")
-    from benchmarks.rank.serving import Agent
+    from benchmarks.rank.serving import Agent  # with torch
 
     with contextlib.suppress(BrokenPipeError):  # the launcher is gone
         return Agent(inbox, Outbox(answers)).serve()
