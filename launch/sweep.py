@@ -141,8 +141,10 @@ class SweepRun:
         order = [one.cell.folder for one in self.cells]
         self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
         self._close_left()
-        if not all(CellFolder(self.study.folder / folder).record.exists() for folder in order):
-            self.engine.open()  # imports torch while earlier records are compared with what is here, and the store is opened
+        if new := [
+            one.cell for one in self.cells if not CellFolder(self.study.folder / one.cell.folder).record.exists()
+        ]:
+            self.engine.open(new[0])  # imports torch while earlier records are compared and the store is opened
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
@@ -153,7 +155,7 @@ class SweepRun:
         if len(self.done) < len(self.cells):
             open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
-            self.engine.open()
+            self.engine.open(open_cells[0])
             self.projector.open()
             self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:

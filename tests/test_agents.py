@@ -38,7 +38,7 @@ AROUND = dict(os.environ)  # pytest changes a variable of its own for every test
 def engine():
     """An engine of this machine; its agent imports torch once for all tests."""
     local = LocalEngine(HERE, AROUND, "auto", 1.0)
-    local.open()
+    local.open(make_cell())
     yield local
     local.close()
 

@@ -3,6 +3,7 @@
 Launcher                                    Agent
                                             ready    torch is imported; cells can be run
 time     what time is it?                   time     the host's monotonic clock; from now on both give signs of life
+prepare  import what a cell needs
 run      fork the ranks of a cell, or have  meeting  the port where the ranks of all hosts meet (the first host only)
          those that wait measure it         started  the process of the cell; or failed: why there is none
                                             silent   hosts that the first one does not hear, over the wire of the ranks
@@ -40,6 +41,7 @@ class Do(str, Enum):
 
     TIME = "time"
     BEAT = "beat"
+    PREPARE = "prepare"
     RUN = "run"
     STACKS = "stacks"
     STOP = "stop"

@@ -71,6 +71,7 @@ class Agent:
             Do.LOOK: self._describe,
             Do.LISTEN: self._listen,
             Do.REACH: self._reach,
+            Do.PREPARE: self._prepare,
             Do.RUN: self._run,
             Do.STACKS: self._stacks,
             Do.STOP: self._stop,
@@ -245,6 +246,10 @@ class Agent:
         """Answer with this host's clock at once: the launcher sets the clock of the ranks by it (NTP, RFC 5905)."""
         self._launcher_beats = True
         self._say(Say.TIME, sent=message["sent"], monotonic=time.monotonic())
+
+    def _prepare(self, message: Mapping[str, Any]) -> None:
+        """Import what the first cell will need."""
+        self._preload(Cell.from_dict(message["asked"]))
 
     def _preload(self, cell: Cell) -> None:
         """Import what a cell needs of ours and of known libraries: the next cell finds it. A user's own code is left out.

@@ -58,8 +58,8 @@ class Job(Protocol):
 class CellEngine(Protocol):
     """Starts the processes of cells."""
 
-    def open(self) -> None:
-        """Begin what takes long before the first cell. Raises OSError."""
+    def open(self, first: Cell) -> None:
+        """Begin what takes long before the first cell, which is probably this one. Raises OSError."""
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""

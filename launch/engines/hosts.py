@@ -67,7 +67,7 @@ class HostsEngine:
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         return self._fleet
 
-    def open(self) -> None:
+    def open(self, first: Cell) -> None:
         """Do nothing: the agents run since the plan was made."""
 
     def meet(self, cells: Sequence[Cell]) -> None:

@@ -40,11 +40,13 @@ class LocalEngine:
         self._waiting: ServedJob | None = None  # the last one, whose processes may wait for another cell
         self._leaving = False  # they were told to leave, and have not said that they did
 
-    def open(self) -> None:
-        """Start the agent, which imports torch while the launcher does other things. Raises OSError."""
+    def open(self, first: Cell) -> None:
+        """Start the agent, which imports what a cell needs while the launcher does other things. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
             command = [sys.executable, *AGENT]
             self._agent = Channel(command, processes.started_by_me(self._environment))
+            with contextlib.suppress(AgentGone):  # it is told where a cell is started
+                self._agent.send(Do.PREPARE, asked=first.to_dict())
 
     def start(
         self,
@@ -111,7 +113,7 @@ class LocalEngine:
         self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str], lives: Lives
     ) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
-        self.open()
+        self.open(cell)
         assert self._agent is not None
         job.agent = self._agent
         self._agent.listen(job.take)
