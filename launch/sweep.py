@@ -115,9 +115,8 @@ class SweepRun:
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.engine, self.here = engine, here
-        self.runner = CellRunner(
-            self.config, self.here, self.study, self.sweep, self.engine, planned.nsys, stopping, self._note
-        )
+        parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note
+        self.runner = CellRunner(self.config, here, *parts)
         self.beside = BesideCells()
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console, self.beside)
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
@@ -138,22 +137,21 @@ class SweepRun:
         Raises:
             OSError: the study's folder cannot be written; nothing was started.
         """
-        order = [one.cell.folder for one in self.cells]
+        cells = [one.cell for one in self.cells]
+        order = [cell.folder for cell in cells]
         self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
         self._close_left()
-        if new := [
-            one.cell for one in self.cells if not CellFolder(self.study.folder / one.cell.folder).record.exists()
-        ]:
+        if new := [cell for cell in cells if not CellFolder(self.study.folder / cell.folder).record.exists()]:
             self.engine.open(new[0])  # imports torch while earlier records are compared and the store is opened
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
         if self.config.resume:
-            self.done = done_before([one.cell for one in self.cells], self.study, self.here, self._note)
+            self.done = done_before(cells, self.study, self.here, self._note)
             for number in self.pools.send_to_new_ranks(self.done.values(), known):
                 del self.done[number]
         if len(self.done) < len(self.cells):
-            open_cells = [one.cell for number, one in enumerate(self.cells) if number not in self.done]
+            open_cells = [cell for number, cell in enumerate(cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.engine.open(open_cells[0])
             self.projector.open()

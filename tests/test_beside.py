@@ -29,7 +29,7 @@ from launch.tracking import store, tracker
 class Engine(FakeEngine):
     """Begins with `opening`, and starts no process. Every cell follows the same script."""
 
-    def __init__(self, *steps, opening=lambda: None):
+    def __init__(self, *steps, opening=lambda first: None):
         super().__init__()
         self.script, self.open = steps, opening
 
@@ -157,7 +157,7 @@ def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, br
     "phase", ["the store is opened", "a cell starts", "a cell runs", "a run is written", "the report"]
 )
 def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypatch, phase):
-    held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda: None
+    held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda first: None
     real_log, real_write = tracker.Tracker.log, StudyReport.write
     if phase == "the store is opened":
         assert held.enter_context(own_files.locked(output_dir / ".mlflow.db.lock"))
@@ -220,6 +220,6 @@ def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells
     monkeypatch.setattr(sweep, "done_before", lambda *asked: happened.append("compares") or compared(*asked))
     for cells in (1, 2, 2):
         happened.append(cells)
-        engine = Engine(starts, is_done, ends(0), opening=lambda: happened.append("opens"))
+        engine = Engine(starts, is_done, ends(0), opening=lambda first: happened.append("opens"))
         run(engine, tmp_path, cells, "report=false", "tracking=none")
     assert happened == [1, "opens", "compares", "opens", 2, "opens", "compares", "opens", 2, "compares"]
