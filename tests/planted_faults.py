@@ -296,7 +296,7 @@ ELSEWHERE = {
     "gradient faults of real ranks in fp32 and bf16": ("test_as_asked.py", "test_faults_of_the_exchange_are_found"),
     "host sleeps between iterations": ("test_as_asked.py", "time_between_steps"),
     "an exchange over gloo that is not awaited": ("test_as_asked.py", "exchange_wrong"),
-    "torch.compile that does nothing": ("test_as_asked.py", "a_compiler_that_does_nothing_is_seen"),
+    "torch.compile that does nothing": ("test_compiled_cells.py", "a_compiler_that_does_nothing_is_seen"),
     "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %": (
         "test_validity.py",
         "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs",
