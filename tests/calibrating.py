@@ -14,7 +14,8 @@ from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.record import read_lines
 from benchmarks.timing.clock import Clock
-from benchmarks.training import as_asked, throughput
+from benchmarks.timing.compilation import Compilation
+from benchmarks.training import throughput
 from benchmarks.training.calibration import derive, measure
 from trainers.step import Training
 from trainers.strategies.nccl_allreduce import NcclAllreduce
@@ -48,7 +49,7 @@ def calibrate(rank, folder):
             if name == "two_hosts":
                 of = changed_cell(of, gpus=[0], hosts=["a", "b"])
             found[name] = tables(of, ranks, folder, name)
-        with mock.patch.object(as_asked.Compilation, "since", return_value={"graphs": 1}):
+        with mock.patch.object(Compilation, "since", return_value={"graphs": 1}):
             found["recompiled"] = tables(cell, ranks, folder, "recompiled")
         found["slept"] = tables(cell, ranks, folder, "slept", a_layer_sleeps)
         found["slow"] = tables(cell, ranks, folder, "slow", a_collective_is_slow)

@@ -57,7 +57,7 @@ class Ranks:
 def ranks(monkeypatch):
     fake = Ranks()
     monkeypatch.setattr(CellRunner, "measure", lambda *given: fake.measure(*given))
-    monkeypatch.setattr(LocalEngine, "open", lambda engine: None)
+    monkeypatch.setattr(LocalEngine, "open", lambda engine, first: None)
     return fake
 
 

@@ -248,7 +248,7 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
     assert "Compared with their raw samples: every cell that has them here; 1 do not agree with them." in validity.lines
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
-    assert [row[2] for row in section(told, "cells").tables[0].rows] == ["does_not_verify", ""]
+    assert [row[3] for row in section(told, "cells").tables[0].rows] == ["does_not_verify", ""]
     assert len(found.excluded) == 1
     assert read(folder.record).validity.verdict == "valid"  # the record itself stays
 
