@@ -39,8 +39,8 @@ def engine(served):
 
 
 def run(engine, folder, lives, around=AROUND, stopping=lambda: False, **options):
-    """Run a cell of two workers: (outcome, its folder, its token)."""
-    cell, token = make_cell(**{"gpus": (0, 1), "max_seconds": 0.05} | options), uuid.uuid4().hex
+    """Run a cell of one worker: (outcome, its folder, its token)."""
+    cell, token = make_cell(**{"gpus": (0,), "max_seconds": 0.05} | options), uuid.uuid4().hex
     inside = prepare(CellFolder(folder), cell)
     variables = environment(cell, HERE, inside, token, around)
     outcome = supervise.run(cell, inside, variables, engine, Engine(), stopping, lambda watch: None, lives=lives)
@@ -59,7 +59,7 @@ def started(folder, rank=0):
 def test_a_cell_goes_on_in_the_ranks_of_the_one_before(engine, tmp_path):
     folders = []
     for place, options in enumerate([{}, {"batch_size": 4}, {"min_iterations": 5}]):
-        outcome, folder, token = run(engine, tmp_path / str(place), GOES_ON, **options)
+        outcome, folder, token = run(engine, tmp_path / str(place), GOES_ON, gpus=(0, 1), **options)
         assert (outcome.state, outcome.went_on, outcome.kept) == ("finished", place > 0, [])
         assert len(processes.of(token)) == 3  # two ranks and what watches them carry the token of the newest cell
         folders.append(folder)
@@ -83,7 +83,7 @@ def test_nothing_stays_unless_it_may(engine, tmp_path):
 def test_a_cell_of_other_needs_gets_new_ranks(differs, engine, tmp_path):
     _, first, token = run(engine, tmp_path / "first", GOES_ON)
     around = {**AROUND, "GLOO_SOCKET_RETRY": "1"} if differs == "a variable" else AROUND
-    options = {"gpus": (1, 0)} if differs == "devices" else {}
+    options = {"gpus": (1,)} if differs == "devices" else {}
     lives = STAYS if differs.startswith("nothing") else GOES_ON
     outcome, second, _ = run(engine, tmp_path / "second", lives, around, **options)
     assert (outcome.state, outcome.went_on) == ("finished", False)
@@ -92,16 +92,16 @@ def test_a_cell_of_other_needs_gets_new_ranks(differs, engine, tmp_path):
 
 
 def test_a_rank_that_is_killed_between_two_cells_ends_its_pool_and_no_record(engine, tmp_path):
-    _, first, _ = run(engine, tmp_path / "first", GOES_ON)
+    _, first, _ = run(engine, tmp_path / "first", GOES_ON, gpus=(0, 1))
     os.kill(started(first)["pid"], signal.SIGKILL)
     until(lambda: processes.state(started(first, 1)["pid"]) == "gone", 10)
     assert not first.failures.exists(), "the cell before is finished"
-    outcome, second, _ = run(engine, tmp_path / "second", GOES_ON)
+    outcome, second, _ = run(engine, tmp_path / "second", GOES_ON, gpus=(0, 1))
     assert (outcome.state, outcome.went_on, started(second)["started"]) == ("finished", False, "fork")
 
 
 def test_a_rank_that_dies_in_a_later_cell_is_named_there(engine, tmp_path):
-    _, first, _ = run(engine, tmp_path / "first", GOES_ON)
+    _, first, _ = run(engine, tmp_path / "first", GOES_ON, gpus=(0, 1))
 
     def kill(killed=[]):  # noqa: B006
         path = tmp_path / "second/ranks/1.jsonl"
@@ -109,7 +109,7 @@ def test_a_rank_that_dies_in_a_later_cell_is_named_there(engine, tmp_path):
             killed.append(os.kill(started(first, 1)["pid"], signal.SIGKILL))
         return False
 
-    outcome, second, token = run(engine, tmp_path / "second", GOES_ON, stopping=kill, min_seconds=20)
+    outcome, second, token = run(engine, tmp_path / "second", GOES_ON, stopping=kill, min_seconds=20, gpus=(0, 1))
     assert (outcome.state, outcome.went_on) == ("failed", True)
     assert (outcome.failure.cause, outcome.failure.rank) == ("killed", 1)
     assert second.failures.exists() and not first.failures.exists()

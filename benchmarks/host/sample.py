@@ -22,6 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 READY_SECONDS = 15.0  # until the first sample: GPUs may take some to settle
 END_SECONDS = 8.0  # for the last one
 POLL_SECONDS = 1.0
+END = b"end"  # said by an agent that lives
+GONE_SECONDS = 2.0  # for an agent that was killed to be gone: its lock may be free after its end of our input is closed
 
 
 class SamplingProcess:
@@ -52,8 +54,10 @@ class SamplingProcess:
         """Have it take the last sample and leave."""
         if self._process is None:
             return
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
+            self._process.stdin.write(END)
+            self._process.stdin.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -65,17 +69,26 @@ class SamplingProcess:
 
 def main(folder: str, token: str, *uuids: str) -> int:
     """Sample until the input ends or the process that started this one is gone. Returns the exit status."""
-    agent = os.getppid()
+    agent, ended = os.getppid(), False
     try:
         with Sampler(CellFolder(Path(folder)), uuids, token, agent):
             print("ready", flush=True)
-            while not select.select([sys.stdin], [], [], POLL_SECONDS)[0] and os.getppid() == agent:
-                pass
+            while not ended and os.getppid() == agent:
+                ended = bool(select.select([sys.stdin], [], [], POLL_SECONDS)[0])
     except OSError:
         return 1  # the disk is full, or the folder is gone: the checks say that there are no samples
     finally:
-        remove_left()  # of an agent that was killed: its lock is free before the input ends here, as it was made before
+        if os.getppid() != agent or (ended and not os.read(0, len(END))):
+            _when_gone(agent)
     return 0
+
+
+def _when_gone(agent: int) -> None:
+    """Remove what an agent left that was killed, once it is gone."""
+    until = time.monotonic() + GONE_SECONDS
+    while os.getppid() == agent and time.monotonic() < until:
+        time.sleep(0.01)
+    remove_left()
 
 
 if __name__ == "__main__":
