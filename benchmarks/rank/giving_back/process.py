@@ -26,6 +26,8 @@ KEPT_THREADS = ("pt_autograd", "pt_tcpstore", "pt_inter", "cuda", "NCCL RAS")
 COMPILER = "torch._inductor"  # starts threads that wait for the processes in which it compiles
 PACKAGES = ("site-packages", "dist-packages")
 STANDARD_LIBRARY = Path(os.__file__).parent
+# Python's threads that a library starts once and keeps: tqdm's, by which torch.compile shows its progress where tqdm is there.
+LIBRARY_THREADS = ("tqdm_monitor",)
 HANDLED = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -177,7 +179,7 @@ def threads() -> Counter[str]:
 
 
 def python_threads() -> dict[int, str]:
-    """Return the names of Python's own threads, by the ids that the kernel gives them, without those of torch's compiler."""
+    """Return the names of Python's own threads, by the kernel's ids, without those that torch's compiler starts."""
     compiling = getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None)
     pools = [compiling.pool()] if compiling is not None and compiling.pool.cache_info().currsize else []
     kept = {thread for pool in pools for thread in pool._threads}
@@ -185,6 +187,7 @@ def python_threads() -> dict[int, str]:
         thread.native_id or 0: thread.name
         for thread in threading.enumerate()
         if thread not in kept
+        and thread.name not in LIBRARY_THREADS
         and not str(getattr(getattr(thread, "_target", None), "__module__", "")).startswith(COMPILER)
     }
 
