@@ -13,6 +13,7 @@ from conf.variables import LAUNCHER, SHARED_MEMORY_FOLDER, STARTER, TOKEN, UMASK
 
 # proc(5); the words are psutil's.
 STATES = {"S": "sleeping", "D": "disk-sleep", "T": "stopped", "t": "tracing-stop", "Z": "zombie", "X": "gone"}
+ENDED = ("gone", "zombie")  # of the states: what does so runs no more
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 The agent of the host forks it (benchmarks.rank.serve). A profiler starts it as a program:
 
-    python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec
+    python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec|warm
 
-`auto` forks the ranks. A forked rank has what the agent imported, above all torch, and begins in milliseconds instead of
+All but `exec` fork the ranks. A forked rank has what the agent imported, above all torch, and begins in milliseconds instead of
 seconds. Before the fork the agent uses no device and computes nothing. It has only two kinds of other threads: that of
 torch's store, which no rank touches, and OpenBLAS's, which are made anew after a fork. CUDA does not survive a fork: if
 anything has initialised it here, the ranks are new processes (exec), and the agent's log says why.
@@ -60,7 +60,7 @@ def run(
     Returns the exit status: 0, or 1 with `failures.json` in the folder.
     """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
-    forked = start == "auto" and _preloaded(folder)
+    forked = start != "exec" and _preloaded(folder)
     ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, numbers, "fork", staying)}
     if not forked:
         words = ("-u", "-m", "benchmarks.rank.worker", str(folder), ",".join(map(str, numbers)))

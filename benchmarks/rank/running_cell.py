@@ -20,7 +20,6 @@ from benchmarks.rank.staying import NextCell, Staying, write_to
 from benchmarks.record import CellFolder, clock, read_lines
 from conf.variables import STARTER, TOKEN
 
-ENDED = ("gone", "zombie")
 POOL_CHARACTERS = 8  # of a token, which name a pool: the first cell's
 LAST_SECONDS = 5.0  # for the process of a cell, after every process of it was ended
 # What changes from cell to cell, and who reads it only after the fork: NCCL, gloo and CUDA when they are initialised, torch and
@@ -111,7 +110,9 @@ class RunningCell:
     @property
     def all_live(self) -> bool:
         """Whether none of its processes has ended."""
-        return self.status() is None and all(processes.state(pid) not in ENDED for pid in self._reported().values())
+        return self.status() is None and all(
+            processes.state(pid) not in processes.ENDED for pid in self._reported().values()
+        )
 
     def kept(self) -> list[str] | None:
         """Return what the processes kept of the cell, once they wait for another one; None before, and where they end."""

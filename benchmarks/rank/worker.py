@@ -67,7 +67,7 @@ class Process:
     def __init__(self, number: int, started: str, staying: Staying | None) -> None:
         self._number, self._started, self._staying = number, started, staying
         self._place = 0  # of the cell among those that this process measures
-        self._store: Store | None = None  # of the agent, for the cells after the first
+        self._store: Store | None = None  # of the agent, where this process may measure several cells
         self._cell: Cell | None = None
         self._device: torch.device | None = None
         self._baseline: Baseline | None = None  # what this process was before its first cell

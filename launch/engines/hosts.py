@@ -93,7 +93,6 @@ class HostsEngine:
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         meeting = self._meetings.get(cell.every_host)
         met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})
-        how = "exec" if self._limits.start == "exec" else "auto"
         watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
         with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
             for part in parts:
@@ -106,7 +105,7 @@ class HostsEngine:
                 part.host.channel.listen(part.take)
                 part.host.channel.send(
                     Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
-                    environment=variables, start=how, sampled=gpus if sampled else None,
+                    environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
                     numbers=[number for number, place in enumerate(cell.places) if place.host == host.name],
                     meeting=met | {"host": part.number}, lost_after_s=self._limits.lost_after_s, watched=watched,
                 )  # fmt: skip

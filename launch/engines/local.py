@@ -34,8 +34,7 @@ class LocalEngine:
     def __init__(self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float) -> None:
         """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
-        self._machine, self._profiler_grace_s = machine, profiler_grace_s
-        self._how = "exec" if how == "exec" else "auto"
+        self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
         self._agent: Channel | None = None
         self._waiting: ServedJob | None = None  # the last one, whose processes may wait for another cell
         self._leaving = False  # they were told to leave, and have not said that they did

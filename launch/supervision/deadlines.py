@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.host.processes import ENDED
 from benchmarks.record import Failure
 from conf import schema
 from launch.supervision.progress import Rank, Watch
-
-ENDED = ("gone", "zombie")
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from benchmarks.host.processes import ENDED
 from benchmarks.record import Failure
-from launch.supervision.deadlines import ENDED
 from launch.supervision.progress import Rank, Watch
 from launch.supervision.stacks import Place, Standing
 

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.host.processes import ENDED
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import ALONE, CellEngine, Job, Lives
 from launch.supervision import stacks
-from launch.supervision.deadlines import ENDED, Hang, overdue
+from launch.supervision.deadlines import Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
 from launch.supervision.hang import STUCK, hang
 from launch.supervision.logs import with_log
