@@ -9,6 +9,9 @@ from launch.engines.compile_caches import INDUCTOR, TRITON
 
 # NCCL reads these when it makes a communicator, or begins its log again (research page, C2); everything else once in a process.
 READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+EMPTY_FILE = (
+    "NCCL_CONF_FILE"  # of each cell's own folder, so that nothing of the user's is read: all of them say the same
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class Needs:
     @staticmethod
     def of(cell: Cell, environment: Mapping[str, str]) -> "Needs":
         """Return those of a cell in an environment."""
-        changing = (TOKEN, *READ_AT_EACH_COMMUNICATOR, INDUCTOR, TRITON)  # the last two are read at each compilation
+        changing = (
+            TOKEN,
+            *READ_AT_EACH_COMMUNICATOR,
+            EMPTY_FILE,
+            INDUCTOR,
+            TRITON,
+        )  # the last two: at each compilation
         kept = frozenset((name, value) for name, value in environment.items() if name not in changing)
         return Needs(cell.device, tuple(cell.places), kept)
