@@ -8,6 +8,7 @@ process does. So what was compiled is forgotten before a cell whose graph could 
 
 import json
 import sys
+from typing import Any
 
 from conf.cell import Cell
 
@@ -43,6 +44,12 @@ class KeptGraphs:
     def any(self) -> bool:
         """Whether a cell was compiled here."""
         return bool(self._key)
+
+
+def has_compiled() -> bool:
+    """Return whether torch's compiler has looked at any code of this process."""
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames"))
 
 
 def end_compile_workers() -> None:

@@ -7,13 +7,12 @@ import contextlib
 import ctypes
 import gc
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.rank.giving_back.graphs import end_compile_workers
+from benchmarks.rank.giving_back.graphs import end_compile_workers, has_compiled
 
 
 def allocated_bytes(device: torch.device) -> int:
@@ -44,7 +43,7 @@ def pinned_bytes(device: torch.device) -> int | None:
 def drop_caches(device: torch.device, keep_compiled: bool) -> None:
     """Give back what torch keeps for later: garbage, cached blocks, workspaces, graphs, threads and processes that wait."""
     torch.clear_autocast_cache()
-    if not keep_compiled and "torch._dynamo" in sys.modules:  # else its import would take longer than a cell
+    if not keep_compiled and has_compiled():  # else it would import the compiler, which takes seconds
         torch.compiler.reset()
     end_compile_workers()
     gc.collect()
