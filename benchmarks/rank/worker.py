@@ -106,6 +106,7 @@ class Process:
         import json
 
         import torch
+        import torch.distributed as dist
 
         from benchmarks.rank.giving_back import Baseline, KeptGraphs
         from conf.cell import Cell
@@ -142,6 +143,9 @@ class Process:
                 reporter.phase("connect")
             _join(cell, number, self._meeting())
             _rank(cell, number, device, reporter, [here.get("node"), os.getpid(), identity.get("uuid")])
+            if self._staying or anew:
+                dist.destroy_process_group()
+            # Else the kernel ends this process at once, and its connections: two H200s take 0.4 s to end them one by one.
         else:
             from trainers.kvstore import server_process
 
@@ -202,8 +206,6 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter",
     """
     import dataclasses
 
-    import torch.distributed as dist
-
     from benchmarks.rank.group import Ranks
     from conf.targets import locate
     from trainers.peers import told
@@ -216,7 +218,6 @@ def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter",
     result = run(cell, Ranks(rank, cell.world_size, device, len(cell.hosts) > 1), reporter)
     if rank == 0:
         reporter.line(Kind.RESULT, **dataclasses.asdict(result))
-    dist.destroy_process_group()
 
 
 def _identity(device: "torch.device") -> dict[str, object]:
