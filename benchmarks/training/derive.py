@@ -53,14 +53,15 @@ def warm_up(lines: RankLines) -> Metrics:
 
 def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
     """Return whether the step time had stopped falling when the warm-up ended."""
-    ms = slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up"))
-    return {"warmup_flat": warmed_up(ms, cell)}
+    windows = together(lines, Kind.BLOCK, purpose="warm-up")
+    asked_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
+    least_ms = min((float(block.get("least_ms", asked_ms)) for window in windows for block in window), default=asked_ms)
+    return {"warmup_flat": warmed_up(slowest_ms(windows), cell, least_ms)}
 
 
-def warmed_up(ms: Sequence[float], cell: Cell) -> bool:
-    """Return whether a warm-up that took these ms has ended; a rank ends it by this."""
-    options = cell.benchmark
-    return statistics.flat(ms, int(options["warmup_iterations"]), 1e3 * float(options.get("warmup_min_seconds", 0.0)))
+def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:
+    """Return whether a warm-up that took these ms, and should take `least_ms` at least, has ended; a rank ends it by this."""
+    return statistics.flat(ms, int(cell.benchmark["warmup_iterations"]), least_ms)
 
 
 def timed(lines: RankLines) -> Derived:

@@ -1,6 +1,7 @@
 """`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines every number that this produces."""
 
 import itertools
+import math
 from typing import Any
 
 from benchmarks.rank.group import Ranks
@@ -9,6 +10,7 @@ from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
 from benchmarks.timing import compilation, statistics
 from benchmarks.timing.clock import Clock
+from benchmarks.timing.loaded_device import HERE, SHARE
 from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
 from benchmarks.training.calibration.measure import Calibration
 from benchmarks.training.kept import Kept
@@ -47,6 +49,7 @@ class TrainingBenchmark:
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
         self.longest: list[float] = []  # ms of the steps of the longest window of the warm-up
+        self.known = HERE.knows(cell)  # the device comes from steps like these
         self.kept: Kept | None = None  # steps without exchange stand between the timed windows, and leave no trace
 
     def run(self) -> Result:
@@ -86,8 +89,8 @@ class TrainingBenchmark:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
         Calibration(self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms).run()
 
-    def block(self, purpose: str, iterations: int) -> tuple[Block, list[float]]:
-        """Time a window of steps and write its samples at once. Return (this rank's, the slowest rank's ms)."""
+    def block(self, purpose: str, iterations: int, **facts: Any) -> tuple[Block, list[float]]:
+        """Time a window of steps and write its samples, and `facts`, at once. Return (this rank's, the slowest rank's ms)."""
         counted: list[tuple[int, int]] = []  # images and tokens so far, after each step
 
         def step() -> None:
@@ -96,7 +99,7 @@ class TrainingBenchmark:
 
         block = self.clock.block(step, iterations, self.reporter.beat)
         images, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
-        facts: dict[str, Any] = {"tokens": tokens} if tokens else {}
+        facts |= {"tokens": tokens} if tokens else {}
         if isinstance(self.training.batches, LoadedBatches):
             facts["wait_ms"] = self.training.batches.waited_ms[-iterations:]  # every step draws one batch
         self.reporter.block(purpose, block, images, **facts)
@@ -108,15 +111,18 @@ class TrainingBenchmark:
         self.block("first", 1)
         self.reporter.phase("warm-up")
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
-        least_ms = 1e3 * self.options["warmup_min_seconds"]
+        least_ms = 1e3 * self.options["warmup_min_seconds"] * (SHARE if self.known else 1)
         slowest: list[float] = []
-        while not derive.warmed_up(slowest, self.cell) and seconds < self.options["warmup_max_seconds"]:
-            window_ms = max(least_ms - 1e3 * seconds, least_ms / WARM_UP_WINDOWS)
-            fitting = round(window_ms / statistics.median(slowest[-fewest:])) if slowest else fewest
-            block, ms = self.block("warm-up", min(MOST_WARMING, max(fewest, fitting)))
+        while not derive.warmed_up(slowest, self.cell, least_ms) and seconds < self.options["warmup_max_seconds"]:
+            window_ms = max(least_ms - math.fsum(slowest), least_ms / WARM_UP_WINDOWS)
+            # By the shortest step, so that the second window is not a step short of the least time.
+            fitting = math.ceil(window_ms / min(slowest[-fewest:])) if slowest else fewest
+            block, ms = self.block("warm-up", min(MOST_WARMING, max(fewest, fitting)), least_ms=least_ms)
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
             self.longest = max(self.longest, ms, key=len)
+        if not self.known and not self._gets_longer():
+            HERE.remember(self.cell)
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
 
     def check(self) -> None:
@@ -148,7 +154,11 @@ class TrainingBenchmark:
             has_cost = strategy.own_work_alone
         else:
             has_cost = self.options["exchange_iterations"] and type(strategy).exchange_alone != Strategy.exchange_alone
-        return bool(has_cost) and (self.ranks.device.type == "cpu" or not stopping.gets_longer(self.longest))
+        return bool(has_cost) and (self.known or not self._gets_longer())
+
+    def _gets_longer(self) -> bool:
+        """Return whether steps may get longer under load, as at a GPU's power cap; all ranks return the same."""
+        return self.ranks.device.type == "cuda" and stopping.gets_longer(self.longest)
 
     def timed(self) -> None:
         """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
