@@ -1,6 +1,6 @@
 """`python -m analysis predict STUDY`: what cells should give before they run, with intervals and beside a null model.
 
-`--holdout condition|size|transport|model` forecasts measured cells from the others and says how far off that was. Several
+`--holdout condition|size|transport|batch|model` forecasts measured cells from the others and says how far off that was. Several
 folders are read as one study. Files of published ladders (tests/data/ladders) are forecast from their first points.
 Exit status: 0 done, 2 wrong input or request.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from analysis.commands.predicted import forecasts, held_out, ladders
 from analysis.findings.study import Study, open_study
-from analysis.prediction.asked import questions, read_batches, read_nccl, read_subsets
+from analysis.prediction.asked import questions, read_batches, read_nccl, read_spread, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
 from analysis.prediction.forecast import Forecast, forecast
@@ -37,6 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
     )
     parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
+    parser.add_argument(
+        "--gpu-spread", metavar="SHARE", help="how far GPUs of one model differ, such as 2%% (default: as the study's do)"
+    )
     parser.add_argument("--holdout", choices=WAYS, help="forecast measured cells from the others")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -70,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.strategy.split(",") if arguments.strategy else None,
         read_batches(arguments.batch) if arguments.batch else None,
         read_network(arguments.net) if arguments.net else None,
+        read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
     )
     known = _scores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
@@ -90,16 +94,20 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"--net {arguments.net}: expected --gpus and --per-node too, such as --gpus 16,64 --per-node 8"
         )
-    asked = [name for name in ("gpus", "net", "nccl", "strategy", "batch") if getattr(arguments, name)]
+    asked = [one for one in ("gpus", "net", "nccl", "strategy", "batch", "gpu-spread") if _given(arguments, one)]
     if arguments.holdout and asked:
         raise ValueError(f"--holdout forecasts the study's own cells; --{asked[0]} asks for others")
 
 
 def _refuse_of_ladders(arguments: argparse.Namespace) -> None:
     """Refuse what asks for cells of a study. Raises ValueError."""
-    asked = [name for name in ("gpus", "nccl", "strategy", "batch", "holdout") if getattr(arguments, name)]
+    asked = [one for one in ("gpus", "nccl", "strategy", "batch", "gpu-spread", "holdout") if _given(arguments, one)]
     if asked:
         raise ValueError(f"--{asked[0]} needs the folder of a study; {arguments.study[0]} is a file")
+
+
+def _given(arguments: argparse.Namespace, option: str) -> bool:
+    return bool(getattr(arguments, option.replace("-", "_")))
 
 
 def _study(folders: Sequence[str]) -> Study:

@@ -1,5 +1,6 @@
 """The questions of a command line: which cells to forecast, of what a study has measured."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import STRATEGIES
 from conf.nccl import Nccl, settings
 
-MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
+MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
 _FORM = (
     "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
 )
@@ -72,6 +73,18 @@ def read_batches(text: str) -> list[int]:
     return found
 
 
+def read_spread(text: str) -> float:
+    """Read --gpu-spread, 2% or 0.02, as a share. Raises ValueError."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= MOST_SPREAD:
+        raise ValueError(f"--gpu-spread {text!r}: expected how far GPUs of one model differ, from 0% to 50%, such as 2%")
+    return share
+
+
 def questions(
     calibration: Calibrated,
     subsets: Sequence[Subset] | None,
@@ -79,6 +92,7 @@ def questions(
     strategies: Sequence[str] | None,
     batches: Sequence[int] | None,
     network: HostNetwork | None,
+    gpu_spread: float | None = None,
 ) -> list[Question]:
     """Return every combination that is asked for, in order of models, strategies, batches and GPUs.
 
@@ -108,9 +122,8 @@ def questions(
                     wire = asked_wire(nccl, calibration.link_class, subset.hosts)
                     placed = replace(like, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
                     crossing = network if subset.hosts > 1 else None
-                    found.append(
-                        replace(placed, workload=workload, members=subset.members, network=crossing, machine=machine)
-                    )
+                    placed = replace(placed, members=subset.members, network=crossing, machine=machine)
+                    found.append(replace(placed, workload=workload, gpu_spread=gpu_spread))
     return found
 
 

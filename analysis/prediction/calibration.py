@@ -13,10 +13,12 @@ from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
 from analysis.prediction.cells import MeasuredCell, Workload, question_of, workload_of
 from analysis.prediction.draws import Values, about, best, near
-from analysis.prediction.links.model import DIRECT, HOST_MEMORY, TOGETHER, KnownLinks, TimeCurve
-from analysis.prediction.links.nccl_constants import constants
+from analysis.prediction.links.model import DIRECT, HOST_MEMORY, KnownLinks, TimeCurve
+from analysis.prediction.links.nccl_constants import constants, nvlink
+from analysis.prediction.links.ring import TOGETHER, NvLinks
 from analysis.prediction.links.wires import asked_wire, used_wire
 from analysis.prediction.strategies import HostLink, Known
+from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record
 
@@ -88,7 +90,7 @@ def calibrate(study: Study) -> Calibrated:
     records = [record for one in study.runs for record in one.records if record.cell.device == device]
     nccl = next((version for one in records if (version := _nccl(one))), None)
     curves = (*_curves(records), *(made for one in cells if (made := exchange_curve(one))))
-    known = Known(KnownLinks(curves, _copies(records), nccl), _host_link(records))
+    known = Known(KnownLinks(curves, _copies(records), nccl, _nvlinks(records)), _host_link(records))
     calibration = Calibrated(cells, known, (), _link_class(records))
     return replace(calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28"))
 
@@ -224,6 +226,19 @@ def _host_link(records: Iterable[Record]) -> HostLink:
             if value:
                 found.setdefault(gpus, []).append(value)
     return HostLink({gpus: statistics.median(values) for gpus, values in found.items()})
+
+
+def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
+    """Return what joins two GPUs, if every two of them have equally many NVLinks and NCCL's rate of one is known."""
+    words: set[object] = set()
+    names: set[str] = set()
+    for record in records:
+        words |= set(mapping(record.environment.get("links")).values())
+        gpus = mapping(record.environment.get("gpu")).get("gpus")
+        names |= {str(mapping(one).get("name")) for one in gpus} if isinstance(gpus, list) else set()
+    counts, kinds = {nvlink_count(str(word)) for word in words}, {nvlink(name) for name in names}
+    count, kind = (found.pop() if len(found) == 1 else None for found in (counts, kinds))
+    return NvLinks(count * kind[0], kind[1]) if count and kind else None
 
 
 def _nccl(record: Record) -> str | None:

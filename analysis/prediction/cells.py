@@ -49,6 +49,7 @@ class Question:
     shares_gpu: bool = False  # a server keeps weights on the GPU of a rank
     network: HostNetwork | None = None  # between hosts that were not measured
     machine: str = ""  # whose cells count first; empty: any
+    gpu_spread: float | None = None  # standard deviation of GPUs as a share of a step; None: as the study shows
 
     @property
     def ranks(self) -> int:

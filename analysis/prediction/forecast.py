@@ -13,32 +13,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from analysis.prediction import tables
+from analysis.prediction.assembled import assemble
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
-from analysis.prediction.draws import Values, about, best, deviation, exactly, near
+from analysis.prediction.draws import best, deviation
 from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
-from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, of_members, scatter_ms
-from analysis.prediction.parts.costs import own_work, slowed
-from analysis.prediction.parts.exchange import exchange, replay_with
+from analysis.prediction.parts.base import StepPart
 from analysis.prediction.parts.nearest import distance
-from analysis.prediction.strategies import strategy
-from analysis.prediction.waiting import Waiting, expected_largest, largest_normal, wait_of_residuals
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
-_WAITING_SPREAD = 0.25  # of a wait that follows from a 95th percentile alone
 INTERPOLATED, EXTRAPOLATED, ASSUMED_NETWORK = "interpolated", "extrapolated", "assumed_network"
-BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE = (
-    "step of one GPU",
-    "exchange",
-    "contention",
-    "own work of the strategy",
-    "waiting",
-    "scatter between runs",
-)
 
 
 @dataclass(frozen=True)
@@ -75,36 +60,18 @@ def forecast(calibration: Calibrated, question: Question, scores: Sequence[float
 
     Raises NoLink (a ValueError) where a wire is not known, ValueError for an unknown strategy or workload.
     """
-    known = strategy(question.strategy)
-    bare = base(calibration, question)
-    gamma = slowed(calibration, question)
-    own = own_work(calibration, question, gamma.values)
-    times, sources = exchange(calibration, question)
-    waiting, why_waiting = _waiting(calibration, question)
-    noise = near(0.0, between_runs_ms(calibration, question), "next run")
-
-    def step(
-        bare: Values, times: Sequence[Values], gamma: Values, own: Values, waiting: Values, noise: Values
-    ) -> Values:
-        played = replay_with(calibration, question, bare, times, own, gamma)
-        whole = played.step_ms + waiting
-        if not known.waits:  # a server answers the pushes of all ranks, one after the other
-            whole = np.maximum(whole, sum(times, exactly(0.0)))
-        return np.maximum(whole, launch) + noise
-
-    launch = _launch_ms(calibration, question)
-    given = (bare.values, times, gamma.values, own.values, waiting, noise)
-    steps = step(*given)
-    played = replay_with(calibration, question, bare.values, times, own.values, gamma.values)
-    without = max(best(bare.values) + best(waiting), launch)
+    made = assemble(calibration, question)
+    bare, own, waiting, launch = made.bare.values, made.own.values, made.waiting, made.launch_ms
+    steps, played = made.steps(), made.played
+    without = max(best(bare) + best(waiting), launch)
     cost = best(steps) - without
-    own_ms = min(best(own.values), max(cost, 0.0))
+    own_ms = min(best(own), max(cost, 0.0))
     null_cost = _null_cost(calibration, question)
-    basis, why = _basis(calibration, question, (bare, gamma, own), sources)
+    basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.sources)
     spread = deviation(steps)
     growth = 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
     half, sentence = _half(spread * growth, scores)
-    alone_ms = max(best(bare.values), launch) + own_ms
+    alone_ms = max(best(bare), launch) + own_ms
     ms = best(steps)
     return Forecast(
         ms,
@@ -123,60 +90,10 @@ def forecast(calibration: Calibrated, question: Question, scores: Sequence[float
         spread,
         growth,
         basis,
-        _widest(step, given),
-        tuple(one for one in (*why, why_waiting, sentence) if one),
+        made.widest,
+        tuple(one for one in (*why, made.why_waiting, sentence) if one),
         calibration.record_ids,
     )
-
-
-def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
-    """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
-    if question.ranks < 2 or not strategy(question.strategy).waits:
-        return exactly(0.0), ""
-    ranks, inside, spread, why = question.ranks, scatter_ms(calibration, question), _WAITING_SPREAD, ""
-    if found := _wait_of_records(calibration, question):
-        wait, effective = found
-        inside = wait.ms / largest_normal(ranks)  # as if the residuals were normal and waited as long
-        spread = max((wait.bound_ms / wait.ms - 1) / 2, 1 / math.sqrt(effective)) if wait.ms > 0 else 0.0
-        why = f"waiting for {ranks} ranks is at most {wait.bound_ms:.2f} ms by its tail" if wait.beyond else ""
-    means = of_members(calibration, question)
-    if means:
-        return about(expected_largest(means, inside) - max(means), spread, "waiting"), why
-    both = math.hypot(inside, between_gpus_ms(calibration, question))
-    said = "GPUs that were not measured scatter as those that were"
-    return about(both * largest_normal(ranks), spread, "waiting"), f"{said}; {why}" if why else said
-
-
-def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiting, float] | None:
-    """Return the wait by the residuals of a record of this workload, and how many of them are independent; None without any."""
-    key = "waiting", question.workload, question.ranks
-    if key not in calibration.memo:
-        calibration.memo[key] = None
-        for one in calibration.cells:
-            residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
-            if residuals is not None:
-                wait = wait_of_residuals(list(residuals), question.ranks)
-                calibration.memo[key] = wait, len(residuals) / tables.together_for(one.tables)
-                break
-    found: tuple[Waiting, float] | None = calibration.memo[key]
-    return found
-
-
-def between_runs_ms(calibration: Calibrated, question: Question) -> float:
-    """Return the standard deviation of a step between runs of equal cells, in ms."""
-    found = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
-    shares = [one.between_runs * best(one.step_ms) for one in found if one.step_ms is not None]
-    return float(np.median(shares)) if shares else 0.0
-
-
-def _launch_ms(calibration: Calibrated, question: Question) -> float:
-    """Return the time that the host needs to enqueue a step: no step is shorter; 0 where it was not measured."""
-    found = [
-        one.launch_ms
-        for one in calibration.cells
-        if one.question.workload == question.workload and one.question.strategy == question.strategy and one.launch_ms
-    ]
-    return min(found, default=0.0)
 
 
 def _null_cost(calibration: Calibrated, question: Question) -> float:
@@ -232,17 +149,3 @@ def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
     """
     place = math.ceil((len(scores) + 1) * level)
     return sorted(scores)[min(place, len(scores)) - 1]
-
-
-def _widest(step: Any, given: tuple[Any, ...]) -> str:
-    """Return the part whose draws alone spread the step most."""
-    names = (BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE)
-
-    def fixed(values: Any) -> Any:
-        return [fixed(one) for one in values] if isinstance(values, list) else exactly(best(values))
-
-    spreads = {
-        name: deviation(step(*(values if place == at else fixed(values) for at, values in enumerate(given))))
-        for place, name in enumerate(names)
-    }
-    return max(names, key=lambda name: spreads[name])

@@ -3,6 +3,7 @@
 condition   the cells of one condition (workload, strategy, wire, ranks), with every collective timed in their ranks
 size        each size of several GPUs from the smaller ones, without any link measured on as many GPUs
 transport   the steps of every transport but the most frequent; exchanges alone stay, since they are links
+batch       every cell of a batch size, those of one GPU too, with every collective timed in their ranks
 model       every cell of several GPUs of one model; its steps on one GPU stay
 """
 
@@ -16,8 +17,8 @@ from analysis.prediction.cells import MeasuredCell
 from analysis.prediction.draws import best
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast
 
-CONDITION, SIZE, TRANSPORT, MODEL = "condition", "size", "transport", "model"
-WAYS = (CONDITION, SIZE, TRANSPORT, MODEL)
+CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
+WAYS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,19 @@ def _transports(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> lis
     return made
 
 
+def _batches(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    sizes: dict[Any, set[int]] = defaultdict(set)
+    for one in calibration.cells:
+        if one.timed:
+            sizes[one.question.workload].add(one.question.batch_size)
+    groups = _by([one for one in targets if len(sizes[one.question.workload]) > 1], _batch)
+    return [(cells, calibration.without(_equals(_batch, key))) for key, cells in groups]
+
+
+def _batch(cell: MeasuredCell) -> tuple[Any, ...]:
+    return cell.question.workload, cell.question.batch_size
+
+
 def _models(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
     groups = _by(targets, _model)
     if len(groups) < 2:
@@ -154,11 +168,13 @@ _GROUPS: dict[str, Callable[[Calibrated, Sequence[MeasuredCell]], list[Group]]] 
     CONDITION: _conditions,
     SIZE: _sizes,
     TRANSPORT: _transports,
+    BATCH: _batches,
     MODEL: _models,
 }
 _NEEDS = {
     CONDITION: "the study has no valid training cell of several GPUs",
     SIZE: "the study has training cells of one size of several GPUs only",
     TRANSPORT: "all training cells of several GPUs have the same transport",
+    BATCH: "all training cells of a model have the same batch size",
     MODEL: "all training cells of several GPUs have the same model",
 }

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -114,7 +114,7 @@ def collective_errors(links: KnownLinks) -> tuple[CollectiveError, ...]:
     found = []
     for curve in alone:
         fewer = tuple(one for one in alone if one.ranks < curve.ranks)
-        found += _errors(curve, KnownLinks(fewer, links.copies_gb_per_s, links.nccl))
+        found += _errors(curve, replace(links, curves=fewer))
     return tuple(found)
 
 

@@ -17,10 +17,9 @@ import numpy as np
 from analysis.prediction.draws import Values, about, exactly
 from analysis.prediction.links.nccl_constants import LL, RING, constants
 from analysis.prediction.links.network import HostNetwork
-from benchmarks.collectives.busbw import COLLECTIVES
+from analysis.prediction.links.ring import TOGETHER, NvLinks, factor, is_ring, modelled_us, steps
 from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
 
-TOGETHER = " + "  # between the collectives of one exchange
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
 MEASURED, SCALED, BY_COPIES, ASSUMED = "measured", "other number of ranks", "by peer copies", "assumed network"
 SOURCES = (MEASURED, SCALED, BY_COPIES, ASSUMED)  # from the best known to the least
@@ -75,16 +74,6 @@ class Timed:
         return self.source != MEASURED
 
 
-def factor(kind: str, ranks: int) -> float:
-    """Return busbw ÷ algbw, as nccl-tests has it; of `reduce_scatter + all_gather` that of both together."""
-    return sum(COLLECTIVES[one].factor(ranks) for one in kind.split(TOGETHER))
-
-
-def steps(kind: str, ranks: int) -> int:
-    """Return the steps of a ring."""
-    return sum(max(1, COLLECTIVES[one].trips) for one in kind.split(TOGETHER)) * (ranks - 1)
-
-
 @dataclass(frozen=True)
 class KnownLinks:
     """The links of a machine as far as they are known."""
@@ -92,6 +81,7 @@ class KnownLinks:
     curves: tuple[TimeCurve, ...] = ()
     copies_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # {transport: peer copy one way}
     nccl: str | None = None
+    nvlinks: NvLinks | None = None  # None: not alike between every two GPUs, or not known
 
     def time(
         self,
@@ -112,12 +102,11 @@ class KnownLinks:
             whole = sum((one.ms for one in parts), exactly(0.0))
             return Timed(whole, max((one.source for one in parts), key=SOURCES.index), parts[0].record)
         curve, source = self._nearest(kind, ranks, wire, hosts)
-        fixed, growing = _split(curve, size_bytes, self._hop_us(curve.wire), self._base_us())
         share = SCATTER
-        if (curve.ranks, curve.hosts) != (ranks, hosts):
-            hop = self._hop_us(curve.wire)
-            fixed = max(fixed + hop * (steps(kind, ranks) - steps(kind, curve.ranks)), 0.0)
-            growing *= factor(kind, ranks) / factor(kind, curve.ranks)
+        if (curve.ranks, curve.hosts) == (ranks, hosts):
+            fixed, growing = self._split(curve, size_bytes)
+        else:
+            fixed, growing = self._on_other_ranks(curve, size_bytes, ranks)
             share = math.hypot(share, OF_STRUCTURE * math.log2(max(ranks, curve.ranks) / min(ranks, curve.ranks)))
         if source == BY_COPIES:
             growing *= self.copies_gb_per_s[curve.wire.transport] / self.copies_gb_per_s[wire.transport]
@@ -180,6 +169,22 @@ class KnownLinks:
         share = math.hypot(SCATTER, OF_NETWORK)
         return Timed(about(min(times) / 1e3, share, f"{kind} {network} {hosts}"), ASSUMED, source)
 
+    def _split(self, curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
+        return _split(curve, size_bytes, self._hop_us(curve.wire), self._base_us())
+
+    def _on_other_ranks(self, curve: TimeCurve, size_bytes: float, ranks: int) -> tuple[float, float]:
+        """Return the parts of the time of a curve's collective on another number of ranks, in µs."""
+        kind, there = curve.kind, curve.ranks
+        if self.nvlinks and is_ring(kind) and curve.wire == ExchangeWire(DIRECT) and curve.hosts == 1:
+            known = constants(self.nccl)[0]
+            alike = size_bytes * there / ranks  # what gives every rank an equal share
+            fixed, growing = self._split(curve, alike)
+            more = modelled_us(kind, size_bytes, ranks, self.nvlinks, known)
+            return fixed, max(growing + more - modelled_us(kind, alike, there, self.nvlinks, known), 0.0)
+        fixed, growing = self._split(curve, size_bytes)
+        more = self._hop_us(curve.wire) * (steps(kind, ranks) - steps(kind, there))
+        return max(fixed + more, 0.0), growing * factor(kind, ranks) / factor(kind, there)
+
     def _base_us(self) -> float:
         return constants(self.nccl)[0].base_us[(RING, LL)]
 
@@ -220,13 +225,13 @@ def _pieces(sizes_bytes: tuple[float, ...], times_us: tuple[float, ...]) -> tupl
 
 
 def _interpolated(curve: TimeCurve, size_bytes: float) -> float:
-    """Return the time at a size: linear between the logarithms, at the last bandwidth above, the first time below."""
+    """Return the time at a size: on a line between two sizes, at the last bandwidth above, the first time below."""
     sizes, times = curve.sizes_bytes, curve.times_us
     if size_bytes <= sizes[0]:
         return times[0]
     if size_bytes >= sizes[-1]:
         return times[-1] * size_bytes / sizes[-1]
-    return float(np.exp(np.interp(math.log(size_bytes), np.log(sizes), np.log(times))))
+    return float(np.interp(size_bytes, sizes, times))
 
 
 def joined(curves: Iterable[TimeCurve]) -> tuple[TimeCurve, ...]:

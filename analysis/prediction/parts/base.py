@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
-from analysis.prediction.draws import Values, about, best, exactly
+from analysis.prediction.draws import Values, about, best, exactly, near
 from analysis.prediction.links.model import MEASURED, SCALED
+from analysis.prediction.strategies import strategy
+from analysis.prediction.waiting import largest_deviation
 
 _SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
 _OF_BATCH, _OF_ARRAYS = 0.1, 0.2  # errors of a step in proportion to the batch, of own work in proportion to the arrays
@@ -33,7 +35,17 @@ def base(calibration: Calibrated, question: Question) -> StepPart:
     if question.members and all(member in measured for member in question.members):
         values = [measured[member] for member in question.members]
         return StepPart(max(values, key=best), MEASURED, why)
-    return StepPart(sum(measured.values(), exactly(0.0)) / len(measured), SCALED if why else MEASURED, why)
+    if question.members in measured:  # together
+        return StepPart(measured[question.members], SCALED if why else MEASURED, why)
+    mean = sum(measured.values(), exactly(0.0)) / len(measured)
+    return StepPart(mean + _which_gpus(calibration, question), SCALED if why else MEASURED, why)
+
+
+def _which_gpus(calibration: Calibrated, question: Question) -> Values:
+    """Return how far GPUs that were not measured alone may lie from their expected step, in ms."""
+    count = question.ranks
+    share = largest_deviation(count) if strategy(question.strategy).waits else 1 / math.sqrt(count)
+    return near(0.0, share * between_gpus_ms(calibration, question), f"GPUs {question.members or count}")
 
 
 def of_members(calibration: Calibrated, question: Question) -> list[float]:
@@ -44,8 +56,13 @@ def of_members(calibration: Calibrated, question: Question) -> list[float]:
 
 
 def between_gpus_ms(calibration: Calibrated, question: Question) -> float:
-    """Return the standard deviation of the mean steps of GPUs, in ms; 0.3 % of a step where fewer than two were measured."""
+    """Return the standard deviation of the mean steps of GPUs, in ms: as asked, else of those that were measured.
+
+    It is 0.3 % of a step where fewer than two were measured.
+    """
     values = [best(one) for one in dict(_bare(calibration, question)[0]).values()]
+    if question.gpu_spread is not None:
+        return question.gpu_spread * statistics.fmean(values)
     if len(values) < 2:
         return _SPREAD_OF_GPUS * values[0]
     return statistics.stdev(values)
@@ -76,9 +93,26 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
     return [("", steps[0] + slope * (question.batch_size - nearest[0]))], why
 
 
+def waited_ranks(calibration: Calibrated, question: Question) -> int:
+    """Return how many ranks the steps of `base` waited for each other in: 1 where GPUs ran alone."""
+    of_workload = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    of_size = [one for one in of_workload if one.question.batch_size == question.batch_size] or of_workload
+    return max(one.ranks for one in _chosen(question, of_size)[0])
+
+
 def _bare_at(
     calibration: Calibrated, question: Question, cells: Sequence[MeasuredCell]
 ) -> tuple[list[tuple[object, Values]], str]:
+    chosen, why = _chosen(question, cells)
+    found: dict[object, list[Values]] = {}
+    for one in chosen:
+        gpu = one.question.members[0] if len(one.question.members) == 1 else one.question.members
+        found.setdefault(gpu, []).append(_without_strategy(calibration, one))
+    return [(gpu, sum(several, exactly(0.0)) / len(several)) for gpu, several in found.items()], why
+
+
+def _chosen(question: Question, cells: Sequence[MeasuredCell]) -> tuple[list[MeasuredCell], str]:
+    """Return the cells that say most of a step without any strategy, and a sentence where none says it by itself."""
     here = [one for one in cells if one.question.machine == question.machine] or cells
     ways = (
         ([one for one in here if one.ranks == 1 and one.question.strategy == "none"], ""),
@@ -90,12 +124,7 @@ def _bare_at(
         ),
         (here, "the strategy's own work on one GPU was not measured: it is that of another model, by its arrays"),
     )
-    chosen, why = next(way for way in ways if way[0])
-    found: dict[object, list[Values]] = {}
-    for one in chosen:
-        gpu = one.question.members[0] if len(one.question.members) == 1 else one.question.members
-        found.setdefault(gpu, []).append(_without_strategy(calibration, one))
-    return [(gpu, sum(several, exactly(0.0)) / len(several)) for gpu, several in found.items()], why
+    return next(way for way in ways if way[0])
 
 
 def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:

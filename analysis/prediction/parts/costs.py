@@ -1,11 +1,11 @@
-"""What measured costs say beside tail: γ, a property of the wire, and own work, a property of the strategy.
+"""What measured costs say beside tail: γ, a property of the workload and the wire, and own work, one of the strategy.
 
 Own work is what a GPU alone showed. Where none ran alone, it is what tail and contention leave of a measured cost.
 """
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def slowed(calibration: Calibrated, question: Question) -> StepPart:
     """Return γ on this wire: by probes, else by measured costs whose own work is known, drawn to what was published."""
     if not occupies(question) or question.ranks < 2:
         return StepPart(exactly(0.0), MEASURED)
-    key = slowed, question.wire, question.shares_gpu, question.network is None
+    key = slowed, question.workload, question.wire, question.shares_gpu, question.network is None
     if key not in calibration.memo:
         calibration.memo[key] = _slowed(calibration, question)
     found: StepPart = calibration.memo[key]
@@ -36,10 +36,8 @@ def slowed(calibration: Calibrated, question: Question) -> StepPart:
 
 def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     together = [one for one in calibration.cells if _same_occupation(one.question, question)]
-    probes = [(one, found) for one in together if (found := tables.slowed(one.tables))]
-    seen = [near(found.gamma, max(found.error, 1e-3), f"probe {one.record_ids[0]}") for one, found in probes]
-    if not seen:
-        seen = [made for one in together if (made := _slowed_by_cost(calibration, one)) is not None]
+    same = [one for one in together if one.question.workload == question.workload]
+    seen = _seen(calibration, same) or _seen(calibration, together)
     before = near(SLOWED_BEFORE, SLOWED_SPREAD, "slowed")
     parts = [(before, SLOWED_SPREAD**2), *((one, max(deviation(one), 1e-3) ** 2) for one in seen)]
     weights = sum(1 / variance for _, variance in parts)
@@ -48,6 +46,14 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
         "" if seen else f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
     )
     return StepPart(np.clip(values, 0.0, None), MEASURED if seen else SCALED, why)
+
+
+def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values]:
+    """Return γ of cells by their probes; where there is none, by their costs."""
+    probes = [(one, found) for one in cells if (found := tables.slowed(one.tables))]
+    if probes:
+        return [near(found.gamma, max(found.error, 1e-3), f"probe {one.record_ids[0]}") for one, found in probes]
+    return [made for one in cells if (made := _slowed_by_cost(calibration, one)) is not None]
 
 
 def _same_occupation(one: Question, other: Question) -> bool:
