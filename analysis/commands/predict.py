@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
     parser.add_argument(
-        "--gpu-spread", metavar="SHARE", help="how far GPUs of one model differ, such as 2%% (default: as the study's do)"
+        "--gpu-spread",
+        metavar="SHARE",
+        help="how far GPUs of one model differ, such as 2%% (default: as the study's do)",
     )
     parser.add_argument("--holdout", choices=WAYS, help="forecast measured cells from the others")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -81,7 +81,9 @@ def read_spread(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 <= share <= MOST_SPREAD:
-        raise ValueError(f"--gpu-spread {text!r}: expected how far GPUs of one model differ, from 0% to 50%, such as 2%")
+        raise ValueError(
+            f"--gpu-spread {text!r}: expected how far GPUs of one model differ, from 0% to 50%, such as 2%"
+        )
     return share
 
 

@@ -1,6 +1,6 @@
 """A step put together from its parts, with the draws of each.
 
-    step = max(replay of the buckets + waiting, launches of the host) + scatter between runs
+step = max(replay of the buckets + waiting, launches of the host) + scatter between runs
 """
 
 import functools
@@ -62,16 +62,23 @@ class Assembled:
     def widest(self) -> str:
         """The part whose draws alone spread the step most."""
         names = (BASE, EXCHANGE, SLOWED, OWN, WAITING, NOISE)
-        given = (self.bare.values, self.times, self.gamma.values, self.own.values, self.waiting, self.noise)
+        given: tuple[Any, ...] = (
+            self.bare.values,
+            self.times,
+            self.gamma.values,
+            self.own.values,
+            self.waiting,
+            self.noise,
+        )
 
         def fixed(values: Any) -> Any:
             return [fixed(one) for one in values] if isinstance(values, list) else exactly(best(values))
 
-        spreads = {
-            name: deviation(self._step(*(one if place == at else fixed(one) for at, one in enumerate(given))))
-            for place, name in enumerate(names)
-        }
-        return max(names, key=lambda name: spreads[name])
+        def spread(place: int) -> float:
+            alone: list[Any] = [one if place == at else fixed(one) for at, one in enumerate(given)]
+            return deviation(self._step(*alone))
+
+        return max(names, key=lambda name: spread(names.index(name)))
 
     def _play(self, bare: Values, times: list[Values], gamma: Values, own: Values) -> Replayed:
         return replay_with(self.calibration, self.question, bare, times, own, gamma)

@@ -237,8 +237,9 @@ def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
         gpus = mapping(record.environment.get("gpu")).get("gpus")
         names |= {str(mapping(one).get("name")) for one in gpus} if isinstance(gpus, list) else set()
     counts, kinds = {nvlink_count(str(word)) for word in words}, {nvlink(name) for name in names}
-    count, kind = (found.pop() if len(found) == 1 else None for found in (counts, kinds))
-    return NvLinks(count * kind[0], kind[1]) if count and kind else None
+    count, kind = next(iter(counts), None), next(iter(kinds), None)
+    alike = len(counts) == len(kinds) == 1
+    return NvLinks(count * kind[0], kind[1]) if alike and count and kind else None
 
 
 def _nccl(record: Record) -> str | None:

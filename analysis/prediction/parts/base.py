@@ -113,7 +113,7 @@ def _bare_at(
 
 def _chosen(question: Question, cells: Sequence[MeasuredCell]) -> tuple[list[MeasuredCell], str]:
     """Return the cells that say most of a step without any strategy, and a sentence where none says it by itself."""
-    here = [one for one in cells if one.question.machine == question.machine] or cells
+    here = [one for one in cells if one.question.machine == question.machine] or [*cells]
     ways = (
         ([one for one in here if one.ranks == 1 and one.question.strategy == "none"], ""),
         ([one for one in here if one.ranks == 1 and one.cost_ms is not None], ""),
