@@ -114,6 +114,7 @@ class WaterfallPart:
     lost: Estimate | None  # images per second; None where no cell measured it
     why: str = ""  # where it is None, or what qualifies it
     above_ideal: bool = False  # subtracted before the ideal: the spread, which is not in `ideal`
+    ms: Estimate | None = None  # of a step
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Waterfall:
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None
     hosts: tuple[str, ...] = ()  # where there are several
+    with_strategy: bool = False  # `ideal` is with the strategy: no member ran alone without one
 
 
 VERDICTS = ("faster", "slower", "no difference seen")

@@ -42,6 +42,7 @@ class Study:
     folder: Path | None = None
     floors: NoiseFloors = field(default_factory=NoiseFloors)
     compared: str = ""  # a sentence on how many records were compared with their raw samples
+    folders: Mapping[str, CellFolder] = field(default_factory=dict)  # by record_id, where it was read from files
     varied: tuple[str, ...] = field(init=False)  # names of what was asked differently within the study
 
     def __post_init__(self) -> None:
@@ -204,8 +205,15 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
         raise FileNotFoundError(f"{folder}: no such folder; expected the folder of a study (<output_dir>/<study>)")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
-    records, errors = read_study(folder, check)
-    return Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
+    places: dict[str, CellFolder] = {}
+
+    def placed(record: Record, place: CellFolder) -> Record:
+        places[record.record_id] = place
+        return check(record, place) if check else record
+
+    records, errors = read_study(folder, placed)
+    study = Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
+    return replace(study, folders=places)
 
 
 def _chosen(singles: Sequence[Runs]) -> list[Runs]:
