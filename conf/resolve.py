@@ -70,11 +70,19 @@ def resolve(
     """
     benchmark = groups.choice("benchmark", config.benchmark["name"])
     ranks = len(gpus) * max(1, len(hosts))
-    options = groups.resolved("benchmark", config.benchmark, device, ranks)
+    options = groups.resolved("benchmark", _calibrated(config, benchmark), device, ranks)
     common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed, repeat)
     if not benchmark.trains:
         return _without_training(config, benchmark, common)
     return _training(config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus))
+
+
+def _calibrated(config: Config, benchmark: groups.Choice) -> dict[str, Any]:
+    """Return the options of the benchmark; predict=auto calibrates whole where nobody says how much."""
+    may_be_whole = "all" in benchmark.accepts.get("calibrate", {}).get("words", ())
+    if config.predict != "auto" or not may_be_whole or config.benchmark["calibrate"] != "auto":
+        return dict(config.benchmark)
+    return {**config.benchmark, "calibrate": "all"}
 
 
 @dataclass(frozen=True)

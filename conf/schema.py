@@ -216,6 +216,11 @@ class Config:
     output_dir: str = option(
         "outputs", "the folder of all studies; a record is <output_dir>/<study>/<cell>/record.json"
     )
+    predict: Any = option(
+        False,
+        "auto: say before each cell what it should give, and calibrate for that; takes up to 1.5 s a cell",
+        words=("auto", "False"),
+    )
     waterfall: bool = option(False, "add the control cells that explain the efficiency of each cell")
     report: Any = option(
         True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication.exposed import disagreement
 from analysis.findings.communication.several_records import with_values
+from analysis.findings.predicted.stated import with_forecast
 from analysis.seconds.sweeps import PROFILED, TUNING
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
@@ -25,6 +26,7 @@ from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.assemble import assemble
+from launch.study.forecasts import NONE, Forecasts
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder, prepare
 from launch.study.surroundings import Surroundings
@@ -50,6 +52,7 @@ class CellRunner:
     nsys: Nsys | None
     stopping: Callable[[], bool]
     note: Callable[[str], None]  # prints a sentence for the user
+    forecasts: Forecasts = NONE
 
     def measure(self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]) -> Record:
         """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
@@ -74,6 +77,8 @@ class CellRunner:
         token = uuid.uuid4().hex
         caches = compile_caches.variables(cell, self.study.folder.parent, self.here.surrounding)
         variable = {**self.here.variables(cell, folder, token), **caches}
+        environment = self.here.around(cell, variable)
+        predicted = self.forecasts.before(cell, environment, known)
         attempt = self.study.begin(
             cell,
             token,
@@ -82,7 +87,8 @@ class CellRunner:
                 "sweep_id": self.sweep.sweep_id,
                 "overrides": self.sweep.overrides,
                 "drift": planned.drift,
-                "environment": self.here.around(cell, variable),
+                "environment": environment,
+                **({"predicted": predicted} if predicted else {}),
             },
         )
         tuning, traced = self._wants_tuning(cell), cell.profiler == "torch"
@@ -210,7 +216,7 @@ def record_of(
     metrics, checks = summary(folder)
     record = dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
     record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
-    return with_values(record, known)
+    return with_forecast(with_values(record, known))
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:

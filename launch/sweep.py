@@ -23,7 +23,7 @@ from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
-from launch.display.closing import MESSAGE_LENGTH, close, time_spent
+from launch.display.closing import MESSAGE_LENGTH, about_sweep, close
 from launch.display.dry_run import print_plan
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
@@ -42,6 +42,7 @@ from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
 from launch.study.beside import BesideCells
 from launch.study.done_before import done_before
+from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
 from launch.study.report import StudyReport
@@ -114,16 +115,15 @@ class SweepRun:
         self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
-        self.engine, self.here = engine, here
-        parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note
+        self.engine, self.here, self.beside = engine, here, BesideCells()
+        self.forecasts = Forecasts(self.config.predict, self.beside.do, of_other_studies(self.study.folder))
+        parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note, self.forecasts
         self.runner = CellRunner(self.config, here, *parts)
-        self.beside = BesideCells()
         self.projector = Projector(self.config.tracking, self.study, self.sweep, console, self.beside)
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
-        # By others or by earlier invocations; the key is the cell's place in the order.
-        self.done: dict[int, Record] = {}
+        self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's place in the order
         self.held: list[int] = []  # places of cells that other launchers are measuring
         self.skipped: list[int] = []  # places of cells one of whose hosts is lost
         self.pools = PoolEnds(self.cells)
@@ -154,6 +154,7 @@ class SweepRun:
             open_cells = [cell for number, cell in enumerate(cells) if number not in self.done]
             self.console.print(worded(estimates(open_cells, known)), markup=False)
             self.engine.open(open_cells[0])
+            self.forecasts.prepare(known)
             self.projector.open()
             self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
@@ -173,7 +174,7 @@ class SweepRun:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self.report.write() if self._writable else (None, ())
         self.projector.close(self.measured, self.done.values(), known, self.stopping, page and page.parent)
-        spent = time_spent(self.measured, now() - self.sweep.process.started)
+        spent = about_sweep(self.measured, now() - self.sweep.process.started)
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
@@ -263,6 +264,7 @@ class SweepRun:
             self._note(drift)
         self._print_output(record)
         self.projector.log(record)
+        self.forecasts.learn(known, more=number + 1 < len(self.cells))
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
         self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)
@@ -271,10 +273,8 @@ class SweepRun:
     def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
         """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
         if self.config.wait:
-            for number in self.held:
-                self._note(
-                    f"waiting for {self.cells[number].cell.name}: {self.study.who_holds(self.cells[number].cell)} (Ctrl-C leaves)"
-                )
+            for cell in (self.cells[number].cell for number in self.held):
+                self._note(f"waiting for {cell.name}: {self.study.who_holds(cell)} (Ctrl-C leaves)")
             while self.held and self._writable and not self.stopping():
                 time.sleep(HELD_POLL_S)
                 try:

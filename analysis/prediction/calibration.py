@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.findings.machines.hosts import mapping
+from analysis.findings.predicted.stated import doubted
 from analysis.findings.runs import Runs, between_runs
 from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
@@ -100,13 +101,17 @@ class _Scatter:
 
     def __init__(self, runs: Sequence[Runs]) -> None:
         self._alike: dict[Workload, list[Runs]] = {}
+        self._shares: dict[tuple[Workload, str], float] = {}
         for one in runs:
             self._alike.setdefault(_workload(one), []).append(one)
 
     def share(self, runs: Runs, metric: str) -> float:
         """Return the standard deviation of a metric between runs, as a share of it."""
-        found, freedom = between_runs(self._alike[_workload(runs)], metric)
-        return found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
+        key = _workload(runs), metric
+        if key not in self._shares:
+            found, freedom = between_runs(self._alike[key[0]], metric)
+            self._shares[key] = found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
+        return self._shares[key]
 
     def cost_ms(self, runs: Runs) -> float:
         """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less."""
@@ -149,7 +154,7 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
         max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95 if step and p95 else 0.0,
         statistics.median(launch) if launch else 0.0,
         scatter.share(runs, STEP),
-        not runs.suspect,
+        not doubted(runs.records),
         merged,
         cell.name,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from analysis.findings.baselines import EFFICIENCY, stated
 from analysis.findings.model import AGAINST
 from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
+from analysis.findings.predicted.stated import stated_forecast
 from analysis.findings.rates import primary_rate
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
 from analysis.trace.metrics import TRACE_EXPOSED
@@ -17,6 +18,7 @@ ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 EXPOSED = "comm/exposed_ms"
+PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
 RATE = "throughput/images_per_second"
 OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU they say nothing new
 LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
@@ -41,6 +43,8 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
         found[_METRICS[EXPOSED]] = NOT_SEEN
     if TRACE_EXPOSED in values:
         found[_METRICS[EXPOSED]] = f"{found.get(_METRICS[EXPOSED], ABSENT)} (trace {number(values[TRACE_EXPOSED])})"
+    if (said := stated_forecast(record)) is not None:
+        found[PREDICTED] = f"{found.get(PREDICTED, ABSENT)}, {said.compared}"
     found |= {MARGIN: margin(values), RESULT: first_number(record, values), TRANSPORT: transport(record)}
     return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
 
@@ -52,6 +56,8 @@ def with_unit(column: str, text: str, things: str = "images") -> str:
     """
     if text == NOT_SEEN:
         return "no exposed communication seen"
+    if column == PREDICTED:
+        return f"predicted {text}"
     entry = next((one for one in metrics.COLUMNS if one.column == column), None)
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.findings.predicted.stated import UNEXPLAINED
 from analysis.validity import as_asked, conditions, results, surroundings, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
@@ -148,6 +149,7 @@ CHECKS = (
         conditions.pool_drift,
     ),
     Check("slow_rank", "suspect", "one rank is slower than the others: {}", timing.slow_rank),
+    Check(UNEXPLAINED, "suspect", "the step is not what its parts give: {}", timing.unexplained),
     Check("input_bound", "finding", "the data loader limits the rate: {}", timing.input_bound),
     Check(
         "reference_exceeded",

@@ -7,6 +7,7 @@ Each function returns None for a record that passes.
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.findings.predicted.stated import stated_forecast
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
@@ -93,6 +94,20 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult
     if share <= MOST_UNACCOUNTED:
         return None
     return CheckResult(f"{share:.1%} of it differs, allowed {MOST_UNACCOUNTED:.1%}")  # also NaN
+
+
+def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether the step lies outside the interval that was forecast before the ranks started (predict=auto)."""
+    if not record.predicted:
+        return None
+    said = stated_forecast(record)
+    if said is None:
+        return not_applicable("there was no forecast of the step")
+    if not said.in_time:
+        return unchecked("the forecast was not written before the cell began")
+    if said.inside is None:
+        return not_applicable("no error was claimed: too few cells of this kind could be held out")
+    return None if said.inside else CheckResult(said.missed)
 
 
 def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -9,6 +9,7 @@ from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.communication.several_records import COST_ALONE
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
+from analysis.findings.predicted.stated import with_forecast
 from analysis.findings.warm.ends import POOL_END
 from analysis.seconds.cell import TABLE, to_record
 from analysis.trace.metrics import trace_metrics
@@ -64,7 +65,7 @@ def rebuilt(
     made = Rebuilt(record, (*FIELDS, "ranks", "effective", "validity"), made.unknown)
     own = _with_reports(own, folder, made)
     own = dataclasses.replace(own, effective=_effective(own, folder, known, folder_of, made))
-    made.record = judged(own, limits_of(record))
+    made.record = judged(with_forecast(own), limits_of(record))
     return made
 
 

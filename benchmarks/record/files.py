@@ -10,7 +10,7 @@ from benchmarks.record import own_files
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, refuse_deep, restored
 from benchmarks.record.field_types import check_types
-from benchmarks.record.former import LAST_OLD_NAMES, LATER_FIELDS, renewed
+from benchmarks.record.former import LAST_OLD_NAMES, LATER_FIELDS, WITHOUT_FORECAST, renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
 from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
 
@@ -67,7 +67,9 @@ def _record(content: dict[str, Any]) -> Record:
 
 def _lost(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield the fields that a record of its schema has and this one does not."""
-    later = LATER_FIELDS if content["schema_version"] <= LAST_OLD_NAMES else ()
+    version = content["schema_version"]
+    later = LATER_FIELDS if version <= LAST_OLD_NAMES else ()
+    later = (*later, "predicted") if version <= WITHOUT_FORECAST else later
     cell, failure = content["cell"], content["failure"]
     parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
     parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]

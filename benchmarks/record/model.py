@@ -8,6 +8,7 @@ Versions of the schema:
     3  the cell holds no `auto`, and what its YAML files declare
     4  within_run, raw_sha256, validity.limits; names of metrics that mean what they say (former.py reads the older names)
     5  tables.residuals
+    6  predicted
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from conf.cell import Cell
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
@@ -81,6 +82,9 @@ class Record:
     ranks: list[dict[str, Any]] = field(default_factory=list)  # rank, host, pid, device of each that reported
     # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
     raw_sha256: dict[str, str] = field(default_factory=dict)
+    # Of predict=auto, written before the ranks started: what the cell should give, or why that cannot be said
+    # (analysis.prediction.upcoming)
+    predicted: dict[str, Any] = field(default_factory=dict)
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION
 

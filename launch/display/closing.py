@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from analysis.findings.predicted.stated import about_forecasts
 from analysis.report.numbers import THIN
 from analysis.report.text import count, first_lines, join_words, single_line
 from analysis.seconds.cell import MEASURING
@@ -55,16 +56,18 @@ def close(
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def time_spent(measured: Sequence[Record], seconds: float) -> list[str]:
-    """Return a line on where the seconds of a sweep went; none where no cell says how long it measured."""
+def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
+    """Return lines on how good the forecasts of a sweep were, and on where its seconds went; none where no cell tells."""
+    forecasts = about_forecasts(measured)
+    lines = [f"forecast {forecasts}"] if forecasts else []
     told = [record.metrics[MEASURING] for record in measured if MEASURING in record.metrics]
     if not told:
-        return []
+        return lines
     in_cells = sum(record.ended_at - record.started_at for record in measured)
-    cells = count(len(measured), "cell")
-    return [
-        f"time     {duration(seconds)}: {duration(in_cells)} in {cells}, {duration(sum(told))} of that in windows that count"
-    ]
+    where = (
+        f"{duration(in_cells)} in {count(len(measured), 'cell')}, {duration(sum(told))} of that in windows that count"
+    )
+    return [*lines, f"time     {duration(seconds)}: {where}"]
 
 
 def doubts(records: Sequence[Record]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from rich.cells import cell_len
 
-from analysis.report.cell_numbers import COLUMNS, MARGIN, TRANSPORT
+from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
 from analysis.report.names import KIND, NCCL, differing
 from analysis.report.numbers import ABSENT
 from benchmarks.record import Record
@@ -15,8 +15,8 @@ NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "vali
 RANKS = "ranks"  # new, or went on from the cell before
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (RANKS, TRANSPORT, COST, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU", "exchange GB/s", MARGIN,
-               EFFICIENCY)  # fmt: skip
+DISPENSABLE = (RANKS, TRANSPORT, COST, PREDICTED, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU",
+               "exchange GB/s", MARGIN, EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
 LEAST_WIDTH = 5  # of a column of words that is cut, when nothing is left to leave out

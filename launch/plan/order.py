@@ -82,6 +82,7 @@ def ordered(
     seed: int,
     twice: Sequence[Cell] = (),
     may_join: Callable[[Cell], bool] | None = None,
+    calibrating: bool = False,
 ) -> list[PlannedCell]:
     """Return the cells in the order in which they run; those in `twice` a second time, not directly after the first.
 
@@ -89,9 +90,11 @@ def ordered(
     otherwise as listed. Several repeats: each repeat is shuffled, so that drift falls on all cells alike; only the first
     has its baselines first. At the end the first cell runs again; its repeat is the number of repeats with a minus sign.
     `may_join` tells which cells may be in pools (launch.plan.pools); without it none is. A pool lies within one repeat.
+    With `calibrating`, what a forecast of the others rests on comes first wherever baselines do.
     """
+    first = _calibrating_first if calibrating else _baselines_first
     if repeats == 1:
-        stretches = _stretches(sorted(cells, key=_baselines_first), may_join, f"{seed}/0")
+        stretches = _stretches(sorted(cells, key=first), may_join, f"{seed}/0")
         return _flat(with_second_runs(stretches, twice, seed))
     order: list[PlannedCell] = []
     for repeat in range(repeats):
@@ -99,7 +102,7 @@ def ordered(
         generator = random.Random(f"{seed}/{repeat}")
         generator.shuffle(turn)
         if repeat == 0:
-            turn.sort(key=_baselines_first)  # stable: the rest stays shuffled
+            turn.sort(key=first)  # stable: the rest stays shuffled
         stretches = _stretches(turn, may_join, f"{seed}/{repeat}")
         if repeat and len(stretches) < len(turn):
             generator.shuffle(stretches)  # in the places of their first cells, large pools would come early
@@ -142,3 +145,9 @@ def cold_and_warm(cells: Sequence[Cell], turns: int) -> list[PlannedCell]:
 def _baselines_first(cell: Cell) -> tuple[bool, bool, int]:
     """Return a sort key: one-GPU cells first, then those on one host, then cells with fewer NCCL settings."""
     return cell.world_size > 1, len(cell.hosts) > 1, len(cell.nccl)
+
+
+def _calibrating_first(cell: Cell) -> tuple[bool, bool, bool, int, bool, int]:
+    """Return a sort key: as above, then links before training, few GPUs before many, and steps without exchange before others."""
+    alone, one_host, settings = _baselines_first(cell)
+    return alone, one_host, cell.trains, cell.world_size, cell.strategy["name"] != "none", settings

@@ -101,7 +101,8 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
         order = cold_and_warm(unique, first.warm_cold)
     else:
         is_warm = first.engine.start == "warm"
-        order = ordered(unique, first.repeats, first.seed, twice, _is_open(first) if is_warm else None)
+        may_join = _is_open(first) if is_warm else None
+        order = ordered(unique, first.repeats, first.seed, twice, may_join, first.predict == "auto")
         notices += about_pools(order) if is_warm else ()
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 

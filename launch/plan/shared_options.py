@@ -24,6 +24,7 @@ SHARED = (
     "topology",
     "tuning_pass",
     "sample_gpus",
+    "predict",
     "report",
 )
 

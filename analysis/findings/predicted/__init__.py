@@ -1,0 +1,1 @@
+"""What records say of forecasts that were made before their ranks started (predict=auto)."""

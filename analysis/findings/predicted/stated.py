@@ -1,0 +1,121 @@
+"""The forecast that a record holds of itself, beside what was measured then.
+
+`Record.predicted` is written before the ranks start (launch.study.forecasts). The launching process imports this module, so it
+needs neither numpy nor scipy.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.record import Record
+
+UNEXPLAINED = "unexplained"  # the code of a step outside its interval
+# Codes of a record that say nothing against its step: a forecast of it may be scored. Without UNEXPLAINED among them, cells
+# outside their intervals would leave the scores, and the next intervals would be too narrow.
+FAIR = (UNEXPLAINED, "profiled", "reference_exceeded", "input_bound", "setting_no_effect")
+STEP, ERROR = "step/ms_median", "prediction/error"
+_METRICS = {
+    "predicted/step_ms": "step_ms",
+    "predicted/step_ms_low": "low",
+    "predicted/step_ms_high": "high",
+    "predicted/images_per_second": "images_per_second",
+    "predicted/efficiency": "efficiency",
+    "predicted/exposed_ms": "exposed_ms",
+    "predicted/null_step_ms": "null_step_ms",
+}
+_AS_FAST = 0.0005  # a smaller difference would be rounded to 0.0 %
+
+
+@dataclass(frozen=True)
+class StatedForecast:
+    """What a record says that its step would take, and what it took. Times are ms."""
+
+    step_ms: float
+    null_step_ms: float
+    measured_ms: float
+    low: float | None  # of the interval; None: no error was claimed
+    high: float | None
+    level: float  # of the interval
+    in_time: bool  # written before the attempt began
+
+    @property
+    def error(self) -> float:
+        """The measured step against the forecast, as a share; more than 0: slower."""
+        return self.measured_ms / self.step_ms - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
+
+    @property
+    def compared(self) -> str:
+        """What was measured against the forecast: `4.1 % slower`, `as fast`."""
+        if abs(self.error) < _AS_FAST:
+            return "as fast"
+        return f"{abs(self.error):.1%} {'slower' if self.error > 0 else 'faster'}".replace("%", " %")
+
+    @property
+    def missed(self) -> str:
+        """Why the step is not explained, as a sentence's part, with how often that happens without a fault."""
+        outside = round(1 / (1 - self.level))
+        return (
+            f"measured {self.compared} than its wires explain: {self.measured_ms:.4g} ms, forecast {self.step_ms:.4g} ms "
+            f"({self.low:.4g} to {self.high:.4g}; without a fault 1 cell in {outside} lies outside)"
+        )
+
+
+def stated_forecast(record: Record) -> StatedForecast | None:
+    """Return the forecast of a finished record; None where none was possible or asked for, or no step was measured."""
+    said = record.predicted
+    step, null, measured = number(said.get("step_ms")), number(said.get("null_step_ms")), record.metrics.get(STEP)
+    if not step or null is None or measured is None or not 0 < measured < math.inf or record.state != "finished":
+        return None
+    made_at, level = number(said.get("made_at")), number(said.get("level")) or 0.0
+    ends = (number(said.get("low")), number(said.get("high"))) if 0 < level < 1 else (None, None)
+    return StatedForecast(step, null, measured, *ends, level, made_at is not None and made_at <= record.started_at)
+
+
+def with_forecast(record: Record) -> Record:
+    """Return the record with the metrics of its forecast: the table METRICS has them under `predicted/`."""
+    if not record.predicted or record.state != "finished":
+        return record
+    found = {name: number(record.predicted.get(field)) for name, field in _METRICS.items()}
+    known = {name: value for name, value in found.items() if value is not None}
+    if (said := stated_forecast(record)) is not None:
+        known[ERROR] = said.error
+    return dataclasses.replace(record, metrics=record.metrics | known)
+
+
+def about_forecasts(records: Iterable[Record]) -> str:
+    """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
+    told = [one for one in records if one.predicted and one.state == "finished"]
+    made = [found for one in told if (found := stated_forecast(one)) is not None]
+    if not made:
+        return ""
+    errors = fmean(abs(one.error) for one in made), fmean(abs(one.measured_ms / one.null_step_ms - 1) for one in made)
+    said = f"{len(made)} of {len(told)} cells before they ran: mean error of the step {errors[0]:.1%}, "
+    said += f"of the null model {errors[1]:.1%}"
+    judged = [one for one in made if one.inside is not None]
+    outside = sum(not one.inside for one in judged)
+    interval = f"; {outside} of {len(judged)} outside {judged[0].level:.0%} intervals" if judged else ""
+    return (said + interval).replace("%", " %")
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number of a record; None for anything else: a damaged record may hold it."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None
+
+
+def doubted(records: Iterable[Record]) -> bool:
+    """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
+    return any(one.validity.verdict == "suspect" and bool(_codes(one.validity.codes)) for one in records)
+
+
+def _codes(codes: Mapping[str, str]) -> set[str]:
+    return codes.keys() - set(FAIR)

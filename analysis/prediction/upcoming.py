@@ -1,0 +1,83 @@
+"""Forecast a cell that is about to run, from the records of its study (predict=auto).
+
+The forecast is made of plain JSON types: it goes into attempt.json before the ranks start, and from there into the record.
+Names are those of Forecast; besides them
+
+    version     of the model: VERSION
+    cells       cells that it rests on; `records` names their records
+    held_out    of those, cells that its interval comes from
+    level       of the interval
+    refused     why there is no forecast; it then holds nothing but this, version and cells
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from analysis.findings.runs import request_of
+from analysis.findings.study import Study
+from analysis.prediction.calibration import Calibrated, calibrate
+from analysis.prediction.cells import Question, Workload, question_of, workload_of
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
+from analysis.prediction.holdout import CONDITION, hold_out, scores
+from conf.cell import Cell
+
+VERSION = 1  # another model has another number: a forecast of the same records may then be another one
+NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
+
+
+def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Sequence[float]) -> dict[str, Any]:
+    """Return the forecast of a cell; `known` are the scores of held-out cells, `link_class` is the farthest between its GPUs.
+
+    `machine` is the one it will run on, as the study names it.
+    """
+    try:
+        calibration = calibrate(study)
+    except ValueError:
+        return {
+            "version": VERSION,
+            "cells": 0,
+            "refused": "no cell of the study with a step time was measured before it",
+        }
+    told = {"version": VERSION, "cells": len(calibration.cells)}
+    try:
+        asked = question_of(cell, _workload(cell, calibration), link_class, machine)
+        is_scored = asked.ranks > 1 and asked.strategy != "none"
+        found = forecast(calibration, asked, known if is_scored else ())
+    except ValueError as error:  # NoLink too
+        return told | {"refused": str(error)}
+    if not is_scored:
+        found = replace(found, why=(*found.why[:-1], NOT_SCORED))
+    return told | {"held_out": len(known) if is_scored else 0, "level": LEVEL} | found.to_json()
+
+
+def known_scores(study: Study) -> list[float]:
+    """Return the scores of the cells of a study that can be held out; none where there is no such cell.
+
+    Cells that a check casts doubt on count only where the others are too few: their steps scatter as those to come may.
+    """
+    try:
+        calibration = calibrate(study)
+    except ValueError:
+        return []
+    found: list[float] = []
+    for suspect in (False, True):
+        if len(found) < FEWEST_HELD_OUT:
+            with contextlib.suppress(ValueError):  # there is no such cell
+                found = scores(hold_out(calibration, CONDITION, suspect))
+    return found
+
+
+def _workload(cell: Cell, calibration: Calibrated) -> Workload:
+    """Return the workload of a cell with its gradients, which measured cells know. Raises ValueError where none has it."""
+    asked = workload_of(request_of(cell), {})
+    alike = [one for one in _workloads(calibration) if (one.model, one.rest) == (asked.model, asked.rest)]
+    if not alike:
+        raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")
+    return max(alike, key=lambda one: one.gradient_bytes)
+
+
+def _workloads(calibration: Calibrated) -> list[Workload]:
+    questions: list[Question] = [one.question for one in calibration.cells if one.timed]
+    return list(dict.fromkeys(one.workload for one in questions))

@@ -1,0 +1,99 @@
+"""Forecast each cell of a sweep before its ranks start (predict=auto).
+
+A forecast takes some hundredths of a second between two cells. What takes longer is done beside the cells: numpy and scipy are
+imported while the agent imports torch, and the cells that were measured are held out, one after the other, while the ranks of
+the next one start. So the interval of a forecast comes from all cells but the one that has just ended.
+"""
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from analysis.findings.next_run.floors import Scatters
+from analysis.findings.study import Study
+from analysis.validity.hosts import class_between
+from benchmarks.record import Record
+from benchmarks.record.clock import now
+from conf.cell import Cell
+
+MODEL = "analysis.prediction.upcoming"
+Job = Callable[[], object]
+
+
+class Forecasts:
+    """Says what the cells of one sweep should give, from the records of their study so far."""
+
+    def __init__(self, asked: object, beside: Callable[[Job], None], others: Scatters | None = None) -> None:
+        """`asked` is predict=, `beside` does a job while cells run, `others` is what other studies showed of the scatter."""
+        self.wanted = str(asked) == "auto"
+        self._beside, self._others = beside, others
+        self._scores: list[float] = []
+
+    def prepare(self, known: Sequence[Record]) -> None:
+        """Import the model beside the first cell, and hold out the cells that were measured before."""
+        if self.wanted:
+            self._beside(self._import)
+            self.learn(known)
+
+    def learn(self, known: Sequence[Record], more: bool = True) -> None:
+        """Hold out the study's cells beside the next one, if there are `more`: later intervals come from their scores."""
+        if self.wanted and more and _trained(known):
+            records = list(known)
+            self._beside(lambda: self._hold_out(records))
+
+    def before(self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]) -> dict[str, Any]:
+        """Return what attempt.json says of a cell that is about to run: its forecast, or in `refused` why there is none.
+
+        It never raises: whatever the model makes of the records, the cell is measured. Without predict=auto it is empty.
+        """
+        if not self.wanted:
+            return {}
+        began = time.perf_counter()
+        try:
+            found = self._forecast(cell, environment, known)
+        except Exception as error:  # a record that nobody thought of
+            found = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
+        return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **found}
+
+    def _forecast(self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]) -> dict[str, Any]:
+        if not cell.trains:
+            return {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
+        if not _trained(known):
+            return {"refused": "no cell of the study was measured before it"}
+        upcoming = importlib.import_module(MODEL).upcoming
+        begun = _begun(cell, environment)
+        study = Study.of([*known, begun], others=self._others)
+        has_links = cell.device == "cuda" or len(cell.hosts) > 1
+        link_class = class_between(begun) or None if has_links else None
+        found: dict[str, Any] = upcoming(
+            cell, study, study.single(begun).provenance["machine"], link_class, self._scores
+        )
+        return found
+
+    def _hold_out(self, known: Sequence[Record]) -> None:
+        with contextlib.suppress(Exception):  # fewer scores: the next interval is wider, or there is none
+            self._scores = importlib.import_module(MODEL).known_scores(Study.of(known, others=self._others))
+
+    @staticmethod
+    def _import() -> None:
+        with contextlib.suppress(Exception):  # `before` says why
+            importlib.import_module(MODEL)
+
+
+NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
+
+
+def _trained(known: Sequence[Record]) -> bool:
+    """Tell whether a record can say anything of a step."""
+    return any(one.cell.trains and one.usable for one in known)
+
+
+def _begun(cell: Cell, environment: Mapping[str, Any]) -> Record:
+    """Return a record of a cell that is about to run: it tells machine and links, and its numbers enter nothing."""
+    at = now()
+    return Record(
+        record_id="", cell_key=cell.key, name=cell.name, cell=cell, study="", sweep_id="", overrides=[], state="interrupted",
+        started_at=at, ended_at=at, environment=dict(environment),
+    )  # fmt: skip
