@@ -148,6 +148,18 @@ def met(fault):
     return plant
 
 
+def forecast_of(low, high, level=0.9, made_before_s=1.0):
+    """A step that was forecast before the cell began, with these ends as shares of what was measured."""
+
+    def change(record):
+        step_ms = record.metrics["step/ms_median"]
+        ends = {"low": low * step_ms, "high": high * step_ms, "level": level}
+        said = {"step_ms": (low + high) / 2 * step_ms, "null_step_ms": step_ms}
+        record.predicted.update(ends | said | {"made_at": record.started_at - made_before_s})
+
+    return change
+
+
 PLANTED = {
     "wrong_peers": [
         met(lambda rows: rows[1].__setitem__(1, "c")),  # of another host
@@ -269,6 +281,7 @@ PLANTED = {
         lambda r, change=change: r.checks.update(pool_end={"first": "1" * 32, "change": change, "allowed": 0.005})
         for change in (-0.0051, 0.0051, math.nan)
     ],
+    "unexplained": [forecast_of(low=0.9, high=0.99), forecast_of(low=1.01, high=1.02)],
     "input_bound": [loader(cost_share=0.021, low=0.001), loader(cost_share=0.5, low=3.0)],
     "samples_do_not_fill_window": [
         lambda r: r.checks.update(unaccounted_share=1.1e-3),
@@ -339,6 +352,7 @@ CLEAN = [
     met(lambda rows: rows.reverse()),
     loader(cost_share=0.019, low=4.0),  # a loader that keeps up
     loader(cost_share=0.3, low=-1.0),  # noise
+    forecast_of(low=0.99, high=1.01),
     lambda r: r.metrics.update({"comm/ideal_ratio": 1.05}),
     lambda r: r.checks["arithmetic"].update(layers={"bfloat16": 30, "float32": 24}),  # a model's own choice
     lambda r: r.checks["arithmetic"].update(layers={}),  # compiled: no layer is seen alone
