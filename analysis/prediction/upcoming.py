@@ -11,7 +11,8 @@ Names are those of Forecast; besides them
 """
 
 import contextlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,15 +21,18 @@ from analysis.findings.study import Study
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question, Workload, question_of, workload_of
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
-from analysis.prediction.holdout import CONDITION, hold_out, scores
+from analysis.prediction.holdout import BATCH, CONDITION, hold_out, scores
 from conf.cell import Cell
 
 VERSION = 1  # another model has another number: a forecast of the same records may then be another one
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 
 
-def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Sequence[float]) -> dict[str, Any]:
-    """Return the forecast of a cell; `known` are the scores of held-out cells, `link_class` is the farthest between its GPUs.
+Scores = Mapping[str, Sequence[float]]  # of held-out cells, by the way of holding out (analysis.prediction.holdout)
+
+
+def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Scores) -> dict[str, Any]:
+    """Return the forecast of a cell; `known` is what `known_scores` returned, `link_class` is the farthest between its GPUs.
 
     `machine` is the one it will run on, as the study names it.
     """
@@ -44,28 +48,35 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
     try:
         asked = question_of(cell, _workload(cell, calibration), link_class, machine)
         is_scored = asked.ranks > 1 and asked.strategy != "none"
-        found = forecast(calibration, asked, known if is_scored else ())
+        like = known.get(_way(calibration, asked), ()) if is_scored else ()
+        found = forecast(calibration, asked, like)
     except ValueError as error:  # NoLink too
         return told | {"refused": str(error)}
     if not is_scored:
         found = replace(found, why=(*found.why[:-1], NOT_SCORED))
-    return told | {"held_out": len(known) if is_scored else 0, "level": LEVEL} | found.to_json()
+    return told | {"held_out": len(like), "level": LEVEL} | found.to_json()
 
 
-def known_scores(study: Study) -> list[float]:
-    """Return the scores of the cells of a study that can be held out; none where there is no such cell.
+def _way(calibration: Calibrated, asked: Question) -> str:
+    """Return the way of holding out that leaves as much unknown as a question does."""
+    same = (one.question for one in calibration.cells if one.timed and one.question.workload == asked.workload)
+    return CONDITION if any(one.batch_size == asked.batch_size for one in same) else BATCH
+
+
+def known_scores(study: Study) -> Scores:
+    """Return the scores of the cells of a study that can be held out, in each way that upcoming cells may need.
 
     Cells that a check casts doubt on count only where the others are too few: their steps scatter as those to come may.
     """
     try:
         calibration = calibrate(study)
     except ValueError:
-        return []
-    found: list[float] = []
-    for suspect in (False, True):
-        if len(found) < FEWEST_HELD_OUT:
+        return {}
+    found: dict[str, Sequence[float]] = {}
+    for way, suspect in itertools.product((CONDITION, BATCH), (False, True)):
+        if len(found.get(way, ())) < FEWEST_HELD_OUT:
             with contextlib.suppress(ValueError):  # there is no such cell
-                found = scores(hold_out(calibration, CONDITION, suspect))
+                found[way] = scores(hold_out(calibration, way, suspect))
     return found
 
 

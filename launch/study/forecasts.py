@@ -29,7 +29,7 @@ class Forecasts:
         """`asked` is predict=, `beside` does a job while cells run, `others` is what other studies showed of the scatter."""
         self.wanted = str(asked) == "auto"
         self._beside, self._others = beside, others
-        self._scores: list[float] = []
+        self._scores: Mapping[str, Sequence[float]] = {}
 
     def prepare(self, known: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out the cells that were measured before."""
