@@ -88,6 +88,50 @@ def test_later_repeats_favour_nothing_and_the_drift_run_is_no_repeat():
     assert (order[-1].drift, order[-1].cell.repeat) == (True, -12)
 
 
+CALIBRATING = (
+    ["gpus=0,1,2,3"], ["gpus=0,1", "nccl.p2p_level=LOC"], ["gpus=0,1", "batch_size=8"], ["gpus=0,1"],
+    ["gpus=0,1", "strategy=none"], ["gpus=0,1", "benchmark=collectives"], ["gpus=1"], ["gpus=0"],
+)  # fmt: skip
+
+
+def predicted(*more):
+    return planned(*([*typed, f"topology={DGX1}", "dry_run=true", "noise_pairs=0", *more] for typed in CALIBRATING))
+
+
+def test_with_forecasts_the_cells_come_first_that_the_others_are_forecast_from():
+    sweep = predicted("predict=auto")
+    cells = [one.cell for one in sweep.cells]
+    assert [cell.gpus for cell in cells] == [(1,), (0,), *[(0, 1)] * 5, (0, 1, 2, 3)]
+    kinds = [(cell.benchmark["name"], cell.strategy["name"], len(cell.nccl)) for cell in cells[2:7]]
+    assert kinds[0][0] == "collectives" and kinds[1][1] == "none" and [one[2] for one in kinds] == [0, 0, 0, 0, 1]
+    assert "says before each cell what it should give" in " ".join(sweep.notices)
+    assert all(cell.benchmark["calibrate"] == "all" for cell in cells if cell.trains)
+
+
+def test_with_forecasts_later_repeats_favour_nothing():
+    turns = {}
+    for predict in ("auto", "false"):
+        order = predicted(f"predict={predict}", "repeats=3").cells
+        turns[predict] = [
+            [(one.cell.gpus, one.cell.nccl, one.cell.name) for one in order[8 * n : 8 * n + 8]] for n in range(3)
+        ]
+        assert order[-1].drift and order[-1].cell.gpus == order[0].cell.gpus
+    assert turns["auto"][1:] == turns["false"][1:] and turns["auto"][0] != turns["false"][0]
+    assert [len(gpus) for gpus, *_ in turns["auto"][0]] == [1, 1, 2, 2, 2, 2, 2, 4]
+
+
+def test_a_calibration_that_was_chosen_stays():
+    for level in ("none", "timeline", "all"):
+        (cell,) = planned(["gpus=0,1", "predict=auto", f"benchmark.calibrate={level}"]).cells
+        assert cell.cell.benchmark.get("calibrate", "timeline") == level
+    assert planned(["gpus=0,1"]).cells[0].cell.key != planned(["gpus=0,1", "predict=auto"]).cells[0].cell.key
+    assert planned(["gpus=0,1"]).cells[0].cell.key == planned(["gpus=0,1", "predict=false"]).cells[0].cell.key
+    with pytest.raises(Refused, match="predict=True: accepted are auto or False"):
+        planned(["gpus=0,1", "predict=true"])
+    with pytest.raises(Refused, match="a sweep has one predict"):
+        planned(["gpus=0,1", "predict=auto"], ["gpus=0"])
+
+
 def test_a_waterfall_has_its_control_cells_once():
     sweep = planned(["gpus=scale", "waterfall=true", "profiler=torch"], ["gpus=0,1", "strategy=none", "waterfall=true"])
     cells = {(one.cell.strategy["name"], one.cell.gpus): one.cell.profiler for one in sweep.cells}

@@ -97,6 +97,10 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
             f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
             "knows how far the next run may differ (noise_pairs=0 leaves them out)"
         )
+    if first.predict == "auto":
+        notices.append(
+            "predict=auto says before each cell what it should give; calibrating for that takes a cell up to 1.5 s"
+        )
     if first.warm_cold:
         order = cold_and_warm(unique, first.warm_cold)
     else:
