@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from trainers import comm_hooks
@@ -98,8 +98,7 @@ class NcclAllreduce(Strategy):
                 process_group=None, matrix_approximation_rank=self._powersgd_rank, start_powerSGD_iter=2
             )
             return state, powerSGD_hook.powerSGD_hook
-        hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        return (None, hooks[self._comm_hook]) if self._comm_hook in hooks else None
+        return (None, comm_hooks.HalfPrecision(self._comm_hook).reduce) if self._comm_hook in comm_hooks.SENT else None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Wrap the model in DDP, which broadcasts rank 0's weights."""
