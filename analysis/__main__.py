@@ -36,6 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.commands.predict",
         "say what cells should give before they run; --holdout: how good such forecasts were",
     ),
+    "advise": (
+        "analysis.commands.predicted.advise",
+        "say which GPUs, strategy and NCCL settings to take by forecast, and which cells are worth measuring to decide",
+    ),
     "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
 }
 

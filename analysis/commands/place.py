@@ -3,14 +3,23 @@
 import argparse
 import json
 import math
+import statistics
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from analysis.console import console
 from analysis.errors import UnreadableInput
+from analysis.findings.study import open_study
 from analysis.foreign import read_text
+from analysis.prediction.advice.advice import advise
+from analysis.prediction.advice.options import farthest, machine_gpus, options, subsets, topology_of
+from analysis.prediction.advice.placement import why_first
+from analysis.prediction.calibration import calibrate
+from analysis.prediction.holdout import known_scores
 from analysis.topology.link_classes import describe_counts
+from analysis.topology.model import Topology
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, place
 from analysis.topology.source import load_topology
@@ -29,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--p2p", metavar="FILE", help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix"
     )
+    parser.add_argument(
+        "--study", metavar="FOLDER", help="say too what the forecasts of this study put first, and how sure that is"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -42,11 +54,31 @@ def run(arguments: argparse.Namespace) -> int:
             raise NoDriver(f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE") from None
         topology = None
     placement = place(topology, arguments.gpus, measured)
+    forecasts = by_forecasts(Path(arguments.study), topology, arguments.gpus) if arguments.study else []
     if arguments.json:
-        print(json.dumps(to_json(placement)))
+        print(json.dumps(to_json(placement) | ({"forecasts": forecasts} if arguments.study else {})))
     else:
         _print(placement)
+        for one in forecasts:
+            console().print(f"By forecasts of {one['model']}: GPUs {one['why']}.", soft_wrap=True, markup=False)
     return 0
+
+
+def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[dict[str, Any]]:
+    """Return what a study's forecasts put first for each model, with its most frequent strategy. Raises OSError, ValueError."""
+    study = open_study(folder)
+    calibration, topology = calibrate(study), topology or topology_of(study)
+    placed = [(one, farthest(topology, one)) for one in subsets(calibration, topology, count)]
+    several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
+    usual = [statistics.mode(several)] if several else None
+    found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology)))
+    said = []
+    for workload, of_model in found.items():
+        advice = advise(calibration, of_model, known_scores(calibration))
+        gpus = [*advice.first.option.question.members]
+        why = f"{','.join(map(str, gpus))} are {why_first(advice, len(calibration.cells))}"
+        said.append({"model": str(workload), "gpus": gpus, "images_per_second": advice.first.rate, "why": why})
+    return said
 
 
 def to_json(placement: Placement) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from analysis.prediction.asked import questions, read_batches, read_nccl, read_s
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
 from analysis.prediction.forecast import Forecast, forecast
-from analysis.prediction.holdout import CONDITION, WAYS, hold_out, scores
+from analysis.prediction.holdout import WAYS, hold_out, known_scores
 from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
 from analysis.prediction.scores import collective_errors
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         read_network(arguments.net) if arguments.net else None,
         read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
     )
-    known = _scores(calibration)
+    known = known_scores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
     if not any(found for _, found, _ in made):
         raise ValueError(made[0][2] if made else "no cell of the study has several GPUs; expected --strategy")
@@ -118,14 +118,6 @@ def _study(folders: Sequence[str]) -> Study:
     if len(opened) == 1:
         return opened[0]
     return Study.of(record for one in opened for record in (*one.records, *one.replaced))
-
-
-def _scores(calibration: Calibrated) -> list[float]:
-    """Return the scores of the cells that can be held out."""
-    try:
-        return scores(hold_out(calibration, CONDITION))
-    except ValueError:  # there is none
-        return []
 
 
 def _forecast(calibration: Calibrated, question: Question, known: Sequence[float]) -> tuple[Forecast | None, str]:

@@ -5,11 +5,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from analysis.findings.runs import request_of
 from analysis.prediction.calibration import Calibrated
-from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.cells import MeasuredCell, Question, Workload, workload_of
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import STRATEGIES
+from conf.cell import Cell
 from conf.nccl import Nccl, settings
 
 MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
@@ -118,18 +120,18 @@ def questions(
         names = strategies or [
             name for name in dict.fromkeys(one.question.strategy for one in of_workload) if name != "none"
         ]
-        for like in (_like(timed, of_workload, name) for name in names):
+        for alike in (like(timed, of_workload, name) for name in names):
             for batch in sizes:
                 for subset in wanted:
                     wire = asked_wire(nccl, calibration.link_class, subset.hosts)
-                    placed = replace(like, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
+                    placed = replace(alike, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
                     crossing = network if subset.hosts > 1 else None
                     placed = replace(placed, members=subset.members, network=crossing, machine=machine)
                     found.append(replace(placed, workload=workload, gpu_spread=gpu_spread))
     return found
 
 
-def _like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], name: str) -> Question:
+def like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], name: str) -> Question:
     """Return the question of a strategy with the options that the study has most often, else without any."""
     cells = [one for one in of_workload if one.question.strategy == name] or [
         one for one in timed if one.question.strategy == name
@@ -138,3 +140,13 @@ def _like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], na
         return replace(of_workload[0].question, options=(("name", name),), shares_gpu=False)
     common = statistics.mode(one.question.options for one in cells)
     return next(one.question for one in cells if one.question.options == common)
+
+
+def workload_here(calibration: Calibrated, cell: Cell) -> Workload:
+    """Return the workload of a cell with its gradients, which measured cells know. Raises ValueError where none has it."""
+    asked = workload_of(request_of(cell), {})
+    known = (one.question.workload for one in calibration.cells if one.timed)
+    alike = [one for one in known if (one.model, one.rest) == (asked.model, asked.rest)]
+    if not alike:
+        raise ValueError(f"no cell of the study trains {asked} like this")
+    return max(alike, key=lambda one: one.gradient_bytes)

@@ -55,8 +55,11 @@ class Assembled:
 
     def steps(self, next_run: bool = True) -> Values:
         """Return the step as draws; `next_run=False`: its mean over many runs."""
-        noise = self.noise if next_run else exactly(0.0)
-        return self._step(self.bare.values, self.times, self.gamma.values, self.own.values, self.waiting, noise)
+        return self._mean + self.noise if next_run else self._mean
+
+    @functools.cached_property
+    def _mean(self) -> Values:
+        return self._step_of(self.played, self.times, self.waiting)
 
     @property
     def widest(self) -> str:
@@ -86,10 +89,13 @@ class Assembled:
     def _step(
         self, bare: Values, times: list[Values], gamma: Values, own: Values, waiting: Values, noise: Values
     ) -> Values:
-        whole = self._play(bare, times, gamma, own).step_ms + waiting
+        return self._step_of(self._play(bare, times, gamma, own), times, waiting) + noise
+
+    def _step_of(self, played: Replayed, times: list[Values], waiting: Values) -> Values:
+        whole = played.step_ms + waiting
         if not strategy(self.question.strategy).waits:  # a server answers the pushes of all ranks, one after the other
             whole = np.maximum(whole, sum(times, exactly(0.0)))
-        return np.maximum(whole, self.launch_ms) + noise
+        return np.maximum(whole, self.launch_ms)
 
 
 def assemble(calibration: Calibrated, question: Question) -> Assembled:

@@ -29,8 +29,6 @@ LAUNCH = "step/launch_ms"
 _OTHERWISE = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
 _FEWEST_FREEDOM = 3
 _SIGMA_AT_P95 = 1.645
-# Their wire stands in NCCL's log; that of others is of the checks around them.
-_BY_NCCL = ("nccl_allreduce", "kvstore_device", "hierarchical")
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
     launch = runs.values(LAUNCH)
     return MeasuredCell(
         replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
-        if question.ranks > 1 and question.hosts == 1 and question.strategy in _BY_NCCL
+        if question.ranks > 1 and question.hosts == 1 and question.strategy in strategies.BY_NCCL
         else question,
         tuple(one.record_id for one in runs.records),
         scatter.drawn(runs, STEP),

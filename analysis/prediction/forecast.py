@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from analysis.prediction.assembled import assemble
+from analysis.prediction.assembled import Assembled, assemble
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import best, deviation
@@ -60,7 +60,12 @@ def forecast(calibration: Calibrated, question: Question, scores: Sequence[float
 
     Raises NoLink (a ValueError) where a wire is not known, ValueError for an unknown strategy or workload.
     """
-    made = assemble(calibration, question)
+    return forecast_of(assemble(calibration, question), scores)
+
+
+def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
+    """Return the forecast of a cell whose parts are known."""
+    calibration, question = made.calibration, made.question
     bare, own, waiting, launch = made.bare.values, made.own.values, made.waiting, made.launch_ms
     steps, played = made.steps(), made.played
     without = max(best(bare) + best(waiting), launch)
@@ -68,8 +73,7 @@ def forecast(calibration: Calibrated, question: Question, scores: Sequence[float
     own_ms = min(best(own), max(cost, 0.0))
     null_cost = _null_cost(calibration, question)
     basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.sources)
-    spread = deviation(steps)
-    growth = 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
+    spread, growth = deviation(steps), growth_of(calibration, question)
     half, sentence = _half(spread * growth, scores)
     alone_ms = max(best(bare), launch) + own_ms
     ms = best(steps)
@@ -94,6 +98,11 @@ def forecast(calibration: Calibrated, question: Question, scores: Sequence[float
         tuple(one for one in (*why, made.why_waiting, sentence) if one),
         calibration.record_ids,
     )
+
+
+def growth_of(calibration: Calibrated, question: Question) -> float:
+    """Return the factor by which an interval grows beyond the ranks that were measured."""
+    return 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
 
 
 def _null_cost(calibration: Calibrated, question: Question) -> float:

@@ -80,6 +80,14 @@ def scores(held: Iterable[HeldOut]) -> list[float]:
     return [one.score for one in held if one.forecast is not None]
 
 
+def known_scores(calibration: Calibrated) -> list[float]:
+    """Return the scores of the conditions that can be held out; none where there is none."""
+    try:
+        return scores(hold_out(calibration, CONDITION))
+    except ValueError:
+        return []
+
+
 def _with_interval(one: HeldOut, held: Sequence[HeldOut]) -> HeldOut:
     """Return a cell with the interval that the others' scores give."""
     others = scores(other for other in held if other is not one)

@@ -68,6 +68,8 @@ def replay(
 def _reached(work_ms: Values, starts: Sequence[Values], ends: Sequence[Values], slowed: Values) -> Values:
     """Return when compute has done `work_ms` of its work, if it is slowed during the exchanges so far, which do not overlap."""
     work_ms = np.asarray(work_ms, dtype=float)
+    if not slowed.any():
+        return work_ms
     at = work_ms + 0.0 * slowed
     lost = 0.0 * at
     open_ = np.ones_like(at, dtype=bool)  # not yet reached before this exchange

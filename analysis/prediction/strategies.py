@@ -23,6 +23,8 @@ from analysis.prediction.links.model import (
     Timed,
 )
 
+BY_NCCL = ("nccl_allreduce", "kvstore_device", "hierarchical")  # NCCL's settings reach them; its log says their wire
+GPU_SERVERS = ("kvstore_dist_sync_device", "kvstore_dist_async_device")  # servers that keep weights on a GPU
 HOST_SCATTER = 0.10  # of host memory, from one number of GPUs to another
 
 
@@ -200,8 +202,7 @@ def collective(question: Question) -> str | None:
 
 def occupies(question: Question) -> bool:
     """Tell whether the exchange takes multiprocessors from the ranks: a server on a GPU of its own does not."""
-    of_servers = question.strategy in ("kvstore_dist_sync_device", "kvstore_dist_async_device")
-    return strategy(question.strategy).occupies and (question.shares_gpu or not of_servers)
+    return strategy(question.strategy).occupies and (question.shares_gpu or question.strategy not in GPU_SERVERS)
 
 
 def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -> tuple[list[Values], set[str]]:

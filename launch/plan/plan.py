@@ -18,6 +18,7 @@ from launch.machine.devices import Machine, look
 from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
 from launch.plan.about_pools import about_pools, refuse_warm_cold
+from launch.plan.advised import with_advice
 from launch.plan.nodes import CLASSES, PlannedHost, host_names, placements, planned_hosts, wanted_hosts
 from launch.plan.order import (
     PlannedCell,
@@ -81,6 +82,8 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
             notices.append(
                 _assumed(hosts, f"that of topology={first.topology}" if is_for_another_machine else "this machine")
             )
+    configs, about_subsets = with_advice(configs, machine)
+    notices += about_subsets
     cells = _expand(configs, machine, hosts, surroundings)
 
     refuse_draft(Draft(cells, machine, fleet, surroundings, profiler, is_for_another_machine))

@@ -39,6 +39,8 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
 def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[int, ...]]:
     """Return what classes, classes:K, best:K, worst:K and worst_order:K mean; `classes` starts with one GPU alone, the baseline.
 
+    advise:K is best:K here: launch.plan.advised asks the forecasts first.
+
     CPU workers are all alike: the first K are the best, the worst and the only class.
     """
     word, _, number = config.gpus[0].partition(":")
@@ -48,8 +50,8 @@ def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[i
         raise Refused(f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the GPUs of this machine")
     if machine.kind == "cpu":
         return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
-    topology = _topology_of(config, machine, told)
-    chosen = {"best": best, "worst": worst, "worst_order": worst_order}.get(word)
+    topology = topology_of(config, machine, told)
+    chosen = {"best": best, "advise": best, "worst": worst, "worst_order": worst_order}.get(word)
     if chosen is not None and size is not None:
         return [chosen(topology, size)]
     if size == 1 or len(everyone) == 1:
@@ -61,7 +63,7 @@ def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[i
     return members if size else [everyone[:1], *members]
 
 
-def _topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
+def topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
     """Return the links between the machine's GPUs: CUDA_VISIBLE_DEVICES may hide some of the topology's. Raises Refused."""
     topology = _topology(config, told)
     ours = {device.id for device in machine.devices}

@@ -1,0 +1,91 @@
+"""`python -m analysis advise STUDY --gpus 4`: which GPUs, strategy and NCCL settings to take, by forecast.
+
+Cells that were measured count by their runs. It says which cells cannot be told from the first, and which few are worth
+measuring before one is chosen, each with its command. Exit status: 0 done, 2 wrong input or request.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.commands.predicted import advised
+from analysis.findings.model import Member
+from analysis.findings.study import open_study
+from analysis.prediction.advice.advice import Advice, advise
+from analysis.prediction.advice.options import (
+    Settings,
+    farthest,
+    machine_gpus,
+    options,
+    studied_settings,
+    subsets,
+    topology_of,
+)
+from analysis.prediction.asked import read_batches, read_nccl, read_spread, read_subsets
+from analysis.prediction.calibration import Calibrated, calibrate
+from analysis.prediction.holdout import known_scores
+from analysis.topology.model import Topology
+
+UNTOUCHED = "default"  # of --nccl: no setting at all
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("study", metavar="STUDY", help="the folder of a study with training cells")
+    parser.add_argument(
+        "--gpus", metavar="K", required=True, help="how many GPUs; or subsets to choose from, such as 0+1,0+3"
+    )
+    parser.add_argument(
+        "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
+    )
+    parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
+    parser.add_argument(
+        "--nccl",
+        metavar="SETTINGS",
+        action="append",
+        help=f"such as P2P_LEVEL=LOC,ALGO=Ring; again for others to choose from; {UNTOUCHED}: none (default: the study's)",
+    )
+    parser.add_argument(
+        "--gpu-spread",
+        metavar="SHARE",
+        help="how far GPUs of one model differ, such as 2%% (default: as the study's do)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the advice for each model of the study. Raises OSError, ValueError."""
+    study = open_study(Path(arguments.study))
+    calibration, topology = calibrate(study), topology_of(study)
+    scores = known_scores(calibration)
+    found = options(
+        calibration,
+        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, calibration, topology)],
+        [_settings(text) for text in arguments.nccl] if arguments.nccl else studied_settings(study),
+        arguments.strategy.split(",") if arguments.strategy else None,
+        read_batches(arguments.batch) if arguments.batch else None,
+        len(machine_gpus(calibration, topology)),
+        read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
+    )
+    made: list[Advice] = [advise(calibration, of_model, scores) for of_model in found.values()]
+    if arguments.json:
+        print(json.dumps({"study": study.name, "advice": [advised.to_json(study, one, scores) for one in made]}))
+    else:
+        for one in made:
+            advised.print_advice(study, one, scores)
+    return 0
+
+
+def _subsets(text: str, calibration: Calibrated, topology: Topology | None) -> Sequence[tuple[Member, ...]]:
+    """Return the subsets to choose from. Raises ValueError."""
+    if text.isascii() and text.isdigit():
+        return subsets(calibration, topology, int(text[:8]))
+    chosen = [one.members for one in read_subsets(text, None)]
+    if len({len(one) for one in chosen}) > 1:
+        raise ValueError(f"--gpus {text!r}: expected subsets of one size, so that their rates can be compared")
+    return chosen
+
+
+def _settings(text: str) -> Settings:
+    return {} if text == UNTOUCHED else read_nccl(text)

@@ -1,0 +1,131 @@
+"""What an advice chooses from: subsets of GPUs, strategies, batch sizes and NCCL settings."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analysis.errors import UnreadableInput
+from analysis.findings.model import Member
+from analysis.findings.study import Study
+from analysis.prediction.asked import like
+from analysis.prediction.calibration import Calibrated
+from analysis.prediction.cells import Question, Workload
+from analysis.prediction.links.wires import asked_wire
+from analysis.prediction.strategies import BY_NCCL, GPU_SERVERS, STRATEGIES
+from analysis.topology.link_classes import quality
+from analysis.topology.model import Topology
+from analysis.topology.source import parse_topology
+from analysis.topology.subsets import best, classes
+
+MOST_SUBSETS = 512  # that are told apart by their GPUs: of more, one of each kind of wiring counts
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One cell to choose or not. `links`: the farthest link class between its GPUs, if it is known."""
+
+    question: Question
+    nccl: tuple[tuple[str, str], ...] = ()
+    links: str | None = None
+
+
+def topology_of(study: Study) -> Topology | None:
+    """Return the topology that the newest record of a study has; None where none has one."""
+    for record in reversed(study.records):
+        text = record.environment.get("topology")
+        if isinstance(text, str) and text:
+            try:
+                return parse_topology(text)
+            except UnreadableInput:
+                continue
+    return None
+
+
+def machine_gpus(calibration: Calibrated, topology: Topology | None) -> tuple[int, ...]:
+    """Return the GPUs of the machine; without a topology those of its cells."""
+    seen = {member for one in calibration.cells for member in one.question.members if isinstance(member, int)}
+    return topology.gpus if topology else tuple(sorted(seen))
+
+
+def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> list[tuple[Member, ...]]:
+    """Return the subsets of `count` GPUs that a forecast can tell apart, that of the best links first.
+
+    Those are subsets whose members all ran alone, or that ran together, and one subset of each kind of wiring.
+    Raises ValueError where the machine has fewer GPUs.
+    """
+    everyone = machine_gpus(calibration, topology)
+    if not 1 <= count <= len(everyone):
+        raise ValueError(f"{count} GPUs: the machine of the study has {len(everyone)}; expected 1 to {len(everyone)}")
+    alone = {one.question.members[0] for one in calibration.cells if one.timed and len(one.question.members) == 1}
+    together = {frozenset(one.question.members) for one in calibration.cells if one.timed}
+    told_apart: list[tuple[int, ...]] = []
+    of_all = math.comb(len(everyone), count)
+    if of_all <= MOST_SUBSETS:
+        every = itertools.combinations(sorted(everyone), count)
+        told_apart = [one for one in every if alone.issuperset(one) or frozenset(one) in together]
+    by_links = best(topology, count) if topology else sorted(everyone)[:count]
+    kinds = classes(topology, count) if topology and count > 1 and len(told_apart) < of_all else ()
+    return list(dict.fromkeys([tuple(sorted(by_links)), *told_apart, *(one.representative for one in kinds)]))
+
+
+def farthest(topology: Topology | None, members: Sequence[Member]) -> str | None:
+    """Return the farthest link class between GPUs; None where it is not known."""
+    gpus = [one for one in members if isinstance(one, int)]
+    if topology is None or len(gpus) < 2 or not set(gpus) <= set(topology.gpus):
+        return None
+    return min((topology.link_between(*pair) for pair in itertools.combinations(gpus, 2)), key=quality)
+
+
+def options(
+    calibration: Calibrated,
+    placed: Sequence[tuple[tuple[Member, ...], str | None]],
+    settings: Sequence[Settings],
+    strategies: Sequence[str] | None,
+    batches: Sequence[int] | None,
+    gpus: int,
+    gpu_spread: float | None = None,
+) -> dict[Workload, list[Candidate]]:
+    """Return every combination for each workload; `placed`: subsets with the farthest link between their GPUs.
+
+    `gpus` is the number of GPUs of the machine: where none is left, servers of weights on GPUs share those of the ranks.
+    Settings that choose the same wire count once. Without `strategies` it is every strategy with every option that the study
+    has, without `batches` the most frequent one. Raises ValueError.
+    """
+    if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
+        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
+    timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
+    machine = statistics.mode(one.question.machine for one in timed)
+    found: dict[Workload, list[Candidate]] = {}
+    for workload in dict.fromkeys(one.question.workload for one in timed):
+        here = [one for one in timed if one.question.workload == workload]
+        sizes = batches or [statistics.mode(one.question.batch_size for one in here)]
+        if strategies:
+            kinds = [like(timed, here, name) for name in strategies]
+        else:
+            known = {one.question.options: one.question for one in here if one.question.strategy != "none"}
+            kinds = list(known.values())
+        made: dict[Question, Candidate] = {}
+        for kind, batch, (members, links), nccl in itertools.product(kinds, sizes, placed, settings):
+            if kind.strategy not in BY_NCCL and nccl != settings[0]:
+                continue  # NCCL's settings do not reach it
+            question = replace(
+                kind, workload=workload, batch_size=batch, wire=asked_wire(nccl, links), gpus=len(members), hosts=1,
+                members=members, network=None, machine=machine, gpu_spread=gpu_spread,
+                shares_gpu=kind.strategy in GPU_SERVERS and len(members) + kind.servers > gpus,
+            )  # fmt: skip
+            made.setdefault(question, Candidate(question, tuple(sorted(nccl.items())), links))
+        found[workload] = list(made.values())
+    return found
+
+
+def studied_settings(study: Study) -> list[Settings]:
+    """Return the NCCL settings of a study's training cells, none at all first."""
+    found: list[Settings] = [{}]
+    for one in study.runs:
+        nccl = {name: str(value) for name, value in one.cell.nccl.items()}
+        if one.trains and nccl not in found:
+            found.append(nccl)
+    return found

@@ -1,0 +1,139 @@
+"""Advice: what a measurement is worth against closed forms, and what the command and gpus=advise:K say of committed records."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from scipy.stats import norm
+
+from analysis.__main__ import main
+from analysis.findings.study import open_study
+from analysis.prediction.advice.advice import advise
+from analysis.prediction.advice.beliefs import Beliefs
+from analysis.prediction.advice.options import farthest, options, subsets
+from analysis.prediction.calibration import calibrate
+from analysis.topology.source import load_topology
+from conf import schema
+from conf.command_line import normalise
+from launch.plan.plan import Request, plan
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+WATERFALL, SETTINGS = DATA / "h200_x4" / "waterfall", DATA / "h200_x4" / "settings_again"
+H200, DGX1 = str(DATA / "topo_h200_x4.txt"), str(DATA / "topo_dgx1_v100.txt")
+
+
+def believed(mean, covariance, of_a_run):
+    return Beliefs(np.array(mean, float), np.array(covariance, float), np.array(of_a_run, float))
+
+
+def test_two_independent_cells_against_closed_forms():
+    """Rates 10 ± 1 and 9 ± 1, a run scatters by 1: the larger of two (Clark 1961), the knowledge gradient (Frazier 2009)."""
+    beliefs = believed([10, 9], np.eye(2), [1, 1])
+    sigma = np.sqrt(2)
+    assert beliefs.chances() == pytest.approx([norm.cdf(1 / sigma), norm.sf(1 / sigma)], abs=0.02)
+    assert list(beliefs.as_fast_as(0)) == pytest.approx([1.0, norm.sf(1 / sigma)], abs=0.02)
+    now = sigma * norm.pdf(1 / sigma) - norm.sf(1 / sigma)
+    assert beliefs.loss() == pytest.approx(now, rel=0.05)
+    told = 1 / np.sqrt(2)  # what a run moves the expectation by: 1 ÷ √(1 + 1)
+    gain = told * norm.pdf(1 / told) - norm.sf(1 / told)
+    assert beliefs.loss() - beliefs.loss([1]) == pytest.approx(gain, rel=0.25)
+    assert beliefs.loss([0, 1]) < beliefs.loss([0]) < beliefs.loss()
+
+
+def test_the_next_cell_is_the_one_that_tells_most():
+    """Cell 2 is far behind, cell 1 is as good as the first and uncertain; a measurement of cell 3 tells of cell 1 too."""
+    found = believed([10, 10, 5], np.diag([0.01, 1.0, 1.0]), [0.01] * 3).next_cells()
+    assert found[0][0] == 1 and len(found) == 1  # cell 0 is known: one measurement is enough
+    together = np.array([[0.01, 0, 0], [0, 1.0, 0.99], [0, 0.99, 1.0]])
+    noisy = believed([10, 10, 8], together, [0.01, 9.0, 0.01])
+    assert noisy.next_cells()[0][0] == 2
+    assert believed([10, 5], np.eye(2) * 1e-4, [1, 1]).next_cells() == []  # nothing to decide
+
+
+def test_equal_cells_share_their_chance():
+    beliefs = believed([10, 10], [[1, 1], [1, 1]], [1, 1])
+    assert list(beliefs.chances()) == pytest.approx([0.5, 0.5]) and list(beliefs.as_fast_as(0)) == [1.0, 1.0]
+    assert beliefs.loss() == pytest.approx(0.0, abs=1e-9) and beliefs.next_cells() == []
+
+
+def test_subsets_that_forecasts_tell_apart():
+    calibration = calibrate(open_study(WATERFALL))
+    assert len(subsets(calibration, load_topology(H200), 2)) == 6  # all four ran alone
+    dgx1 = subsets(calibrate(open_study(SETTINGS)), load_topology(DGX1), 2)
+    assert dgx1[0] == (0, 3)  # the best links first; no GPU ran alone, so one pair of each kind of link
+    assert {farthest(load_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
+    with pytest.raises(ValueError, match="has 4; expected 1 to 4"):
+        subsets(calibration, load_topology(H200), 5)
+
+
+def test_a_measured_cell_counts_by_its_runs():
+    calibration, topology = calibrate(open_study(SETTINGS)), load_topology(H200)
+    made = options(calibration, [((0, 3), "NV18"), ((0, 1), "NV18")], [{}, {"NCCL_P2P_LEVEL": "LOC"}], None, None, 4)
+    found = advise(calibration, next(iter(made.values())))
+    assert len(topology.gpus) == 4 and len(found.ranked) == 4
+    runs = {(one.option.question.members, bool(one.option.nccl)): one for one in found.ranked}
+    assert runs[(0, 3), False].runs == 3 and runs[(0, 3), False].rate == pytest.approx(9312, abs=1)
+    assert runs[(0, 1), False].runs == 0 and runs[(0, 1), False].as_fast
+    assert not runs[(0, 3), True].as_fast and not runs[(0, 1), True].as_fast  # LOC is 2.2 % slower
+    assert found.next_cells[0].cell is runs[(0, 1), False] and found.next_cells[0].loss < found.loss
+
+
+def planned(*typed: str):
+    schema.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = OmegaConf.to_object(compose("config", normalise([*typed, f"topology={H200}", "dry_run=true"])))
+    return plan([Request(config, list(typed))], {})
+
+
+def test_the_command_says_what_to_measure_and_how(capsys):
+    asked = ["--gpus", "2", "--nccl", "default", "--nccl", "P2P_LEVEL=LOC"]
+    assert main(["advise", str(SETTINGS), *asked, "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"][0]
+    assert {one["runs"] for one in advice["cells"]} == {0, 1, 3} and advice["worth_measuring"]
+    next_cell = advice["worth_measuring"][0]
+    python, launch, *typed = shlex.split(next_cell["command"])
+    assert (python, launch) == ("python", "launch.py") and f"output_dir={DATA / 'h200_x4'}" in typed
+    first = planned(*typed).cells[0].cell
+    assert list(first.gpus) == next_cell["gpus"] and first.nccl == next_cell["nccl"] and first.batch_size == 256
+    assert main(["advise", str(SETTINGS), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "cannot be told from it" in said and "Worth measuring first" in said and "python launch.py gpus=" in said
+
+
+WRONG = {
+    "too many GPUs": (["--gpus", "9"], "has 4; expected 1 to 4"),
+    "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
+    "a strategy": (["--gpus", "2", "--strategy", "magic"], "known are nccl_allreduce"),
+    "a word of NCCL's": (["--gpus", "2", "--nccl", "P2P_LEVEL=loc"], "LOC"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_one_sentence(name, capsys):
+    arguments, sentence = WRONG[name]
+    assert main(["advise", str(WATERFALL), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_gpus_by_forecast():
+    """GPU 0 is the slowest of the four, and all links are alike: forecasts leave it out, links would take it."""
+    sweep = planned("gpus=advise:3", "study=waterfall", f"output_dir={DATA / 'h200_x4'}", "device=cuda")
+    assert sweep.cells[0].cell.gpus == (1, 2, 3)
+    assert any("gpus=advise:3 is 1,2,3: forecast to give" in one for one in sweep.notices)
+
+
+def test_gpus_without_a_forecast_are_those_of_the_best_links(tmp_path):
+    sweep = planned("gpus=advise:2", "study=new", f"output_dir={tmp_path}", "device=cuda")
+    assert sweep.cells[0].cell.gpus == (0, 1)
+    assert any("no forecast is possible (study new has no cell yet); taken as best:2" in one for one in sweep.notices)
+
+
+def test_placement_says_what_forecasts_put_first(capsys):
+    assert main(["place", "--gpus", "2", "--topology", H200, "--study", str(WATERFALL)]) == 0
+    assert "By forecasts of resnet50: GPUs 2,3 are forecast to give 9,3" in capsys.readouterr().out
