@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
+# Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
+COMPILED, GRAPHED = ("compile", "compile_graph"), ("graph", "compile_graph")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,16 @@ class Cell:
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.gpus) * max(1, len(self.hosts))
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile makes the model's kernels."""
+        return self.optimize in COMPILED
+
+    @property
+    def graphed(self) -> bool:
+        """Whether a step is the replay of a CUDA graph."""
+        return self.optimize in GRAPHED
 
     @property
     def servers(self) -> int:

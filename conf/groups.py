@@ -5,7 +5,8 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     _target_       dotted name of the class or function that a rank calls (strategies and benchmarks)
     auto           what the value `auto` of an option means; see `meaning`
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`; `text: true` for any text.
-                   `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU
+                   `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU,
+                   `not_in_graph` values whose steps no CUDA graph can hold
     unsaid         options that a cell has only where they are not what `auto` means, which the code takes where there is none:
                    cells of before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
@@ -13,6 +14,7 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     trains         false: a benchmark that measures links, without a model and a strategy
     hosts          false: a strategy or benchmark that works inside one host
     warm           true: a strategy whose `close` gives back all that it took, so that its ranks may measure another cell after it
+    graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs no thread of the host
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
@@ -85,6 +87,11 @@ class Choice:
     def warm(self) -> bool:
         """Whether ranks that a strategy has used may measure another cell."""
         return bool(self.rules.get("warm", False))
+
+    @property
+    def graph(self) -> bool:
+        """Whether a CUDA graph can hold a step of a strategy."""
+        return bool(self.rules.get("graph", False))
 
     def limits(self, option: str) -> dict[str, Any]:
         """Return what an option accepts, in the form that conf.options.check reads."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import Cell, Network, Optimizer, folded
+from conf.cell import GRAPHED, Cell, Network, Optimizer, folded
 from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
 from conf.options import Refused, canonical, check_fields, check_names
 from conf.schema import Config, OptimizerOptions, Sizes
@@ -117,6 +117,7 @@ def _training(
     options = groups.resolved("strategy", config.strategy, device, ranks)
     precision = _precision(config, device)
     _check_together(strategy, options, precision, common)
+    optimize = _optimize(config, strategy, options, precision, device)
     on = server_hosts(config.strategy, hosts, [*everyone]) if hosts else ()
     cell = Cell(
         **common.fields(),
@@ -128,7 +129,7 @@ def _training(
         batch_size=_batch_size(config, sizes, global_batch_size, common, ranks),
         global_batch_size=global_batch_size,
         precision=precision,
-        optimize="eager" if config.optimize == "auto" else config.optimize,
+        optimize=optimize,
         channels_last=channels_last(config, device),
         data=data_of(config.data),
         server_gpus=server_gpus(options, gpus, device, everyone, hosts, on),
@@ -190,6 +191,31 @@ def _precision(config: Config, device: str) -> str:
     if config.precision == "auto":
         return "bf16" if device == "cuda" else "fp32"
     return config.precision
+
+
+def _optimize(
+    config: CheckedConfig, strategy: groups.Choice, options: Mapping[str, Any], precision: str, device: str
+) -> str:
+    """Return how steps are made fast. Raises Refused where a CUDA graph cannot hold them."""
+    if config.optimize not in GRAPHED:
+        return "eager" if config.optimize == "auto" else config.optimize
+    asked = f"optimize={config.optimize}"
+    if device == "cpu":
+        raise Refused(f"{asked}: replays CUDA graphs, which need GPUs; accepted on CPU workers are eager and compile")
+    if not strategy.graph:
+        able = [name for name in groups.choices("strategy") if groups.choice("strategy", name).graph]
+        raise Refused(
+            f"{asked}: strategy={strategy.name} needs the host in each step; accepted are eager and compile, or "
+            f"strategy={', '.join(able)}"
+        )
+    for name, limits in strategy.accepts.items():
+        if options.get(name) in limits.get("not_in_graph", ()):
+            raise Refused(
+                f"{asked}: accepted without strategy.{name}={options[name]}, whose steps differ from each other"
+            )
+    if precision == "fp16":  # its loss scaler leaves out steps
+        raise Refused(f"{asked}: accepted with precision=fp32, tf32, bf16 or bf16_weights, not with fp16")
+    return config.optimize
 
 
 def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common) -> None:
@@ -266,7 +292,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
         f"batch {cell.batch_size}" if with_batch else "",
         f"{config.image_size} px" if config.image_size != "auto" else "",
         config.precision if config.precision != "auto" else "",
-        config.optimize if config.optimize == "compile" else "",
+        config.optimize if config.optimize not in ("auto", "eager") else "",
         config.optimizer.name if config.optimizer.name != "sgd" else "",
         *(
             _typed_options(groups.choice("strategy", strategy), config.strategy, cell.strategy)

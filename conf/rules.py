@@ -13,11 +13,12 @@ from conf.targets import DOTTED
 
 RULES: dict[str, type] = {
     "_target_": str, "auto": dict, "accepts": dict, "unsaid": list, "conflicts": list, "shared_memory": bool, "trains": bool,
-    "hosts": bool, "warm": bool, "code": dict, "compared": dict,
+    "hosts": bool, "warm": bool, "graph": bool, "code": dict, "compared": dict,
 }  # fmt: skip
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {
     "words": list, "least": NUMBER, "most": NUMBER, "whole": bool, "auto": bool, "text": bool, "refused": list, "gpu_only": list,
+    "not_in_graph": list,
 }  # fmt: skip
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
 CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)

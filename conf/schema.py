@@ -208,7 +208,11 @@ class Config:
     )
     image_size: Any = option("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
     precision: str = option("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
-    optimize: str = option("auto", "auto is eager", words=("auto", "eager", "compile"))
+    optimize: str = option(
+        "auto",
+        "how steps are made fast; auto: eager; graph: each step is one replay of a CUDA graph; compile_graph: of compiled code",
+        words=("auto", "eager", "compile", "graph", "compile_graph"),
+    )
     channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 

@@ -79,7 +79,7 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
     measure.Calibration(training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS, 1.0).run()
     left = hooks_of(training) != hooks
     ranks.barrier()
-    training.strategy.close()
+    training.close()
     said = {rank: [*read_lines(lines.rank_lines(rank))] for rank in range(ranks.world_size)}
     made = {
         "buckets": derive._said(said, "buckets"),

@@ -135,7 +135,7 @@ class Ranks:
         with training.strategy.gradients_only():
             if alone := training.strategy.exchange_alone(training.parameters):
                 alone()
-        training.strategy.close()
+        training.close()
         return weakref.ref(training.network)
 
     def back(self, cell):

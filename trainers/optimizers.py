@@ -19,12 +19,22 @@ SETTINGS = 5  # numbers that say how a step is taken; see `settings`
 ALL = slice(None)
 
 
-def optimizer_of(asked: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return torch's optimizer of these parameters."""
+def optimizer_of(
+    asked: Optimizer, parameters: Sequence[nn.Parameter], in_a_graph: bool = False
+) -> torch.optim.Optimizer:
+    """Return torch's optimizer of these parameters. `in_a_graph`: a CUDA graph will hold its steps."""
     if asked.name == "adamw":
-        return torch.optim.AdamW(
-            parameters, asked.learning_rate, (asked.beta1, asked.beta2), asked.epsilon, asked.weight_decay, fused=True
+        betas = (asked.beta1, asked.beta2)
+        adamw = torch.optim.AdamW(
+            parameters, asked.learning_rate, betas, asked.epsilon, asked.weight_decay, fused=True, capturable=in_a_graph
         )
+        for parameter in parameters if in_a_graph else ():  # where a graph finds it, from the start, as for SGD
+            adamw.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return adamw
     sgd = torch.optim.SGD(parameters, asked.learning_rate, asked.momentum, weight_decay=asked.weight_decay, fused=True)
     # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step (seen: NaN under fp16);
     # zeros are what the first step would start from anyway.

@@ -10,6 +10,8 @@ from torch import Tensor
 from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
+from trainers.graphs.capture import CudaCapture
+from trainers.graphs.step import GraphedStep
 from trainers.hosts import Hosts
 from trainers.loaded_batches import LoadedBatches
 from trainers.optimizers import optimizer_of
@@ -34,6 +36,7 @@ class Training:
         self.cell = cell
         self.device = device
         set_arithmetic(cell.precision)
+        capture = CudaCapture(device) if cell.graphed else None
         torch.manual_seed(cell.seed)  # the same weights on every rank; batches have their own generator
         with device:
             model = models.build(cell.model)
@@ -45,10 +48,10 @@ class Training:
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.names, self.parameters = list(trained), list(trained.values())
-        self.optimizer = optimizer_of(cell.optimizer, self.parameters)
+        self.optimizer = optimizer_of(cell.optimizer, self.parameters, cell.graphed)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
-        if cell.optimize == "compile":
+        if cell.compiled:
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
             self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
@@ -59,10 +62,56 @@ class Training:
         self.loss: Tensor | None = None  # of the last step, on the device
         # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
         self.mark: Mark = unmarked
+        self._exchanges = True
+        self.graphs = GraphedStep(self.uncaptured_step, self.parameters, capture) if capture else None
 
     def backward(self, batch: Batch | None = None) -> None:
-        """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place."""
+        """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place.
+
+        Never a replay of a graph.
+        """
         batch = batch or next(self.batches)
+        self._backward(batch)
+        self._count(batch)
+
+    def step(self, batch: Batch | None = None) -> None:
+        """Run one training step on the next batch, or on the one given: replay its graph where the cell asks for graphs."""
+        batch = batch or next(self.batches)
+        if self.graphs:
+            self.loss = self.graphs(batch, self._exchanges)
+        else:
+            self.uncaptured_step(batch)
+        self._count(batch)
+
+    def uncaptured_step(self, batch: Batch) -> Tensor:
+        """Run one training step, kernel by kernel. Return its loss. Counts nothing."""
+        loss = self._backward(batch)
+        with self.mark("optimizer"):
+            # Only with strategies that leave the update to every rank (their YAML's `accepts`).
+            if self.scaler.is_enabled():
+                self.scaler.step(self.optimizer)  # fused optimizers unscale on the device, without a synchronisation
+                self.scaler.update()
+            else:
+                self.strategy.update(self.optimizer)
+        return loss
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """Exchange nothing inside the context (Strategy.without_exchange)."""
+        self._exchanges = False
+        try:
+            with self.strategy.without_exchange():
+                yield
+        finally:
+            self._exchanges = True
+
+    def close(self) -> None:
+        """Give back graphs, servers and shared memory, after the last measurement."""
+        if self.graphs:
+            self.graphs.close()
+        self.strategy.close()
+
+    def _backward(self, batch: Batch) -> Tensor:
         *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
         with self.mark("forward"), self._autocast():
@@ -72,20 +121,12 @@ class Training:
         with self.mark("exchange"):
             self.strategy.exchange()
         self.loss = loss.detach()
+        return self.loss
+
+    def _count(self, batch: Batch) -> None:
         self.images += len(batch[0])
         if self._own is not None:
             self.tokens += self._own.tokens(*batch)
-
-    def step(self) -> None:
-        """Run one training step."""
-        self.backward()
-        with self.mark("optimizer"):
-            # Only with strategies that leave the update to every rank (their YAML's `accepts`).
-            if self.scaler.is_enabled():
-                self.scaler.step(self.optimizer)  # fused optimizers unscale on the device, without a synchronisation
-                self.scaler.update()
-            else:
-                self.strategy.update(self.optimizer)
 
     @contextmanager
     def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:

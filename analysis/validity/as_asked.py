@@ -59,7 +59,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
 
     A cell makes no graph of its own where its ranks go on and keep those of an equal cell.
     """
-    if record.cell.optimize != "compile":
+    if not record.cell.compiled:
         return not_applicable("this cell was not compiled")
     graphs, arithmetic = record.checks.get("graphs"), record.checks.get("arithmetic")
     if graphs is None:
@@ -72,7 +72,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 def compiled_while_timed(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether torch.compile made graphs in the timed windows."""
-    if record.cell.optimize != "compile":
+    if not record.cell.compiled:
         return not_applicable("this cell was not compiled")
     graphs = record.checks.get("timed_graphs")
     if graphs is None:

@@ -265,7 +265,7 @@ class Agent:
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer's imports take a second
             if cell.model.library in LIBRARIES:
                 __import__(cell.model.library)
-            if cell.optimize == "compile":
+            if cell.compiled:
                 _load_compiler()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)

@@ -63,7 +63,7 @@ def arithmetic(training: Training) -> Iterator[dict[str, Any]]:
             found["compiled_parts"] = compilation.parts(outputs)
         return outputs
 
-    compiled = training.cell.optimize == "compile"  # a hook would compile it again
+    compiled = training.cell.compiled  # a hook would compile it again
     modules = [] if compiled else [module for module in training.network.modules() if isinstance(module, LAYERS)]
     hooks = [module.register_forward_hook(seen) for module in modules]
     training.model = watched

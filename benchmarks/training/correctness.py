@@ -73,7 +73,7 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     tolerance. Collective; leaves weights as they were.
     """
     sample = ComparedElements.of(training)
-    with training.strategy.without_exchange():
+    with training.without_exchange():
         runs = [_seeded(training, batch, sample) for _ in range(RUNS)]
     with training.strategy.gradients_only():
         exchanged = _seeded(training, batch, sample)

@@ -45,5 +45,5 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         benchmark.block("instrumented", iterations - 1)  # and its lead-in
         window_ms = _bare(benchmark, iterations, ranks)
         reporter.line(Kind.BARE, ms=window_ms / iterations, window_ms=window_ms, steps=iterations)
-    benchmark.training.strategy.close()
+    benchmark.training.close()
     return benchmark.result

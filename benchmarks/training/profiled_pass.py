@@ -42,7 +42,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             reporter.beat()
         ranks.barrier()  # nobody stops recording while another still works
     gc.enable()
-    training.strategy.close()
+    training.close()
     return Result()
 
 

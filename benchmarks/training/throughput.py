@@ -43,7 +43,7 @@ class TrainingBenchmark:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
         self.cell, self.options = cell, cell.benchmark
         reporter.phase("build")
-        self.compilation = compilation.Compilation(cell.optimize == "compile")
+        self.compilation = compilation.Compilation(cell.compiled)
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
@@ -73,7 +73,7 @@ class TrainingBenchmark:
             self.data_cost()
         with self.training.with_batches(self.on_device):  # the rest is about compute and exchange, not about the loader
             self.without_data()
-        self.training.strategy.close()
+        self.training.close()
         return self.result
 
     def without_data(self) -> None:
@@ -139,7 +139,7 @@ class TrainingBenchmark:
             if self.ranks.world_size > 1 and training.strategy.synchronous and training.strategy.exact:
                 checks |= correctness.gradient(training, drawn[0], self.ranks)
             else:
-                with training.strategy.without_exchange():
+                with training.without_exchange():
                     training.backward(drawn[0])
         checks["arithmetic"] = arithmetic
         checks["trained_bytes"] = as_asked.trained_bytes(training)
@@ -251,5 +251,5 @@ class TrainingBenchmark:
 
     def _without_exchange(self) -> None:
         """Time a window of steps without exchange."""
-        with self.training.strategy.without_exchange():
+        with self.training.without_exchange():
             self.block("without exchange", stopping.abba_iterations(self.step_ms))

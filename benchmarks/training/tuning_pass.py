@@ -21,5 +21,5 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         if exchange:
             exchange()
     ranks.barrier()
-    training.strategy.close()
+    training.close()
     return Result()

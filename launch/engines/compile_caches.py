@@ -24,7 +24,7 @@ def variables(cell: Cell, output_dir: Path, surrounding: Mapping[str, str]) -> d
 
     None also where the folder cannot serve; torch then takes its own one in TMPDIR. The folder is made.
     """
-    if cell.optimize != "compile" or cell.hosts or INDUCTOR in surrounding:
+    if not cell.compiled or cell.hosts or INDUCTOR in surrounding:
         return {}
     folder = output_dir / NAME
     if not _serves(folder):

@@ -69,7 +69,7 @@ def rule_of_thumb(cell: Cell) -> float:
     """Return the seconds that a cell takes on an idle machine, roughly, from what is asked alone."""
     seconds = START_SECONDS[cell.device] + _measuring(cell)
     seconds += SERVERS_SECONDS if cell.servers else 0.0
-    seconds += COMPILE_SECONDS if cell.optimize == "compile" else 0.0
+    seconds += COMPILE_SECONDS if cell.compiled else 0.0
     return seconds + (TRACE_SECONDS[cell.device] if cell.profiler != "none" else 0.0)
 
 

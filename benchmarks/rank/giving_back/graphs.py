@@ -18,7 +18,7 @@ NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_o
 
 def graph_key(cell: Cell) -> str:
     """Return a text that is equal for cells with equal graphs; empty for a cell that is not compiled."""
-    if cell.optimize != "compile":
+    if not cell.compiled:
         return ""
     deciding = {name: value for name, value in cell.to_dict().items() if name not in NOT_COMPILED}
     deciding["declared"] = {group: rules for group, rules in cell.declared.items() if group != "benchmark"}

@@ -86,9 +86,9 @@ class Calibration:
         """Observe steps without exchange, and with it."""
         steps = self._fitting(budget_ms, windows, FEWEST_STEPS)
         observed = Timeline(self.training, buckets)
-        compilation = Compilation(self.training.cell.optimize == "compile")
+        compilation = Compilation(self.training.cell.compiled)
         for exchange in (False, True)[:windows]:
-            with nullcontext() if exchange else self.training.strategy.without_exchange():
+            with nullcontext() if exchange else self.training.without_exchange():
                 seen = observed.observe(self.clock, steps, self.reporter.beat)
             unknown = {}
             if any(compilation.since().values()):
@@ -150,7 +150,7 @@ class Calibration:
         assert exchange is not None
         steps = self._fitting(INTERFERENCE_MS, 4, FEWEST_BESIDE)
         observed, alone_ms, beside_ms, comm_ms = Timeline(self.training, None), [], [], []
-        with self.training.strategy.without_exchange():
+        with self.training.without_exchange():
             for with_calls in (False, True, True, False):
                 beside = Beside(exchange.run, calls, self.ranks.device) if with_calls else None
                 ms = observed.observe(self.clock, steps, self.reporter.beat, beside)["update_ms"]

@@ -1,0 +1,106 @@
+"""A training step that is captured once for each way of exchanging, with and without, and replayed since.
+
+A graph holds kernels with the addresses that they had. So batches are copied into tensors that stay, and gradients and loss lie
+where the capture left them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainers.graphs.capture import CudaCapture
+from trainers.own_model import Batch
+
+# Uncaptured steps before each capture. torch's page "CUDA semantics" asks for 11 with DDP, whose logger reads clocks in the first
+# 10; they also connect, compile, tune, and make what stays allocated.
+WARM_UP = 11
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A graph, and what it leaves."""
+
+    replay: Callable[[], None]
+    loss: Tensor
+    gradients: list[Tensor | None]  # of each parameter
+
+    def show(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let every parameter have the gradient that a replay fills, where another step has left others there."""
+        places = list(zip(parameters, self.gradients, strict=True))
+        if any(parameter.grad is not gradient for parameter, gradient in places[:1] + places[-1:]):
+            for parameter, gradient in places:
+                parameter.grad = gradient
+
+
+class GraphedStep:
+    """The graphs of one training. A graph is captured when its way of exchanging is first stepped in."""
+
+    def __init__(
+        self, step: Callable[[Batch], Tensor], parameters: Sequence[nn.Parameter], capture: CudaCapture
+    ) -> None:
+        """`step` runs a step on a batch and returns its loss."""
+        self._step, self._parameters, self._capture = step, parameters, capture
+        self._batch: Batch = ()
+        self._captured: dict[bool, CapturedStep] = {}  # by whether it exchanges
+        # Steps that were replayed: asked for by the host, and done as the device counts them.
+        self.asked, self._done = 0, torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+
+    def __call__(self, batch: Batch, exchanges: bool) -> Tensor:
+        """Replay a step on a batch. Return its loss, which the next replay overwrites.
+
+        Raises:
+            RuntimeError: the step cannot be captured, or the batch has another shape than the first.
+        """
+        captured = self._captured.get(exchanges)
+        if captured is None:
+            captured = self._captured[exchanges] = self._capture_step(batch)
+        self._load(batch)
+        captured.replay()
+        self.asked += 1
+        captured.show(self._parameters)
+        return captured.loss
+
+    @property
+    def done(self) -> int:
+        """The replays that the device has counted. Waits for it."""
+        return int(self._done)
+
+    def close(self) -> None:
+        """Give the graphs and their memory back."""
+        self._captured.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._capture.close()
+
+    def _capture_step(self, batch: Batch) -> CapturedStep:
+        """Step a few times, then capture a step."""
+        for _ in range(WARM_UP):
+            self._step(batch)
+        if not self._batch:
+            self._batch = tuple(tensor.clone() for tensor in batch)
+        losses: list[Tensor] = []
+
+        def run() -> None:
+            losses.append(self._step(self._batch))
+            self._done.add_(1)
+
+        try:
+            replay = self._capture(run)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); accepted with it are "
+                "optimize=eager and optimize=compile"
+            ) from error
+        return CapturedStep(replay, losses[-1], [parameter.grad for parameter in self._parameters])
+
+    def _load(self, batch: Batch) -> None:
+        """Copy a batch to where the graphs read it."""
+        for place, tensor in zip(self._batch, batch, strict=True):
+            if tensor.shape != place.shape:  # copy_ would spread a smaller one
+                raise RuntimeError(
+                    f"a batch has a tensor {list(tensor.shape)} where the first had {list(place.shape)}; accepted with a CUDA "
+                    "graph are batches of one shape"
+                )
+            place.copy_(tensor, non_blocking=True)
