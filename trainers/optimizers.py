@@ -69,6 +69,11 @@ class FlatSteps:
         self._state = [torch.zeros_like(weights) for _ in range(STATES[name])]
         self._steps = torch.zeros((), device=weights.device)  # so far; AdamW divides by what its means still lack
 
+    @property
+    def state(self) -> list[Tensor]:
+        """What is kept from step to step beside the weights."""
+        return [*self._state, self._steps]
+
     def begin(self) -> None:
         """Begin a step."""
         if self._name == "adamw":

@@ -158,6 +158,13 @@ class Strategy(ABC):
         """Return the bytes that a cell takes in /dev/shm of the host with the most. The parameters may be on the meta device."""
         return 0
 
+    def state(self) -> list[Tensor]:
+        """Return what this rank keeps on its device from step to step beside the model and its optimizer, in the same order.
+
+        After the first step. Only of strategies whose YAML says `graph: true`.
+        """
+        return []
+
     def facts(self) -> dict[str, float]:
         """Return metrics that only the strategy knows (staleness of updates), equal on every rank. Collective."""
         return {}

@@ -80,6 +80,38 @@ def compiled_while_timed(record: Record, _: ValidityLimits) -> CheckResult | Non
     return CheckResult(str(graphs)) if graphs else None
 
 
+def graph_differs(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether a replay of the CUDA graph does something else than the same step without one."""
+    if not record.cell.graphed:
+        return None
+    worst = record.checks.get("replay")
+    if worst is None:
+        return unless_training(record, "no GPU had room for a second copy of the weights")
+    error, allowed = float(worst["error"]), float(worst["tolerance"])
+    if error <= allowed:
+        return None
+    step = "" if worst["exchange"] else " without exchange"
+    return CheckResult(
+        f"the {worst['what']} of {worst['array']} after a step{step}, by {error:.2g}, allowed {allowed:.2g}"
+    )
+
+
+def replays_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
+    """Tell whether a GPU did not replay as many steps as its rank asked for, or ranks asked for different numbers."""
+    if not record.cell.graphed:
+        return None
+    replays = record.checks.get("replays")
+    if replays is None:
+        return unless_training(record)
+    asked = {asked for asked, _ in replays}
+    wrong = [
+        f"rank {rank} {done} of {asked}" for rank, (asked, done) in enumerate(replays) if asked != done or not asked
+    ]
+    if len(asked) > 1:
+        wrong = [f"rank {rank} {asked}" for rank, (asked, _) in enumerate(replays)]
+    return CheckResult(", ".join(wrong)) if wrong else None
+
+
 def weights_still(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether weights that should move in the timed steps did not."""
     arrays = record.checks.get("weights_still")

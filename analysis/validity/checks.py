@@ -55,6 +55,18 @@ CHECKS = (
         as_asked.precision_not_used,
     ),
     Check("not_compiled", "invalid", "torch.compile was asked for and compiled nothing", as_asked.not_compiled),
+    Check(
+        "graph_differs",
+        "invalid",
+        "a replay of the CUDA graph does something else than the step itself: {}",
+        as_asked.graph_differs,
+    ),
+    Check(
+        "replays_miscounted",
+        "invalid",
+        "the GPUs did not replay the steps that were asked for: {}",
+        as_asked.replays_miscounted,
+    ),
     Check("weights_still", "invalid", "weights did not change while steps were timed: {}", as_asked.weights_still),
     Check("copy_wrong", "invalid", "copies arrived with wrong data: {}", results.copy_wrong),
     Check(

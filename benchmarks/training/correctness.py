@@ -8,6 +8,7 @@ All else is done on the device.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +53,14 @@ class ComparedElements:
 
     def gradient(self, training: Training) -> Tensor:
         """Return the chosen elements, (elements,) in float64 on the device; zeros of an array without a gradient."""
+        return self.values([torch.zeros_like(one) if one.grad is None else one.grad for one in training.parameters])
+
+    def values(self, arrays: Sequence[Tensor]) -> Tensor:
+        """Return the chosen elements of arrays, (elements,) in float64 on their device."""
         parts = [
-            (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach().flatten()[::stride]
-            for parameter, stride in zip(training.parameters, self.strides, strict=True)
+            array.detach().flatten()[::stride].double() for array, stride in zip(arrays, self.strides, strict=True)
         ]
-        return torch.cat([part.double() for part in parts])
+        return torch.cat(parts)
 
     def by_array(self, values: Tensor) -> Tensor:
         """Return Σ|value| of each array, (arrays,), added up in the same order each time."""
@@ -82,9 +86,9 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     wrong = exchanged - mean
     pairs = [one - other for one, other in itertools.combinations(runs, 2)]
     repeat = torch.stack([pair.norm() for pair in pairs]).max()
-    norms = _gathered(ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat]))
+    norms = gathered(ranks, torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat]))
     repeats = torch.stack([sample.by_array(pair) for pair in pairs]).amax(0)
-    by_array = _gathered(ranks, torch.stack([sample.by_array(wrong), repeats, sample.by_array(local)]))
+    by_array = gathered(ranks, torch.stack([sample.by_array(wrong), repeats, sample.by_array(local)]))
 
     norm = mean.norm().item() or 1.0
     error, _, size, repeat = (value / norm for value in norms.amax(0).tolist())  # torch's maximum keeps NaN
@@ -92,13 +96,13 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     step = training.strategy.smallest_step
     tolerance = MARGIN * repeat + rounding.max().item() * size + step * len(mean) ** 0.5 / norm
     wrongs, repeats, _ = by_array.amax(0)
-    worst = _worst(wrongs, repeats, by_array[:, 2].mean(0), rounding, step * sample.counts)
+    worst_array = worst(wrongs, repeats, by_array[:, 2].mean(0), rounding, step * sample.counts)
     return {
         "gradient_error": error,
         "gradient_spread": norms[:, 1].min().item() / norm,
         "gradient_repeat": repeat,
         "gradient_tolerance": tolerance,
-        "gradient_worst": worst | {"array": training.names[worst["array"]]},
+        "gradient_worst": worst_array | {"array": training.names[worst_array["array"]]},
     }
 
 
@@ -114,7 +118,7 @@ def _mean(local: Tensor, ranks: Ranks) -> Tensor:
     return mean[: len(local)].to(local.device)
 
 
-def _worst(wrong: Tensor, repeats: Tensor, sizes: Tensor, rounding: Tensor, smallest: Tensor) -> dict[str, Any]:
+def worst(wrong: Tensor, repeats: Tensor, sizes: Tensor, rounding: Tensor, smallest: Tensor) -> dict[str, Any]:
     """Return the array, by number, whose error is the most of its tolerance; all are (arrays,) sums of |value|."""
     # An array of few elements may repeat by chance: none is trusted to repeat better than most arrays do.
     usual = (repeats / sizes).nan_to_num(0.0).median() * sizes
@@ -130,7 +134,7 @@ def _rounding(training: Training, dtype: torch.dtype, world_size: int) -> float:
     return max(training.strategy.rounding, world_size * torch.finfo(dtype).eps)
 
 
-def _gathered(ranks: Ranks, values: Tensor) -> Tensor:
+def gathered(ranks: Ranks, values: Tensor) -> Tensor:
     """Return the values of every rank, (ranks, *shape). Collective."""
     of_ranks = torch.tensor(ranks.gather(values.flatten().tolist()), dtype=torch.float64)
     return of_ranks.view(-1, *values.shape)

@@ -17,19 +17,20 @@ class Kept:
     """Copies of a rank's weights, buffers and what its optimizer and loss scaler keep, on its device.
 
     Weights that a strategy keeps elsewhere (servers, flat buckets) need no copy: steps without exchange do not reach them.
+    `whole`: they are kept too, where the strategy tells them.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, whole: bool = False) -> None:
         """Make the copies now, so that later steps find the device's memory as the timed ones do."""
-        self._training = training
+        self._training, self._whole = training, whole
         self._copies = [torch.empty_like(tensor) for tensor in self._tensors()]
 
     @classmethod
-    def of(cls, training: Training, ranks: Ranks) -> "Kept | None":
+    def of(cls, training: Training, ranks: Ranks, whole: bool = False) -> "Kept | None":
         """Make the copies on every rank, or None on every rank where one of them has no room. Collective."""
-        needed = ROOM * sum(tensor.nbytes for tensor in _tensors(training))
+        needed = ROOM * sum(tensor.nbytes for tensor in _tensors(training, whole))
         free = _free_bytes(training.device) / (1 if training.device.type == "cuda" else ranks.world_size)
-        return cls(training) if all(fits for (fits,) in ranks.gather([free >= needed])) else None
+        return cls(training, whole) if all(fits for (fits,) in ranks.gather([free >= needed])) else None
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -46,13 +47,14 @@ class Kept:
             torch._foreach_copy_(self._tensors(), self._copies)
 
     def _tensors(self) -> list[Tensor]:
-        return _tensors(self._training)
+        return _tensors(self._training, self._whole)
 
 
-def _tensors(training: Training) -> list[Tensor]:
+def _tensors(training: Training, whole: bool) -> list[Tensor]:
     """Return the tensors that a step changes on this rank, always in the same order."""
     state = [kept for own in training.optimizer.state.values() for kept in own.values() if isinstance(kept, Tensor)]
-    return [*training.network.parameters(), *training.network.buffers(), *state]
+    elsewhere = training.strategy.state() if whole else []
+    return [*training.network.parameters(), *training.network.buffers(), *state, *elsewhere]
 
 
 def _free_bytes(device: torch.device) -> int:

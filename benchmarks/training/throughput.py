@@ -13,6 +13,7 @@ from benchmarks.timing.clock import Clock
 from benchmarks.timing.loaded_device import HERE, SHARE
 from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
 from benchmarks.training.calibration.measure import Calibration
+from benchmarks.training.graphs import replays
 from benchmarks.training.kept import Kept
 from conf.cell import Cell
 from trainers import batches, models
@@ -62,6 +63,7 @@ class TrainingBenchmark:
         self.timed()
         self.reporter.phase("compare")
         self.result.checks |= weights.still(self.ranks)
+        self.result.checks |= replays.counted(self.training, self.ranks)
         self.result.checks |= {f"timed_{name}": count for name, count in self.compilation.since().items()}
         if self.ranks.world_size > 1 and self.training.strategy.synchronous:
             self.result.checks["replicas_equal"] = correctness.replicas_equal(self.training, self.ranks)
@@ -135,6 +137,7 @@ class TrainingBenchmark:
         drawn = [next(training.batches) for _ in range(batches.DISTINCT)]
         self.on_device = itertools.cycle(drawn)
         checks |= as_asked.batches(drawn, self.ranks)
+        checks |= replays.differences(training, drawn, self.ranks)
         with as_asked.arithmetic(training) as arithmetic:
             if self.ranks.world_size > 1 and training.strategy.synchronous and training.strategy.exact:
                 checks |= correctness.gradient(training, drawn[0], self.ranks)

@@ -67,6 +67,10 @@ class _OnDevices(Bucketed):
         self.send_owned(self.flat_weights, self.owned_weights)
         scatter(self.layout.buckets, self.flat_weights, self.parameters)
 
+    def state(self) -> list[Tensor]:
+        """Return the flat weights, and what the optimizer's steps keep of those that this rank owns."""
+        return [*self.flat_weights, *(tensor for steps in self._steps for tensor in steps.state)]
+
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Return (n−1)/n of the bytes for the reduction, and as many to bring the means to all."""
         return sharding.ring_bytes(self.sent_bytes(gradient_bytes), world_size)

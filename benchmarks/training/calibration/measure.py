@@ -14,7 +14,7 @@ from benchmarks.timing import statistics
 from benchmarks.timing.clock import CYCLES_PER_MS, Clock
 from benchmarks.timing.compilation import Compilation
 from benchmarks.training.calibration.beside import Beside
-from benchmarks.training.calibration.timeline import Timeline
+from benchmarks.training.calibration.timeline import LEFT_BY, Timeline
 from trainers.step import Training
 from trainers.strategy import SentBucket
 
@@ -35,6 +35,7 @@ LAUNCH_BOUND = 0.9  # launches take this share of a step: what is enqueued besid
 NO_BUCKETS = "the strategy sends no buckets"
 NO_GRADIENT = "a parameter of a bucket has no gradient"
 RECOMPILED = "torch.compile made another graph because of a hook"
+REPLAYED = "a step is the replay of a CUDA graph, in which no moment is seen"
 NO_COLLECTIVE = "a bucket of the strategy is not exchanged by collectives alone"
 LAUNCHES = "launches take as long as the step: those of the collectives would delay it"
 
@@ -64,7 +65,9 @@ class Calibration:
             USUAL_GPU_MS if cell.device == "cuda" else 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
         )
         budget_ms = TIMELINE_MS if level == ALL else usual_ms
-        if level == ALL or windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
+        if self.training.graphs:
+            self.unseen(windows)
+        elif level == ALL or windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
             self.timeline(buckets, windows, budget_ms)
         if level == ALL and self.ranks.world_size > 1:
             self.interference(self.bucket_exchange(buckets))
@@ -99,6 +102,14 @@ class Calibration:
             elif not all(seen["ready_ms"]):
                 unknown = {"ready_ms": NO_GRADIENT}
             self.reporter.line(Kind.TIMELINE, exchange=exchange, steps=steps, unknown=unknown, **seen)
+
+    def unseen(self, windows: int) -> None:
+        """Write that no moment of a step is known."""
+        names = [*(f"{moment}_ms" for moment in LEFT_BY.values()), "ready_ms"]
+        unknown = dict.fromkeys(names, REPLAYED)
+        seen: dict[str, list[float]] = {name: [] for name in names}
+        for exchange in (False, True)[:windows]:
+            self.reporter.line(Kind.TIMELINE, exchange=exchange, steps=0, unknown=unknown, **seen)
 
     def bucket_exchange(self, buckets: Sequence[SentBucket] | None) -> list[dict[str, Any]]:
         """Time collectives as they exchange one bucket. Return a row for each size, with its median in ms."""
@@ -136,10 +147,9 @@ class Calibration:
         """Step without exchange, alone and beside collectives, in the order A B B A."""
         self.reporter.phase("interference")
         is_bound = self.ranks.device.type == "cuda" and self.launch_ms > LAUNCH_BOUND * self.step_ms
-        if not exchanges or is_bound:
-            self.reporter.line(
-                Kind.INTERFERENCE, operation=None, rows=[], unknown=LAUNCHES if is_bound else NO_COLLECTIVE
-            )
+        if not exchanges or is_bound or self.training.graphs:
+            why = REPLAYED if self.training.graphs else LAUNCHES if is_bound else NO_COLLECTIVE
+            self.reporter.line(Kind.INTERFERENCE, operation=None, rows=[], unknown=why)
             return
         most_ms = SHARE_BESIDE * self.step_ms
         chosen = max(
