@@ -67,6 +67,10 @@ class GraphedStep:
         """The replays that the device has counted. Waits for it."""
         return int(self._done)
 
+    def holds(self, batch: Batch) -> bool:
+        """Tell whether this batch lies where the graphs read it. Waits for the device."""
+        return all(torch.equal(place, tensor) for place, tensor in zip(self._batch, batch, strict=True))
+
     def close(self) -> None:
         """Give the graphs and their memory back."""
         self._captured.clear()

@@ -26,8 +26,8 @@ UNITS = 2  # in the last place of a weight, by which two steps may move it diffe
 def differences(training: Training, drawn: Sequence[Batch], ranks: Ranks) -> dict[str, Any]:
     """Return facts about the array by which a replay differs most from the same step without a graph, of its tolerance.
 
-    Steps with and without exchange are graphs of their own, and each is replayed on another batch than the one that lies where
-    the graph reads. `error` is Σ|replayed − not| ÷ Σ|not|, `tolerance` what runs without a graph differ by, MARGIN times, and
+    Steps with and without exchange are graphs of their own, and each is replayed on another batch than the one that its graph
+    holds. `error` is Σ|replayed − not| ÷ Σ|not|, `tolerance` what runs without a graph differ by, MARGIN times, and
     what is rounded. None where a rank has no room for a second copy of its state. Collective; leaves the state as it was.
     """
     kept = Kept.of(training, ranks, whole=True)
@@ -39,7 +39,8 @@ def differences(training: Training, drawn: Sequence[Batch], ranks: Ranks) -> dic
         with nullcontext() if exchanges else training.without_exchange():
             with kept.unchanged():
                 training.step(drawn[0])  # captures
-            for name, facts in _compared(training, kept, sample, drawn[1], ranks).items():
+            other = next((batch for batch in drawn if not training.graphs.holds(batch)), drawn[0])
+            for name, facts in _compared(training, kept, sample, other, ranks).items():
                 found.append({"what": name, "exchange": exchanges, **facts})
     return {"replay": max(found, key=lambda one: _share(one["error"], one["tolerance"]))}
 

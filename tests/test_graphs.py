@@ -1,0 +1,193 @@
+"""Steps as CUDA graphs: what is refused, that a replay is the step, and faults of replays that the checks of a cell find.
+
+CPU workers have no CUDA graphs: here a replay runs the step again and leaves its results where the capture left them. Tests marked
+gpu capture real ones.
+"""
+
+import dataclasses
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from cells import changed_cell, make_cell, strategy_of
+from torch import nn
+
+from benchmarks.rank.group import Ranks
+from benchmarks.training.graphs import replays
+from benchmarks.training.kept import Kept
+from trainers import step
+from trainers.step import Training
+
+CPU = torch.device("cpu")
+SHARDED = {"name": "kvstore_device"}
+
+
+class Again:
+    """A capture without a device: `run` takes its place, and leaves gradients and loss where they were when it was captured."""
+
+    training = None  # once there is one
+
+    def __init__(self, device):
+        self.closed = False
+
+    def __call__(self, run):
+        graphs = self.training.graphs
+        with Kept(self.training, whole=True).unchanged():
+            run()
+            places = [parameter.grad for parameter in self.training.parameters]
+        graphs._done.sub_(1)
+
+        def replay():
+            run()
+            for place, parameter in zip(places, self.training.parameters, strict=True):
+                if place is not None:
+                    place.copy_(parameter.grad)
+
+        return replay
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """The one rank of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Ranks(0, 1, CPU)
+    dist.destroy_process_group()
+
+
+def graphed(strategy=None, optimizer="sgd", optimize="graph"):
+    """A training of a tiny cell whose steps are replays."""
+    cell = changed_cell(make_cell((0,), strategy_of(strategy) if strategy else None), optimize=optimize)
+    cell = dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer))
+    with mock.patch.object(step, "CudaCapture", Again):
+        training = Training(cell, CPU, 0)
+    if training.graphs:
+        training.graphs._capture.training = training
+    return training
+
+
+def state(training):
+    """Copies of everything that steps change."""
+    return [tensor.clone() for tensor in Kept(training, whole=True)._tensors()]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("strategy", [None, SHARDED, {"name": "none"}], ids=["DDP", "sharded", "none"])
+def test_replays_move_everything_as_the_same_steps_without_a_graph(strategy, optimizer, ranks):
+    found = []
+    for optimize in ("graph", "eager"):
+        training = graphed(strategy, optimizer, optimize)
+        drawn = [next(training.batches) for _ in range(2)]
+        first = [drawn[0]] * (12 if optimize == "eager" else 1)  # the steps before the capture
+        for batch in (*first, drawn[1], drawn[0]):
+            training.step(batch)
+        found.append((state(training), training.loss, [one.grad for one in training.parameters]))
+        training.close()
+    (weights, loss, gradients), (right, right_loss, right_gradients) = found
+    assert all(torch.equal(one, other) for one, other in zip(weights, right, strict=True))
+    assert torch.equal(loss, right_loss)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, right_gradients, strict=True))
+
+
+@pytest.mark.parametrize("strategy", [None, SHARDED, {"name": "none"}], ids=["DDP", "sharded", "none"])
+def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
+    training = graphed(strategy)
+    for _ in range(2):
+        training.step()
+    before = state(training)
+    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
+    assert facts["error"] <= facts["tolerance"]
+    assert all(torch.equal(one, other) for one, other in zip(before, state(training), strict=True))
+    replayed = 2 + 2 * (1 if strategy == {"name": "none"} else 2)  # with exchange and without: one captures, one compares
+    assert replays.counted(training, ranks) == {"replays": [[replayed, replayed]]}
+    capture = training.graphs._capture
+    training.close()
+    assert capture.closed and all(parameter.grad is None for parameter in training.parameters)
+
+
+def left_out(training):
+    """A gradient that the captured step lacks."""
+    usual = training.strategy.update
+
+    def update(optimizer):
+        if training.graphs._step is planted:
+            training.parameters[2].grad = None
+        usual(optimizer)
+
+    def planted(batch):
+        training.strategy.update = update
+        try:
+            return training.uncaptured_step(batch)
+        finally:
+            training.strategy.update = usual
+
+    training.graphs._step = planted
+
+
+def stale(training):
+    """A batch that is not copied to where the graph reads it."""
+    training.graphs._load = lambda batch: None
+
+
+def not_updated(training):
+    """Weights that stay."""
+    training.graphs._step = training._backward
+
+
+@pytest.mark.parametrize("fault", [stale, not_updated, left_out])
+def test_a_graph_that_does_something_else_is_found(fault, ranks):
+    training = graphed()
+    fault(training)
+    training.step()
+    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
+    assert not facts["error"] <= facts["tolerance"], facts
+    if fault is left_out:
+        assert facts["array"] == training.names[2]
+
+
+@pytest.mark.parametrize("extra", [1, -1])
+def test_a_rank_that_replays_once_too_often_is_counted(extra, ranks):
+    training = graphed({"name": "none"})
+    training.step()
+    captured = training.graphs._captured[True]
+    more = (lambda: (captured.replay(), captured.replay())) if extra > 0 else (lambda: None)
+    training.graphs._captured[True] = dataclasses.replace(captured, replay=more)
+    training.step()
+    assert replays.counted(training, ranks) == {"replays": [[2, 2 + extra]]}
+
+
+def test_a_batch_of_another_shape_is_refused(ranks):
+    training = graphed({"name": "none"})
+    images, labels = next(training.batches)
+    training.step((images, labels))
+    with pytest.raises(RuntimeError, match=r"\[1, 1, 28, 28\] where the first had \[2, 1, 28, 28\]"):
+        training.step((images[:1], labels[:1]))
+
+
+def test_a_step_that_cannot_be_captured_says_so(ranks):
+    training = graphed({"name": "none"})
+
+    def waits(run):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    training.graphs._capture = waits
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph .*optimize=eager"):
+        training.step()
+
+
+def test_a_step_that_is_no_replay_shows_its_own_gradients(ranks):
+    training = graphed()
+    training.step()
+    replayed = [one.grad for one in training.parameters]
+    training.backward()
+    assert all(one.grad is not other for one, other in zip(training.parameters, replayed, strict=True))
+    with training.without_exchange():
+        training.step()
+        alone = [one.grad for one in training.parameters]
+    training.step()
+    assert all(one.grad is other for one, other in zip(training.parameters, replayed, strict=True))
+    assert all(one is not other for one, other in zip(alone, replayed, strict=True))
+    assert isinstance(training.network, nn.Module)
