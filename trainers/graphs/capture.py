@@ -7,6 +7,7 @@ captured, and a gradient is added up on the stream on which its place was made (
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 # Other threads may ask about events meanwhile, as NCCL's watchdog does; what this thread may not do is an error all the same.
 MODE = "thread_local"
@@ -24,17 +25,17 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `run` enqueues, without running it. Return what enqueues it all again.
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Capture what `run` enqueues, without running it. Return what enqueues it all again, and the tensor that `run` gave.
 
         Raises:
             RuntimeError: `run` waits for the device, or does something else that no graph can hold.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=MODE):
-            run()
+            given = run()
         self._graphs.append(graph)
-        return graph.replay
+        return graph.replay, given
 
     def close(self) -> None:
         """Give the graphs back and return to the default stream. Before the process group ends: graphs hold its communicators."""

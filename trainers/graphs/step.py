@@ -84,20 +84,19 @@ class GraphedStep:
             self._step(batch)
         if not self._batch:
             self._batch = tuple(tensor.clone() for tensor in batch)
-        losses: list[Tensor] = []
 
-        def run() -> None:
-            losses.append(self._step(self._batch))
+        def run() -> Tensor:
             self._done.add_(1)
+            return self._step(self._batch)
 
         try:
-            replay = self._capture(run)
+            replay, loss = self._capture(run)
         except RuntimeError as error:
             raise RuntimeError(
                 f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); accepted with it are "
                 "optimize=eager and optimize=compile"
             ) from error
-        return CapturedStep(replay, losses[-1], [parameter.grad for parameter in self._parameters])
+        return CapturedStep(replay, loss, [parameter.grad for parameter in self._parameters])
 
     def _load(self, batch: Batch) -> None:
         """Copy a batch to where the graphs read it."""
