@@ -1,7 +1,7 @@
 """Steps as CUDA graphs: what is refused, that a replay is the step, and faults of replays that the checks of a cell find.
 
-CPU workers have no CUDA graphs: here a replay runs the step again and leaves its results where the capture left them. Tests marked
-gpu capture real ones.
+CPU workers have no CUDA graphs: here a replay runs the step again and leaves its results where the capture left them. Tests
+marked gpu capture real ones.
 """
 
 import dataclasses
@@ -176,7 +176,7 @@ def test_a_step_that_cannot_be_captured_says_so(ranks):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     training.graphs._capture = waits
-    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph .*optimize=eager"):
+    with pytest.raises(RuntimeError, match=r"cannot be captured in a CUDA graph .*optimize=eager"):
         training.step()
 
 
