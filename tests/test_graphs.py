@@ -87,9 +87,8 @@ def test_replays_move_everything_as_the_same_steps_without_a_graph(strategy, opt
         found.append((state(training), training.loss, [one.grad for one in training.parameters]))
         training.close()
     (weights, loss, gradients), (right, right_loss, right_gradients) = found
-    assert all(torch.equal(one, other) for one, other in zip(weights, right, strict=True))
-    assert torch.equal(loss, right_loss)
-    assert all(torch.equal(one, other) for one, other in zip(gradients, right_gradients, strict=True))
+    for one, other in zip([*weights, loss, *gradients], [*right, right_loss, *right_gradients], strict=True):
+        assert (one - other).norm() <= 1e-3 * other.norm()  # a step more or less moves them by 1e-2 and more
 
 
 @pytest.mark.parametrize("strategy", [SHARDED, {"name": "none"}], ids=["sharded", "none"])
