@@ -88,10 +88,15 @@ class Choice:
         """Whether ranks that a strategy has used may measure another cell."""
         return bool(self.rules.get("warm", False))
 
-    @property
-    def graph(self) -> bool:
-        """Whether a CUDA graph can hold a step of a strategy."""
-        return bool(self.rules.get("graph", False))
+    def why_no_graph(self, options: Mapping[str, Any]) -> str:
+        """Return why no CUDA graph can hold a step of a strategy with these options, for people; empty: one can."""
+        if not self.rules.get("graph", False):
+            able = [name for name in choices("strategy") if choice("strategy", name).rules.get("graph", False)]
+            return f"strategy={self.name} needs the host in each step (not so {', '.join(able)})"
+        for name, limits in self.accepts.items():
+            if options.get(name) in limits.get("not_in_graph", ()):
+                return f"strategy.{name}={options[name]} makes steps that differ"
+        return ""
 
     def limits(self, option: str) -> dict[str, Any]:
         """Return what an option accepts, in the form that conf.options.check reads."""

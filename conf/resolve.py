@@ -196,25 +196,14 @@ def _precision(config: Config, device: str) -> str:
 def _optimize(
     config: CheckedConfig, strategy: groups.Choice, options: Mapping[str, Any], precision: str, device: str
 ) -> str:
-    """Return how steps are made fast. Raises Refused where a CUDA graph cannot hold them."""
+    """Return how steps are made fast. Raises Refused where no CUDA graph can hold them."""
     if config.optimize not in GRAPHED:
         return "eager" if config.optimize == "auto" else config.optimize
-    asked = f"optimize={config.optimize}"
-    if device == "cpu":
-        raise Refused(f"{asked}: replays CUDA graphs, which need GPUs; accepted on CPU workers are eager and compile")
-    if not strategy.graph:
-        able = [name for name in groups.choices("strategy") if groups.choice("strategy", name).graph]
-        raise Refused(
-            f"{asked}: strategy={strategy.name} needs the host in each step; accepted are eager and compile, or "
-            f"strategy={', '.join(able)}"
-        )
-    for name, limits in strategy.accepts.items():
-        if options.get(name) in limits.get("not_in_graph", ()):
-            raise Refused(
-                f"{asked}: accepted without strategy.{name}={options[name]}, whose steps differ from each other"
-            )
-    if precision == "fp16":  # its loss scaler leaves out steps
-        raise Refused(f"{asked}: accepted with precision=fp32, tf32, bf16 or bf16_weights, not with fp16")
+    why = "CUDA graphs need GPUs" if device == "cpu" else strategy.why_no_graph(options)
+    if precision == "fp16":
+        why = "the loss scaler of precision=fp16 leaves out some steps"
+    if why:
+        raise Refused(f"optimize={config.optimize}: {why}; accepted here are eager and compile")
     return config.optimize
 
 

@@ -11,11 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from cells import changed_cell, make_cell, strategy_of
+from hydra import compose
+from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks.rank.group import Ranks
 from benchmarks.training.graphs import replays
 from benchmarks.training.kept import Kept
+from conf.options import Refused
+from conf.resolve import checked, resolve
 from trainers import step
 from trainers.step import Training
 
@@ -106,6 +110,25 @@ def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
     capture = training.graphs._capture
     training.close()
     assert capture.closed and all(parameter.grad is None for parameter in training.parameters)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["strategy=hierarchical"],
+            "strategy=hierarchical needs the host in each step (not so kvstore_device, nccl_allr",
+        ),
+        (["strategy.comm_hook=powersgd"], "strategy.comm_hook=powersgd makes steps that differ"),
+        (["precision=fp16"], "the loss scaler of precision=fp16 leaves out some steps"),
+    ],
+)
+def test_what_no_graph_can_hold_is_refused_before_anything_starts(overrides, said, hydra):
+    config, _ = checked(OmegaConf.to_object(compose("config", overrides=["optimize=graph", *overrides])))
+    with pytest.raises(Refused) as refused:
+        resolve(config, (0, 1), "cuda")
+    assert str(refused.value).startswith(f"optimize=graph: {said}")
+    assert str(refused.value).endswith("; accepted here are eager and compile")
 
 
 def left_out(training):

@@ -1,5 +1,6 @@
 """Requests through launch.py itself: what is wrong is said in one line, before anything starts."""
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -106,6 +107,11 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         ),
         (["tracking.url=x"], "tracking.url=x: unknown; options of tracking are enabled, uri", "(did you mean uri?)"),
         (["engine.stop_grace=1"], "engine.stop_grace=1: unknown; options of engine", "(did you mean stop_grace_s?)"),
+        (
+            ["optimize=graph", "full=true"],
+            "optimize=graph: CUDA graphs need GPUs",
+            "accepted here are eager and compile",
+        ),
         (["optimizer.momentun=1"], "optimizer.momentun=1: unknown; options of optimizer", "(did you mean momentum?)"),
         (["validity.strikt=1"], "validity.strikt=1: unknown; options of validity", "(did you mean strict?)"),
         (["strateg=none"], "strateg=none: unknown; options are", "(did you mean strategy?)"),
@@ -385,7 +391,8 @@ def test_every_choice_of_every_group_is_a_cell(hydra, choice):
         assert (found["name"] if isinstance(found, dict) else found.name) == name
     assert notices == [] or choice == "nccl=sharp"  # whose SHARP_COLL_ENABLE_SAT no rule knows
     for device in ("cpu", "cuda"):
-        cell = resolve(config, (0, 1), device)
+        on_cpu = {"optimize": config.on_cpu.get("optimize", config.optimize)} if device == "cpu" else {}
+        cell = resolve(dataclasses.replace(config, **on_cpu), (0, 1), device)
         assert Cell.from_dict(cell.to_dict()) == cell
         assert cell.world_size == 2 and cell.batch_size >= cell.trains and cell.device == device
 

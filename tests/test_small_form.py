@@ -57,6 +57,8 @@ def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
     assert "(benchmark.max_seconds=2" in notes and "resnet18" in cells[0]
     notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "full=true", "waterfall=false")
     assert SMALL not in notes and "resnet50" in cells[0]
+    notes, _, _ = dry_run("+experiment=strong_scaling", "repeats=1", "full=true")
+    assert SMALL not in notes and "study strong_scaling has optimize=auto on CPU workers" in notes
 
 
 def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_run):

@@ -118,6 +118,19 @@ def asked(record, **fields):
     object.__setattr__(record, "cell", changed_cell(record.cell, **fields))
 
 
+REPLAY = {"what": "gradient", "exchange": True, "array": "conv1.weight", "error": 0.0, "tolerance": 1e-6}
+
+
+def graphed(**facts):
+    """A cell whose steps are replays of CUDA graphs, with these facts."""
+
+    def change(record):
+        asked(record, optimize="graph")
+        record.checks.update({"replay": REPLAY, "replays": [[90, 90], [90, 90]], **facts})
+
+    return change
+
+
 def scaled(record, metric, factor):
     record.metrics[metric] *= factor
 
@@ -207,6 +220,14 @@ PLANTED = {
     ],
     "not_compiled": [lambda r: asked(r, optimize="compile") or r.checks.update(graphs=0, timed_graphs=0)],
     "compiled_while_timed": [lambda r: asked(r, optimize="compile") or r.checks.update(graphs=5, timed_graphs=1)],
+    "graph_differs": [
+        graphed(replay={**REPLAY, **found})
+        for found in ({"error": 1.1e-6}, {"error": math.nan}, {"what": "weights", "exchange": False, "error": 1.0})
+    ],
+    "replays_miscounted": [
+        graphed(replays=counts)
+        for counts in ([[90, 91], [90, 90]], [[90, 90], [91, 91]], [[0, 0], [0, 0]], [[9, 9], [9, 8]])
+    ],
     "weights_still": [
         lambda r: r.checks.update(weights_still=1, weights_still_share=1e-5, weights_still_first="fc.bias")
     ],
@@ -360,6 +381,7 @@ CLEAN = [
     lambda r: asked(r, device="cpu") or r.checks.update(between_steps_share=0.019, between_steps_ms=5.0),
     lambda r: asked(r, device="cpu") or r.checks.update(between_steps_share=0.05, between_steps_ms=0.09),
     lambda r: asked(r, optimize="compile") or r.checks.update(graphs=1, graph_breaks=3, timed_graphs=0),
+    graphed(replay=REPLAY | {"error": 1e-6}),
     lambda r: asked(r, strategy=r.cell.strategy | {"comm_hook": "fp16"}) or scaled(r, "comm/busbw_gb_per_s", 0.5)
     or scaled(r, "comm/bytes_moved", 0.5),
 ]  # fmt: skip
@@ -380,6 +402,19 @@ def test_the_sentence_names_what_was_found():
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({}, True), ({"optimize": "compile"}, True), ({"optimize": "compile_graph"}, False), ({"precision": "fp16"}, False),
+     ({"strategy": {"name": "cpu_staged"}}, False), ({"strategy": {"name": "mine"}}, False)],
+)  # fmt: skip
+def test_a_cell_that_waits_for_the_cpu_is_told_of_graphs_where_it_could_have_them(fields, named):
+    def change(record):
+        asked(record, **fields)
+        record.metrics["gpu/idle_share"] = 0.3
+
+    assert ("optimize=graph" in judge(changed(change), LIMITS).codes["cpu_bound"]) == named
+
+
 UNCHECKED = {
     "wrong_gpu": lambda r: r.environment.update(planned_uuids=[]),
     "gradient_not_mean": lambda r: r.checks.update(gradient_spread=0.0),
@@ -388,6 +423,8 @@ UNCHECKED = {
     "precision_not_used": lambda r: r.checks.pop("arithmetic"),
     "not_compiled": lambda r: asked(r, optimize="compile") or r.checks.update(timed_graphs=0),
     "weights_still": lambda r: r.checks.pop("weights_still"),
+    "graph_differs": lambda r: graphed()(r) or r.checks.pop("replay"),
+    "replays_miscounted": lambda r: graphed()(r) or r.checks.pop("replays"),
     "faster_than_reference": lambda r: r.metrics.pop("comm/ideal_ratio"),
     "loss_not_finite": lambda r: r.checks.update(losses=[]),
     "clocks_disagree": lambda r: r.checks.pop("clock_disagreement"),

@@ -12,6 +12,9 @@ from analysis.validity.as_asked import MOST_OF_REFERENCE
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
+from conf import groups
+from conf.cell import Cell
+from conf.options import Refused
 from conf.schema import ValidityLimits
 
 RATE = "throughput/images_per_second"
@@ -51,7 +54,19 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if share is None:
         why = "the idle share of the GPU was not measured"
         return unless_training(record, why) if record.cell.device == "cuda" else unless_cpu(record, why)
-    return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}") if share > limits.idle_limit else None
+    if share <= limits.idle_limit:
+        return None
+    way_out = "; optimize=graph launches each step at once" if _could_be_a_graph(record.cell) else ""
+    return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}{way_out}")
+
+
+def _could_be_a_graph(cell: Cell) -> bool:
+    """Tell whether the step of a cell that is none could be one CUDA graph."""
+    try:
+        strategy = groups.choice("strategy", cell.strategy["name"])
+    except Refused:  # somebody's own, which is not here
+        return False
+    return not cell.graphed and cell.precision != "fp16" and not strategy.why_no_graph(cell.strategy)
 
 
 def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -14,6 +14,7 @@ FLOPS = {"cpu": 25e9, "cuda": 60e12}  # operations a second of one rank
 PASSES = 3  # forward, and backward, which takes twice as long
 USUAL_STEP_SECONDS = 0.1  # of a model of which nothing is known
 FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
+GRAPH_STEPS = 40  # before the captures of a cell with CUDA graphs, and to compare them
 FEWEST_STEPS, ABBA_SECONDS = 3, 0.5  # of a window of A B B A
 WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
 CALIBRATION_SECONDS, CALIBRATION_STEPS = (
@@ -65,4 +66,4 @@ def exchange(cell: Cell) -> float:
 def _begun(cell: Cell, step: float) -> float:
     """Return the seconds before the first timed step."""
     warm_up = max(float(cell.benchmark.get("warmup_min_seconds", 0.0)), WARM_UP_STEPS * step)
-    return (FIRST_STEPS + CHECKED_STEPS) * step + warm_up
+    return (FIRST_STEPS + CHECKED_STEPS + GRAPH_STEPS * cell.graphed) * step + warm_up

@@ -6,26 +6,32 @@ from conf.options import canonical
 from conf.schema import Config
 from launch.machine.devices import look
 
+NEED_GPUS = ("optimize",)  # options of `on_cpu` that the full form has too: GPUs alone have what they replace
+
 
 def small_form(config: Config, typed: Sequence[str], surroundings: Mapping[str, str]) -> list[str]:
-    """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere, with `full=true`, and with nodes=.
+    """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere and with nodes=.
 
-    An option that was typed, or whose group was chosen anew, stays as it was typed.
+    With `full=true` only what needs GPUs is replaced. An option that was typed, or whose group was chosen anew, stays as it
+    was typed.
 
     Raises:
         Refused: `device=cuda`, and this machine has no usable GPU.
     """
     is_for_another_machine = bool(config.nodes) or (config.topology is not None and config.dry_run)
-    if config.full or not config.on_cpu or is_for_another_machine or look(config.device, surroundings).kind != "cpu":
+    if not config.on_cpu or is_for_another_machine or look(config.device, surroundings).kind != "cpu":
         return []
     chosen = [text.lstrip("+~").partition("=")[0] for text in typed if not text.startswith("-")]
     return [
         f"{name}={canonical(value)}"
         for name, value in config.on_cpu.items()
         if not any(name == one or name.startswith(f"{one}.") for one in chosen)
+        and (not config.full or name in NEED_GPUS)
     ]
 
 
 def about_small_form(small: Sequence[str], study: str) -> str:
-    """Return the sentence that says that a study runs in its small form, and how to have it in full."""
+    """Return the sentence that says what a study is on CPU workers, and how to have it in full."""
+    if all(text.partition("=")[0] in NEED_GPUS for text in small):
+        return f"study {study} has {' '.join(small)} on CPU workers: what it has instead needs GPUs"
     return f"study {study} runs in its small form for CPU workers ({' '.join(small)}); full=true measures it in full"

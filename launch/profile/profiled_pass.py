@@ -88,7 +88,7 @@ def _recorded(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> tu
 
 def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range: bool) -> Trace:
     asked, inside = _prepared(cell, folder, capture_range)
-    graphs, on_gpu = cell.optimize == "compile", cell.device == "cuda"
+    graphs, on_gpu = cell.compiled or cell.graphed, cell.device == "cuda"
     outcome = run(asked, inside, nsys.command(inside.path / REPORT, on_gpu, graphs, capture_range))
     if not (_complains(outcome) and nsys.left(inside.path / REPORT)):  # of its importer, which export() looks for
         _passed(outcome)
