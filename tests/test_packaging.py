@@ -92,7 +92,6 @@ FOLDER_ARROWS = {
     "trainers.strategies": ("trainers.kvstore",),
     "trainers.kvstore": ("trainers.peers",),
     "trainers.peers": (),
-    "trainers.graphs": (),
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
@@ -102,7 +101,6 @@ FOR_ALL = {
         "strategy",
         "hosts",
         "optimizers",
-        "own_model",
         "comm_hooks",
         "devices",
         "shared_memory",

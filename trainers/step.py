@@ -10,8 +10,7 @@ from torch import Tensor
 from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
-from trainers.graphs.capture import CudaCapture
-from trainers.graphs.step import GraphedStep
+from trainers.graphed_step import CudaCapture, GraphedStep
 from trainers.hosts import Hosts
 from trainers.loaded_batches import LoadedBatches
 from trainers.optimizers import optimizer_of
