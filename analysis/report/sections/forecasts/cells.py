@@ -13,7 +13,7 @@ from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.sections.forecasts.curve import curves
-from analysis.report.sections.forecasts.known import MOST_CELLS, CellForecast, Known, known
+from analysis.report.sections.forecasts.known import MOST_CELLS, CellForecast, StudyForecasts, known
 from analysis.report.style import (
     INK,
     LABEL_PLACE,
@@ -84,14 +84,16 @@ def _row(one: CellForecast, name: str, gpus: str) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _lines(found: Known) -> list[str]:
+def _lines(found: StudyForecasts) -> list[str]:
     """Return how good the forecasts were: first of those that were made before, told apart from hindsight."""
     said = []
     for before in (True, False):
         told = [one for one in found.forecasts if one.before == before]
         if told:
             how = (
-                "forecast before its ranks started" if before else "held out and forecast from the others, in hindsight"
+                f"forecast before {'its' if len(told) == 1 else 'their'} ranks started"
+                if before
+                else "held out and forecast from the others, in hindsight"
             )
             said.append(f"{count(len(told), 'cell')} {'was' if len(told) == 1 else 'were'} {how}: {_errors(told)}.")
     if found.forecasts and all(one.low is None for one in found.forecasts):

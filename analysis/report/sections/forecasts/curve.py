@@ -12,7 +12,7 @@ from analysis.prediction.draws import best
 from analysis.prediction.forecast import LEVEL, Forecast, forecast
 from analysis.report.names import things_of, unit_of
 from analysis.report.numbers import estimate, number
-from analysis.report.sections.forecasts.known import Known
+from analysis.report.sections.forecasts.known import StudyForecasts
 from analysis.report.style import (
     INK,
     LABEL_PLACE,
@@ -47,7 +47,7 @@ class ForecastCurve:
     measured: tuple[tuple[int, float], ...]
 
 
-def curves(study: Study, found: Known) -> Iterator[Picture]:
+def curves(study: Study, found: StudyForecasts) -> Iterator[Picture]:
     """Yield a figure for each of the first workloads and strategies that can be forecast on more GPUs than were measured."""
     calibration = found.calibration
     if calibration is None or not calibration.several or any(one.question.hosts > 1 for one in calibration.several):

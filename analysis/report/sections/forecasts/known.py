@@ -5,16 +5,17 @@ A cell held out is forecast from the others, after all were measured: that is hi
 """
 
 import contextlib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from analysis.findings.predicted.stated import number, stated_forecast
 from analysis.findings.study import Study
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.forecast import FEWEST_HELD_OUT
 from analysis.prediction.holdout import CONDITION, HeldOut, hold_out, scores
+from analysis.report.text import single_line
 from benchmarks.record import Record
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
@@ -70,7 +71,7 @@ class CellForecast:
 
 
 @dataclass(frozen=True)
-class Known:
+class StudyForecasts:
     """What can be said of a study's forecasts."""
 
     calibration: Calibrated | None = None
@@ -84,24 +85,24 @@ class Known:
         return next((one for one in self.forecasts if one.record_id in wanted), None)
 
 
-_known: WeakKeyDictionary[Study, Known] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Study, StudyForecasts] = WeakKeyDictionary()
 
 
-def known(study: Study) -> Known:
+def known(study: Study) -> StudyForecasts:
     """Return what can be said of a study's forecasts; nothing where no cell of several GPUs has a step time."""
     if study not in _known:
         _known[study] = _look(study)
     return _known[study]
 
 
-def _look(study: Study) -> Known:
+def _look(study: Study) -> StudyForecasts:
     stated = tuple(found for one in study.usable if (found := _stated(one)) is not None)
     try:
         calibration = calibrate(study)
     except ValueError:
-        return Known(forecasts=stated)
+        return StudyForecasts(forecasts=stated)
     if len(calibration.several) > MOST_CELLS:
-        return Known(calibration, (), stated, too_many=True)
+        return StudyForecasts(calibration, (), stated, too_many=True)
     held: list[HeldOut] = []
     for suspect in (False, True):  # cells that a check casts doubt on count where the others are too few
         if len(scores(held)) < FEWEST_HELD_OUT:
@@ -109,7 +110,7 @@ def _look(study: Study) -> Known:
                 held = hold_out(calibration, CONDITION, suspect)
     own = {one.record_id for one in stated}
     after = (found for one in held if not own & set(one.cell.record_ids) and (found := _held(one)) is not None)
-    return Known(calibration, tuple(scores(held)), (*stated, *after))
+    return StudyForecasts(calibration, tuple(scores(held)), (*stated, *after))
 
 
 def _held(one: HeldOut) -> CellForecast | None:
@@ -125,17 +126,13 @@ def _held(one: HeldOut) -> CellForecast | None:
 
 def _stated(record: Record) -> CellForecast | None:
     """Return the forecast that a record of several GPUs holds of itself; None where it has none, or it came too late."""
-    said: Mapping[str, Any] = getattr(record, "predicted", {})
-    made_at, measured = _number(said.get("made_at")), record.metrics.get("step/ms_median")
-    values = {name: _number(said.get(name)) for name in (*_FIELDS, "low", "high")}
-    late = made_at is None or made_at > record.started_at
-    if late or not measured or record.cell.world_size < 2 or not values["step_ms"] or not values["null_step_ms"]:
+    found = stated_forecast(record)
+    if found is None or not found.in_time or not found.null_step_ms or record.cell.world_size < 2:
         return None
-    texts = {name: str(said.get(name, "")) for name in ("basis", "widest")}
+    parts: dict[str, Any] = {name: number(record.predicted.get(name)) for name in _FIELDS[2:]}
+    parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}
     strategy, cost = str(record.cell.strategy["name"]), record.metrics.get("strategy/cost_ms")
-    return CellForecast(record.record_id, record.cell.world_size, strategy, True, measured, cost, **values, **texts)  # type: ignore[arg-type]
-
-
-def _number(value: Any) -> float | None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    return CellForecast(
+        record.record_id, record.cell.world_size, strategy, True, found.measured_ms, cost, found.step_ms,
+        low=found.low, high=found.high, null_step_ms=found.null_step_ms, **parts,
+    )  # fmt: skip
