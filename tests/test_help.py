@@ -79,7 +79,7 @@ def test_info_needs_no_value_and_takes_no_override_for_one(arguments):
 def test_gpus_completes_ids_and_words(monkeypatch):
     four = devices.Machine("cuda", (), (0, 1, 2, 3), 8)
     monkeypatch.setattr(completion, "look", lambda asked, surrounding: four)
-    words = ["all", "best:2", "classes", "classes:2", "each", "pairs", "scale", "worst:2", "worst_order:4"]
+    words = ["advise:2", "all", "best:2", "classes", "classes:2", "each", "pairs", "scale", "worst:2", "worst_order:4"]
     assert completions("gpus=") == [f"gpus={text}" for text in ["0", "1", "2", "3", *words]]
     assert completions("-m gpus=0,2,") == ["gpus=0,2,1", "gpus=0,2,3"]
     assert completions("-m gpus=0+1,2+") == ["gpus=0+1,2+3"]
