@@ -270,6 +270,31 @@ def test_gpus_that_were_not_measured_widen_the_interval():
     assert measured.deviation_ms < 0.1  # GPU 0 ran alone
 
 
+def capped(calibration, alone_mhz, together_mhz, slower=1.0):
+    """The invented machine at its power cap, whose steps of several GPUs are `slower` for their clock."""
+    cells = []
+    for one in calibration.cells:
+        several = one.ranks > 1
+        cost = one.cost_ms if several else 0.0
+        step = cost + (one.step_ms - cost) * slower if several else one.step_ms
+        mhz = together_mhz if several else alone_mhz
+        cells.append(replace(one, step_ms=step, sm_mhz=mhz, capped_share=0.9))
+    return replace(calibration, cells=tuple(cells), memo={})
+
+
+def test_clocks_at_the_power_cap_slow_what_follows_them():
+    """1,980 MHz alone, 1,881 together; steps are 3.1 % longer together, so that e is 0.6."""
+    plain, asked = invented(), Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)
+    slow = capped(plain, 1980.0, 1881.0, (1980 / 1881) ** 0.6)
+    before, said = forecast(plain, asked), forecast(slow, asked)
+    assert said.step_ms / before.step_ms == pytest.approx((1980 / 1881) ** 0.6, abs=4e-3)
+    assert said.cost_ms == pytest.approx(before.cost_ms, rel=0.1)  # a difference at equal clocks
+    alone = tuple(one for one in slow.cells if one.ranks == 1)
+    unknown = forecast(replace(slow, cells=alone, memo={}), asked)
+    assert unknown.step_ms == pytest.approx(forecast(replace(plain, cells=alone, memo={}), asked).step_ms, rel=1e-6)
+    assert unknown.deviation_ms > 0.01 * unknown.step_ms and "no cell shows it" in " ".join(unknown.why)
+
+
 def test_a_batch_size_from_the_others():
     held = hold_out(invented(), "batch")
     assert {one.cell.question.batch_size for one in held} == {64, 128, 192, 256}

@@ -24,7 +24,7 @@ from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record
 
 STEP, P95, COST, EXCHANGE = "step/ms_median", "step/ms_p95", "strategy/cost_ms", "comm/exchange_ms"
-LAUNCH = "step/launch_ms"
+LAUNCH, CLOCK, CAPPED = "step/launch_ms", "gpu/sm_mhz", "gpu/power_capped_share"
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
 _OTHERWISE = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
 _FEWEST_FREEDOM = 3
@@ -155,6 +155,8 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
         not doubted(runs.records),
         merged,
         cell.name,
+        statistics.fmean(runs.values(CLOCK) or [0.0]),
+        statistics.fmean(runs.values(CAPPED) or [0.0]),
     )
 
 

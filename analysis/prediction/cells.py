@@ -115,6 +115,8 @@ class MeasuredCell:
     valid: bool = True  # no check cast doubt on it
     tables: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+    sm_mhz: float = 0.0  # mean clock of its GPUs; 0: not sampled
+    capped_share: float = 0.0  # of samples at the power cap
 
     @property
     def ranks(self) -> int:

@@ -9,6 +9,7 @@ from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, about, best, exactly, near
 from analysis.prediction.links.model import MEASURED, SCALED
+from analysis.prediction.parts.clocks import slower_together
 from analysis.prediction.strategies import strategy
 from analysis.prediction.waiting import largest_deviation
 
@@ -32,6 +33,10 @@ def base(calibration: Calibrated, question: Question) -> StepPart:
     """
     found, why = _bare(calibration, question)
     measured = dict(found)
+    if waited_ranks(calibration, question) == 1:
+        clocks, said = slower_together(calibration, question)
+        measured = {gpu: values * clocks for gpu, values in measured.items()}
+        why = "; ".join(filter(None, (why, said)))
     if question.members and all(member in measured for member in question.members):
         values = [measured[member] for member in question.members]
         return StepPart(max(values, key=best), MEASURED, why)
