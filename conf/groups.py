@@ -6,7 +6,7 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     auto           what the value `auto` of an option means; see `meaning`
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`; `text: true` for any text.
                    `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU,
-                   `not_in_graph` values whose steps no CUDA graph can hold, `one_host` values that need all ranks on one host
+                   `not_in_graph` values whose steps no CUDA graph can hold
     unsaid         options that a cell has only where they are not what `auto` means, which the code takes where there is none:
                    cells of before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other

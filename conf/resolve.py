@@ -212,11 +212,9 @@ def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precisi
     for name, value in (("precision", precision), ("benchmark", common.benchmark["name"])):
         if value in strategy.accepts.get(name, {}).get("refused", ()):
             raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
-    for name, limits in strategy.accepts.items():
-        if common.device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
+    for name, limits in strategy.accepts.items() if common.device == "cpu" else ():
+        if options.get(name) in limits.get("gpu_only", ()):
             raise Refused(f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers")
-        if len(common.hosts) > 1 and options.get(name) in limits.get("one_host", ()):
-            raise Refused(f"strategy.{name}={options[name]}: accepted on one host, not on {len(common.hosts)}")
 
 
 def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:

@@ -18,7 +18,7 @@ RULES: dict[str, type] = {
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {
     "words": list, "least": NUMBER, "most": NUMBER, "whole": bool, "auto": bool, "text": bool, "refused": list, "gpu_only": list,
-    "not_in_graph": list, "one_host": list,
+    "not_in_graph": list,
 }  # fmt: skip
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
 CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)

@@ -210,8 +210,9 @@ class Config:
     precision: str = option("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
     optimize: str = option(
         "auto",
-        "how steps are made fast; auto: eager; graph: each step is one replay of a CUDA graph; compile_graph: of compiled code",
-        words=("auto", "eager", "compile", "graph", "compile_graph"),
+        "how steps are made fast; auto: eager; max: compiled, with layers in faster forms; graph: each step is one replay of a "
+        "CUDA graph; compile_graph: of compiled code",
+        words=("auto", "eager", "compile", "max", "graph", "compile_graph"),
     )
     channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)

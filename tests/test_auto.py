@@ -96,14 +96,6 @@ def test_what_an_option_means_may_hang_on_another():
     assert cell_of("benchmark=jacobi", "benchmark.nx=64", "benchmark.ny=32").benchmark["ny"] == 32
 
 
-def test_copies_between_gpus_are_said_in_a_cell_and_stay_on_one_host(hydra):
-    asked = ("strategy=kvstore_device", "strategy.gather=copies")
-    assert "gather" not in cell_of(asked[0], device="cuda").strategy
-    assert cell_of(*asked, device="cuda").strategy["gather"] == "copies"
-    with pytest.raises(Refused, match=r"strategy\.gather=copies: accepted on one host, not on 2"):
-        resolve(checked(configuration(*asked))[0], (0, 1), "cuda", hosts=("a", "b"))
-
-
 def test_the_smallest_message_can_be_shared_out():
     def least(collective, gpus):
         cell = cell_of("benchmark=collectives", f"benchmark.collective={collective}", gpus=gpus)

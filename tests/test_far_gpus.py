@@ -44,8 +44,6 @@ CASES |= {
     for number, hosts in ((1, ONE), (2, Hosts(((0,), (1,)))))
     for name, given in WITHOUT_SERVERS.items()
 }
-COPIES = "copies_on_1"
-CASES[COPIES] = (ONE, {"name": "kvstore_device", "gather": "copies"})
 STEPS, RANKS = 20, 2
 
 
@@ -142,14 +140,6 @@ def test_gpus_of_two_hosts_train_as_those_of_one(tmp_path, name):
         assert far["weights"] == pytest.approx(reference["weights"], rel=1e-3, abs=1e-3)
         assert far["returned"] == near["returned"] == [1.5]
         assert "net_link" in far["probes"] and "net_link" not in near["probes"]
-
-
-@pytest.mark.multi_gpu
-def test_shares_that_are_copied_train_as_those_that_nccl_gathers(tmp_path):
-    gathered, copied = ran(tmp_path, "device_on_1"), ran(tmp_path, COPIES)
-    for one, other in zip(gathered, copied, strict=True):
-        assert other["losses"] == one["losses"] and other["weights"] == one["weights"]
-        assert other["returned"] == [1.5] and other["probes"] == one["probes"]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from analysis.__main__ import main as analysis
 from analysis.findings.predicted.stated import FAIR, about_forecasts, doubted, stated_forecast, with_forecast
 from analysis.findings.study import Study
 from analysis.prediction.calibration import calibrate
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal
-from analysis.prediction.holdout import hold_out, scores
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
+from analysis.prediction.holdout import hold_out
 from analysis.prediction.upcoming import known_scores
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.validity.checks import CHECKS, judge
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 LIMITS = ValidityLimits()
 SHORT = (
-    "gpus=0,1", "model=fmnist_cnn", "batch_size=2,4", "predict=auto", "noise_pairs=0", "tracking=none",
+    "gpus=0,1", "model=fmnist_cnn", "batch_size=2,4,6", "predict=auto", "engine.start=warm", "noise_pairs=0", "tracking=none",
     "report=false", "benchmark.max_seconds=0.1", "benchmark.min_iterations=3", "benchmark.max_iterations=6",
     "benchmark.warmup_iterations=1", "benchmark.warmup_min_seconds=0", "benchmark.exchange_iterations=2",
     "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
@@ -57,7 +57,7 @@ def sweep(tmp_path_factory):
 
 def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(sweep):
     records, _ = read_study(sweep[0])
-    assert len(records) == 2
+    assert len(records) == 4, "three cells, and the first once more"
     for record in records:
         folder = CellFolder(sweep[0] / record.cell.folder)
         assert json.loads(folder.attempt.read_text())["predicted"] == record.predicted
@@ -65,13 +65,14 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert len(starts) == 2 and record.predicted["made_at"] <= record.started_at < min(starts)
         assert record.cell.benchmark["calibrate"] == "all" and record.tables["bucket_exchange"]["rows"]
         assert without_entry([record]) == set()
-    first, second = records
+    first, *others = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
-    said = second.predicted
-    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, 1)
-    assert said["basis"] == "extrapolated" and said["widest"] and said["null_step_ms"] > 0
-    assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
-    assert "unexplained" not in second.validity.codes, "no error was claimed"
+    for number, record in enumerate(others, 1):
+        said = record.predicted
+        assert said["cells"] == min(number, 3) == len({*said["records"]}) and said["version"] == 1
+        assert said["basis"] in ("interpolated", "extrapolated") and said["widest"] and said["null_step_ms"] > 0
+        assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
+        assert "unexplained" not in record.validity.codes, "no error was claimed"
 
 
 def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsys):
@@ -90,7 +91,7 @@ def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsy
 
 def test_a_sweep_says_what_was_predicted(sweep):
     records, said = read_study(sweep[0])[0], sweep[1]
-    assert said.count("  predicted ") == 1 and "forecast 1 of 2 cells before they ran: mean error of the step " in said
+    assert said.count("  predicted ") == 3 and "forecast 3 of 4 cells before they ran: mean error of the step " in said
     found = {name: value for name, value, *_ in project(records[-1]).metrics}
     assert found["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]
@@ -140,26 +141,18 @@ def allowed(cells):
 
 
 def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
-    """Each committed cell, forecast from all others, with the scores of the others of its machine: the check itself judges."""
+    """Each committed cell, forecast from all others: the check itself judges."""
     folders = sorted({path.parent.parent for path in DATA.glob("h200_*/*/*/record.json")})
     study = Study.of(record for folder in folders for record in read_study(folder)[0])
-    held = [one for one in hold_out(calibrate(study), "condition") if one.forecast]
     by_id, fired = {one.record_id: one for one in study.records}, []
-    for one in held:
-        others = scores(
-            other for other in held if other.cell.question.machine == one.cell.question.machine and other is not one
-        )
-        if len(others) >= FEWEST_HELD_OUT:
-            record, half = (
-                by_id[one.cell.record_ids[0]],
-                conformal(others) * one.forecast.deviation_ms * one.forecast.growth,
-            )
-            ends = {"low": one.forecast.step_ms - half, "high": one.forecast.step_ms + half, "level": LEVEL}
-            said = one.forecast.to_json() | ends | {"made_at": 0.0}
-            metrics = record.metrics | {"step/ms_median": one.step_ms}  # of all its runs
+    for held in hold_out(calibrate(study), "condition"):
+        if held.inside is not None:
+            record = by_id[held.cell.record_ids[0]]
+            said = held.forecast.to_json() | {"low": held.low, "high": held.high, "level": LEVEL, "made_at": 0.0}
+            metrics = record.metrics | {"step/ms_median": held.step_ms}  # of all its runs
             judged = judge(dataclasses.replace(record, predicted=said, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)
-    assert len(fired) >= 20 and sum(fired) <= allowed(len(fired))
+    assert len(fired) >= 30 and 0 < sum(fired) <= allowed(len(fired))
 
 
 def test_nothing_is_claimed_with_fewer_than_ten_cells():
@@ -177,34 +170,12 @@ def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     assert stated_forecast(made).error == pytest.approx(0, abs=0.01)
 
 
-def scores_of(records):
-    """The scores of one machine, by the way of holding out."""
-    found = known_scores(Study.of(records))
-    assert len({key[1:] for key in found}) == 1
-    return {way: scores for (way, *_), scores in found.items()}
-
-
-def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(calibrated):
-    last = calibrated.known[-1]
-    other = [dataclasses.replace(one, environment={**one.environment, "host": "another"}) for one in calibrated.known]
-    forecasts = Forecasts("auto", lambda job: job())
-    forecasts.learn(other)
-    said = forecasts.before(last.cell, last.environment, other)
-    assert said["step_ms"] > 0 and said["low"] is None and said["held_out"] == 0
-    forecasts.learn([*other, *calibrated.known])
-    said = forecasts.before(last.cell, last.environment, [*other, *calibrated.known])
-    assert said["low"] is not None and said["held_out"] == 12
-    alone = dataclasses.replace(calibrated.known[0].cell, precision="fp32")
-    made = dataclasses.replace(calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32)
-    asked = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
-    said = calibrated.forecasts.before(asked, last.environment, [*calibrated.known, made])
-    assert said["step_ms"] > 0 and said["low"] is None, "nobody measured several GPUs that compute so"
-
-
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
-    assert made.validity.verdict == "suspect" and len(scores_of([*calibrated.known, made])["condition"]) == 13
+    assert (
+        made.validity.verdict == "suspect" and len(known_scores(Study.of([*calibrated.known, made]))["condition"]) == 13
+    )
     assert not doubted([made])
     assert doubted([dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))])
     assert {check.code for check in CHECKS if check.severity == "finding"} <= set(FAIR)
@@ -214,7 +185,7 @@ def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
     doubtful = [dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"})) for one in calibrated.known]
     assert known_scores(Study.of(doubtful)) == known_scores(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
-    assert len(scores_of(few)["condition"]) == 12
+    assert len(known_scores(Study.of(few))["condition"]) == 12
 
 
 REFUSED = {
@@ -297,5 +268,5 @@ def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():
         began = time.thread_time()
         said = forecasts.before(one.cell, one.environment, known)
         spent.append(time.thread_time() - began)
-        assert said["took_ms"] > 0 and said["step_ms"] > 0
+        assert said["took_ms"] > 0 and (said["low"] is not None or said["refused"])
     assert np.median(spent) < 0.05

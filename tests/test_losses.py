@@ -91,7 +91,6 @@ def moments(tail_ms, slowed_ms, spread_ms=0.01):
                 end = last + 0.05 + (tail_ms + waits if exchange else 0.0)
                 found.append({
                     "rank": rank, "exchange": exchange, "steps": 5, "ready_ms": [20.0, last], "exchange_ms": end,
-                    "update_ms": end + 1.0, "update_spread_ms": spread_ms,
                     "ready_spread_ms": [spread_ms, spread_ms], "exchange_spread_ms": spread_ms,
                 })  # fmt: skip
         return {"timeline": {"rows": found}}

@@ -206,7 +206,6 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "strategy.staging=sharded: accepted without",
             "strategy.transport=gloo",
         ),
-        (["strategy=kvstore_device", "strategy.gather=copies"], "strategy.gather=copies: accepted on GPUs only", ""),
         (["strategy.comm_hook=powersgd"], "strategy.comm_hook=powersgd: accepted on GPUs only", "not on CPU workers"),
         (
             ["benchmark=exchange", "strategy=none"],

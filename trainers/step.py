@@ -10,6 +10,7 @@ from torch import Tensor
 from conf.cell import SAMPLES, Cell
 from trainers import models
 from trainers.batches import synthetic
+from trainers.fastest import compiling
 from trainers.graphed_step import CudaCapture, GraphedStep
 from trainers.hosts import Hosts
 from trainers.loaded_batches import LoadedBatches
@@ -43,6 +44,9 @@ class Training:
             model = models.bf16_weights(model)
         if cell.channels_last:
             model = model.to(memory_format=torch.channels_last)
+        at_most = cell.optimize == "max"
+        if at_most:
+            model = compiling.prepare(model)
         self.network = model  # what was built, without what the strategy wraps around it
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -52,7 +56,7 @@ class Training:
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.compiled:
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
-            self.model = torch.compile(self.model)
+            self.model = compiling.compiled(self.model) if at_most else torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches: Iterator[Batch] = (
             LoadedBatches(cell, device, rank) if cell.data else synthetic(cell, device, rank, self.network)

@@ -2,12 +2,10 @@
 
 `reduce=owner` is MXNet's own form: each bucket has an owner (the largest first, to the least loaded), which reduces it,
 updates its weights and broadcasts them. `sharded`: every rank owns a share of each bucket: reduce-scatter, update of the
-owned share, all-gather (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stage 2). `gather=copies`: shares go from GPU to
-GPU by copy engines, each as soon as it is there.
+owned share, all-gather (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stage 2).
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,9 +16,6 @@ from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
 from trainers.peers import net_probe, one_bucket, ring_probe
 from trainers.strategy import BucketExchange, ReferenceProbe, Strategy
-
-if TYPE_CHECKING:
-    from trainers.kvstore.peer_memory import PeerMemory
 
 
 class _OnDevices(Bucketed):
@@ -35,18 +30,15 @@ class _OnDevices(Bucketed):
         """Make flat buckets with the first weights. Collective."""
         device, world_size = self.parameters[0].device, dist.get_world_size()
         self.layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
-        self.flat_sent = sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device)
-        self.flat_means, self.flat_weights = self.returned(world_size, device)
+        self.flat_sent, self.flat_means = (
+            sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device) for _ in range(2)
+        )
+        self.flat_weights = sharding.padded(self.layout, world_size, in_weight_dtype=True, device=device)
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         self.works: dict[int, dist.Work] = {}
         self.choose_owned()
         self._steps = [self.steps_of(weights) for weights in self.owned_weights]
-
-    def returned(self, world_size: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the flat buckets (ranks × share,) that other ranks fill: of means, and of weights. Once, in `set_up`."""
-        means, weights = (sharding.padded(self.layout, world_size, kind, device) for kind in (False, True))
-        return means, weights
 
     @abstractmethod
     def choose_owned(self) -> None:
@@ -94,10 +86,10 @@ class Sharded(_OnDevices):
     """Every rank owns a share of each bucket."""
 
     def choose_owned(self) -> None:
-        """Own this rank's shares of the flat buckets, in place: gathering them copies nothing on this rank."""
+        """Own this rank's shares of the flat buckets."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self.owned_weights = sharding.shares(self.flat_weights, rank, world_size)
-        self.owned_gradients = sharding.shares(self.flat_means, rank, world_size)
+        self.owned_gradients = [torch.zeros_like(share) for share in sharding.shares(self.flat_sent, rank, world_size)]
 
     def start_bucket(self, bucket: int) -> None:
         """Begin to reduce-scatter a bucket."""
@@ -113,61 +105,10 @@ class Sharded(_OnDevices):
         """All-gather the shares."""
         sharding.all_shares(flats, owned)
 
-    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return a reduce-scatter of gradients and an all-gather of weights."""
         weight = self.parameters[0]
         return one_bucket.sharded(size_bytes, dtype, weight.dtype, weight.device)
-
-
-class Copied(Sharded):
-    """Every rank owns a share of each bucket, and copies it into the memory of the others' GPUs. On one host."""
-
-    _memory: "PeerMemory"  # of the flat buckets, after `set_up`
-
-    def returned(self, world_size: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-        """Make the flat buckets in memory that other ranks write. Collective."""
-        from trainers.kvstore.peer_memory import PeerMemory
-
-        like = super().returned(world_size, torch.device("meta"))
-        self._memory = PeerMemory(sum(flat.nbytes for flats in like for flat in flats), device)
-        left = self._memory.bytes
-        found: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for flats, made in zip(like, found, strict=True):
-            for flat in flats:
-                made.append(left[: flat.nbytes].view(flat.dtype))
-                left = left[flat.nbytes :]
-        return found
-
-    def finish_buckets(self) -> None:
-        """Wait for the means; if only gradients come back, copy each to all others while the next is reduced."""
-        if not self.only_gradients:
-            self.wait_for_owned()
-            return
-        with torch.cuda.stream(self._memory.stream):
-            for number, work in self.works.items():
-                sharding.end_mean(work, self.owned_gradients[number])
-                self._memory.send(self.owned_gradients[number])
-            self._memory.end()
-        self.works.clear()
-        torch.cuda.current_stream().wait_stream(self._memory.stream)
-
-    def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
-        """Copy the shares, behind their update."""
-        self._memory.stream.wait_stream(torch.cuda.current_stream())
-        for share in owned:
-            self._memory.send(share)
-        self._memory.end()
-        torch.cuda.current_stream().wait_stream(self._memory.stream)
-
-    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
-        """Return None: copies are no collective."""
-        return None
-
-    def close(self) -> None:
-        """Give back the memory."""
-        super().close()
-        if hasattr(self, "_memory"):
-            self._memory.close()
 
 
 class Owned(_OnDevices):
@@ -223,8 +164,6 @@ class Owned(_OnDevices):
         return one_bucket.owned(size_bytes, dtype, weight.dtype, weight.device)
 
 
-def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str, gather: str = "nccl") -> Strategy:
+def on_devices(bucket_cap_mb: float, comm_hook: str, reduce: str) -> Strategy:
     """Make the strategy from the YAML's options."""
-    if reduce == "owner":
-        return Owned(bucket_cap_mb, comm_hook)
-    return (Copied if gather == "copies" else Sharded)(bucket_cap_mb, comm_hook)
+    return (Owned if reduce == "owner" else Sharded)(bucket_cap_mb, comm_hook)

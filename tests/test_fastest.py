@@ -1,0 +1,178 @@
+"""optimize=max: what it changes of a model and of the traced graph leaves results as they were, and is really there."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._decomp import get_decompositions
+from torch._functorch.aot_autograd import aot_module
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from trainers.fastest import compiling, layers, rewrites, widening
+
+aten = torch.ops.aten
+# What inductor decomposes a batch norm and a ReLU by; its whole table takes seconds to import.
+PARTS = get_decompositions(
+    [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward, aten.threshold_backward]
+)
+
+
+def small(widening_ratio=4):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8 * widening_ratio, 1, bias=False), nn.BatchNorm2d(8 * widening_ratio), nn.ReLU(inplace=True),
+    ).train()  # fmt: skip
+
+
+def trained(model, called=None, dtype=torch.float32):
+    """Gradients and buffers after one backward, by name."""
+    images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    outputs = (called or model)(images)
+    (outputs.float() * outputs.float().sin()).sum().backward()
+    state = {name: value.clone() for name, value in model.named_buffers()}
+    return state | {name: value.grad for name, value in model.named_parameters()} | {"images": images.grad}
+
+
+def differing(one, other, allowed):
+    scale = max(value.abs().max() for value in other.values())
+    return [name for name in other if (one[name] - other[name]).abs().max() > allowed * scale]
+
+
+def partly_compiled(model, change=None):
+    """The model as torch.compile traces and splits it, run operator by operator; the change is made before it is split."""
+
+    def partition(joint, *arguments, **options):
+        if change:
+            change(joint.graph)
+            joint.recompile()
+        return min_cut_rematerialization_partition(joint, *arguments, **options)
+
+    return aot_module(model, nop, nop, partition_fn=partition, decompositions=PARTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rewritten_graphs_train_as_the_model_does(dtype):
+    found, counts = [], []
+    for change in (None, rewrites.masks_from_inputs, rewrites.variances_from_sums):
+        model = small()
+        for layer in (model[0], model[3]):
+            layer.to(dtype)
+        counted = (lambda graph, change=change: counts.append((change(graph), change(graph)))) if change else None
+        found.append(trained(model, partly_compiled(model, counted), dtype))
+    assert counts == [(2, 0), (2, 0)], "both ReLUs and both batch norms, and none is left"
+    for changed in found[1:]:
+        assert not differing(changed, found[0], 1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_other_variances_stay():
+    graph = torch.fx.Graph()
+    values = graph.placeholder("values")
+    values.meta["val"] = torch.zeros(4, 4)
+    graph.call_function(aten.var_mean.correction, (values, [0]), {"correction": 1})
+    values.meta["val"] = torch.zeros(4, 4, dtype=torch.float64)
+    graph.call_function(aten.var_mean.correction, (values, [0]), {"correction": 0})
+    assert rewrites.variances_from_sums(graph) == 0
+
+
+def test_equal_rewrites_are_one_for_kept_graphs_and_caches():
+    assert rewrites.Rewrites() == rewrites.Rewrites() and rewrites.Rewrites().uuid() == rewrites.Rewrites().uuid()
+
+
+def test_a_folded_batch_norm_trains_as_the_two_layers_do():
+    plain = small()
+    folded = widening.fold(copy.deepcopy(plain))
+    assert isinstance(folded[3], widening.WideningConvolution), "it was found"
+    assert [*folded.state_dict()] == [*plain.state_dict()]
+    one, other = trained(folded), trained(plain)
+    assert not differing(one, other, 1e-5)
+    assert [name for name in one if one[name].dtype != other[name].dtype] == []
+
+
+def test_a_folded_batch_norm_keeps_its_digits_under_autocast():
+    plain = small()
+    folded = widening.fold(copy.deepcopy(plain))
+    with torch.autocast("cpu", torch.bfloat16):
+        one, other = trained(folded), trained(plain)
+    assert not differing(one, other, 1e-2)
+    exact = trained(small())
+    for name in ("4.running_mean", "4.running_var"):
+        assert (one[name] - exact[name]).abs().max() <= 1e-3 * exact[name].abs().max()
+
+
+class Twice(nn.Module):
+    """The output of the convolution is read by more than the norm; nothing may be folded."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.norm = nn.Conv2d(3, 12, 1, bias=False), nn.BatchNorm2d(12)
+
+    def forward(self, images):
+        wide = self.wide(images)
+        return self.norm(wide) + wide
+
+
+class Untraceable(Twice):
+    """torch.fx cannot trace it."""
+
+    def forward(self, images):
+        return self.norm(self.wide(images)) if images.sum() > 0 else images
+
+
+@pytest.mark.parametrize(
+    "model", [Twice(), Untraceable(), small(widening_ratio=1)], ids=["read twice", "not traceable", "does not widen"]
+)
+def test_other_layers_stay(model):
+    kinds = [type(module) for module in model.modules()]
+    assert [type(module) for module in widening.fold(model).modules()] == kinds
+
+
+# --- layers in other forms ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "pixels", "form"),
+    [
+        (7, 2, 3, 33, layers.UnrolledConvolution),  # ResNet
+        (3, 2, 0, 30, layers.UnrolledConvolution),  # Inception
+        (11, 4, 2, 63, layers.UnrolledConvolution),  # AlexNet
+        ((3, 5), 2, (1, 0), 20, layers.UnrolledConvolution),
+        (1, 1, 0, 9, layers.PointwiseConvolution),
+        (3, 1, 1, 9, nn.Conv2d),
+    ],
+)
+def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding, pixels, form):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 8, window, stride, padding, bias=False)).double()
+    other = layers.replace(copy.deepcopy(plain))
+    assert type(other[0]) is form
+    images = torch.randn(2, 3, pixels, pixels + 3, dtype=torch.double)
+    for model in (plain, other):
+        model(images).sin().sum().backward()
+    torch.testing.assert_close(other(images), plain(images))
+    torch.testing.assert_close(other[0].weight.grad, plain[0].weight.grad)
+
+
+def test_a_bottleneck_takes_every_form_and_trains_as_before():
+    resnet = pytest.importorskip("torchvision.models.resnet")
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+    plain = nn.Sequential(stem, resnet.Bottleneck(64, 16))
+    fast = compiling.prepare(copy.deepcopy(plain))
+    kinds = [type(module).__name__ for module in fast.modules()]
+    assert {kind: kinds.count(kind) for kind in ("UnrolledConvolution", "WideningConvolution", "PointwiseConvolution")} == {
+        "UnrolledConvolution": 1, "WideningConvolution": 1, "PointwiseConvolution": 1,
+    }  # fmt: skip
+    assert [*fast.state_dict()] == [*plain.state_dict()]
+    images = torch.randn(4, 3, 32, 32)
+    for model in (plain, fast):
+        model(images).square().sum().backward()
+    scale = max(parameter.grad.abs().max() for parameter in plain.parameters())
+    for one, other in zip(fast.parameters(), plain.parameters(), strict=True):
+        assert (one.grad - other.grad).abs().max() <= 1e-4 * scale
+
+
+def test_torch_takes_our_options():
+    assert callable(compiling.compiled(nn.ReLU()))

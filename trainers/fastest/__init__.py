@@ -1,0 +1,1 @@
+"""What `optimize=max` does beyond torch.compile."""
