@@ -91,6 +91,7 @@ def moments(tail_ms, slowed_ms, spread_ms=0.01):
                 end = last + 0.05 + (tail_ms + waits if exchange else 0.0)
                 found.append({
                     "rank": rank, "exchange": exchange, "steps": 5, "ready_ms": [20.0, last], "exchange_ms": end,
+                    "update_ms": end + 1.0, "update_spread_ms": spread_ms,
                     "ready_spread_ms": [spread_ms, spread_ms], "exchange_spread_ms": spread_ms,
                 })  # fmt: skip
         return {"timeline": {"rows": found}}
@@ -126,8 +127,11 @@ def test_without_the_moments_of_every_rank_the_parts_stay_unknown(damaged):
         elif damaged == "rank" and one.cell.world_size > 1:
             rows.pop()
         elif damaged == "number":
-            rows[0]["exchange_ms"] = math.nan
+            rows[0] |= {"exchange_ms": math.nan, "unknown": {"exchange_ms": "a replay of a graph"}}
         made.append(dataclasses.replace(one, tables=tables))
     _, found = parts(made)
     assert {TAIL, SLOWED, REST}.isdisjoint(found)
-    assert found[COMMUNICATION].lost is not None and "its parts are not known" in found[COMMUNICATION].why
+    why = {"alone": "no GPU's steps were observed alone", "number": "a replay of a graph"}.get(
+        damaged, "no step was observed"
+    )
+    assert found[COMMUNICATION].lost is not None and f"its parts are not known: {why}" in found[COMMUNICATION].why

@@ -53,7 +53,7 @@ FOLDER_ARROWS = {
         "analysis.nccl_tests",
         "analysis.prediction",
     ),
-    "analysis.report": ("analysis.verification", "analysis.p2p"),
+    "analysis.report": ("analysis.verification", "analysis.p2p", "analysis.prediction"),
     "analysis.verification": ("analysis.validity", "analysis.trace", "analysis.seconds"),
     "analysis.validity": ("analysis.nccl", "analysis.findings"),
     "analysis.prediction": ("analysis.findings",),

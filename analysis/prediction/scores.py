@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
 from analysis.prediction.draws import best
 from analysis.prediction.holdout import HeldOut
 from analysis.prediction.links.model import KnownLinks, NoLink, TimeCurve
@@ -90,7 +88,9 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
         if len(strategies) >= FEWEST_STRATEGIES:
             measured = [fmean(one.cost_ms or 0.0 for one in several) for several in strategies.values()]
             said = [fmean(one.forecast.cost_ms for one in several if one.forecast) for several in strategies.values()]
-            tau = float(stats.kendalltau(said, measured).statistic)
+            from scipy.stats import kendalltau  # takes long to import
+
+            tau = float(kendalltau(said, measured).statistic)
             if math.isfinite(tau):  # not where all are equal
                 found.append(Ranking(f"{workload} on {ranks} GPUs", len(strategies), tau))
     return tuple(found)

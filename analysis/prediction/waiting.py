@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import log_ndtr, ndtri
 
 from analysis.prediction.draws import Values
 
@@ -45,7 +45,7 @@ def largest_deviation(ranks: int) -> float:
 def _identical(ranks: int, power: int = 1) -> float:
     """Return the expected power of the largest of n standard normal numbers: ∫ power · x^(power − 1) · (1 − F) or −F."""
     x = np.linspace(-9.0, 9.0, _GRID)
-    below = np.exp(ranks * stats.norm.logcdf(x))
+    below = np.exp(ranks * log_ndtr(x))
     return float(np.trapezoid(power * x ** (power - 1) * np.where(x > 0, 1 - below, -below), x))
 
 
@@ -55,7 +55,7 @@ def expected_largest(means: Sequence[float], deviation: float) -> float:
     if deviation <= 0:
         return highest
     x = np.linspace(min(means) - 9 * deviation, highest + 9 * deviation, _GRID)
-    below = np.exp(sum(stats.norm.logcdf((x - mean) / deviation) for mean in means))
+    below = np.exp(sum(log_ndtr((x - mean) / deviation) for mean in means))
     return float(x[0] + np.trapezoid(1 - below, x))
 
 
@@ -74,18 +74,20 @@ def wait_of_residuals(residuals_ms: Sequence[float], ranks: int) -> Waiting:
     tail = values[values > threshold] - threshold
     levels = (np.arange(_GRID) + 0.5) / _GRID
     quantiles = levels ** (1 / ranks)  # of the largest of n
-    core = stats.norm.ppf(quantiles) * float(values.std(ddof=1))
+    core = ndtri(quantiles) * float(values.std(ddof=1))
     if len(tail) < FEWEST_IN_TAIL or float(np.ptp(tail)) == 0.0:
         ms = float(core.mean())
         return Waiting(ms, ms, ranks > len(values))
-    shape, _, scale = stats.genpareto.fit(tail, floc=0)
+    from scipy.stats import genpareto  # takes longer to import than all else of a small report
+
+    shape, _, scale = genpareto.fit(tail, floc=0)
     shape = float(np.clip(shape, -HEAVIEST, HEAVIEST))
     error = (1 + abs(shape)) / math.sqrt(len(tail))  # Smith 1987
     inner = np.interp(quantiles, (np.arange(len(values)) + 0.5) / len(values), values)
 
     def mean(heaviness: float) -> float:
         rest = np.clip((quantiles - THRESHOLD) / (1 - THRESHOLD), 0.0, None)
-        beyond = np.maximum(threshold + stats.genpareto.ppf(rest, heaviness, scale=scale), values[-1])
+        beyond = np.maximum(threshold + genpareto.ppf(rest, heaviness, scale=scale), values[-1])
         return float(np.where(quantiles > 1 - 1 / len(values), beyond, inner).mean())
 
     return Waiting(mean(shape), mean(min(shape + 2 * error, HEAVIEST)), ranks > len(values))

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
-from scipy.stats import ttest_1samp
+from scipy.special import stdtrit
 
 LEVEL = 0.05  # of each of the two tests; the interval that belongs to them is of 1 − 2 × LEVEL
 EQUIVALENT, DIFFERENT, NOT_ENOUGH = "equivalent", "different", "not enough to say"
@@ -38,7 +37,7 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
         mean = float(values[0]) if len(values) else math.nan
         return Equivalence(NOT_ENOUGH, margin, len(values), mean, math.nan, math.nan, 1.0, None)
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
-    half = float(student.ppf(1 - LEVEL, len(values) - 1)) * error
+    half = float(stdtrit(len(values) - 1, 1 - LEVEL)) * error
     low, high = mean - half, mean + half
     verdict = EQUIVALENT if -margin < low and high < margin else NOT_ENOUGH
     if low > margin or high < -margin:
@@ -50,6 +49,8 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
 def _chance(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", margin: float, error: float) -> float:
     if not error > 1e-12 * margin:  # equal to the last digits: the tests have no scatter to divide by
         return 0.0 if abs(float(values.mean())) < margin else 1.0
+    from scipy.stats import ttest_1samp  # takes longer to import than all else of a small report
+
     below = ttest_1samp(values, -margin, alternative="greater").pvalue
     above = ttest_1samp(values, margin, alternative="less").pvalue
     return float(max(below, above))
@@ -58,10 +59,10 @@ def _chance(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", margin: floa
 def _needed(room: float, deviation: float) -> int | None:
     """Return with how many pairs half the interval is smaller than the room that the mean leaves to the margin."""
     low, high = 2, MOST_PAIRS
-    if not deviation * student.ppf(1 - LEVEL, high - 1) / math.sqrt(high) < room:
+    if not deviation * stdtrit(high - 1, 1 - LEVEL) / math.sqrt(high) < room:
         return None
     while low < high:
         middle = (low + high) // 2
-        enough = deviation * student.ppf(1 - LEVEL, middle - 1) / math.sqrt(middle) < room
+        enough = deviation * stdtrit(middle - 1, 1 - LEVEL) / math.sqrt(middle) < room
         low, high = (low, middle) if enough else (middle + 1, high)
     return low

@@ -2,16 +2,18 @@
 
     tail      from the last gradient to the end of the exchange, with it − without it
     slowed    until the last gradient is there, with it − without it
+    after     from the end of the exchange to the end of the step, with it − without it: own work of the strategy
     rest      exposed by steps in turn (A B B A) − tail − slowed: nothing makes it 0
 
-Both are those of the rank whose tail is shortest: it waits for no other one. The same of one GPU is taken off: there it is the
-strategy's own work.
+All are those of the rank whose tail is shortest: it waits for no other one. The same of one GPU is taken off: there it is the
+strategy's own work. (Between one GPU and several, `after` does not differ beyond the rest.)
 """
 
 import math
 import statistics
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,16 @@ from benchmarks.timing.statistics import ERROR_OF_MEDIAN
 TAIL, SLOWED, REST = "exchange after the last gradient", "backward slowed by the exchange", "exposed, not explained"
 UNSEEN = "no step was observed (benchmark.calibrate=timeline)"
 _QUARTILES = 1.349  # between those of normal values, in standard deviations
-_Moments = tuple[float, float, float, float]  # tail and slowed in ms, and the standard error of each
+_Moments = tuple[tuple[float, float, float], tuple[float, float, float]]  # in ms, and the standard errors
+
+
+@dataclass(frozen=True)
+class Observed:
+    """How much longer the parts of a step take with the exchange."""
+
+    tail: Step
+    slowed: Step
+    after: Step
 
 
 def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
@@ -38,24 +49,26 @@ def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
         return parts
     found, own = observed(runs), [step for gpu in runs.gpus if gpu in alone if (step := observed(alone[gpu]))]
     if found is None or not own:
-        untold = UNSEEN if found is None else "no GPU's steps were observed alone"
+        untold = _why_unseen(runs.records[0]) if found is None else "no GPU's steps were observed alone"
         return [(name, exposed, "; ".join(filter(None, (why, f"its parts are not known: {untold}")))), *others]
-    tail, slowed = (
-        together - alone_ms
-        for together, alone_ms in zip(found, (mean_step(of_all) for of_all in zip(*own, strict=True)), strict=True)
-        if alone_ms is not None
-    )
+    tail, slowed = beyond(found.tail, [one.tail for one in own]), beyond(found.slowed, [one.slowed for one in own])
     return [(TAIL, tail, why), (SLOWED, slowed, ""), (REST, exposed - tail - slowed, ""), *others]
 
 
-def observed(runs: Runs) -> tuple[Step, Step] | None:
-    """Return tail and slowed of the runs of a cell, the medians; None where no step was observed with and without exchange."""
+def beyond(together: Step, alone: Sequence[Step]) -> Step:
+    """Return a part of a step on several GPUs without the mean of what it is on one."""
+    mean = mean_step(alone)
+    return together if mean is None else together - mean
+
+
+def observed(runs: Runs) -> Observed | None:
+    """Return the parts of the runs of a cell, the medians; None where no step was observed with and without exchange."""
     found = [one for record in runs.records if (one := _of_record(record)) is not None]
     if not found:
         return None
     name = f"moments {runs.records[0].record_id}"
-    tail, slowed, *errors = zip(*found, strict=True)
-    return _step(tail, errors[0], f"tail {name}"), _step(slowed, errors[1], f"slowed {name}")
+    values, errors = (list(zip(*each, strict=True)) for each in zip(*found, strict=True))
+    return Observed(*(_step(values[at], errors[at], f"{at} {name}") for at in range(3)))
 
 
 def _step(values: Sequence[float], errors: Sequence[float], name: str) -> Step:
@@ -67,6 +80,13 @@ def _step(values: Sequence[float], errors: Sequence[float], name: str) -> Step:
     return Step(median, median + normal * deviation * np.array([[1.0], [math.sqrt(of_median(len(values)))]]))
 
 
+def _why_unseen(record: Record) -> str:
+    """Return why a record does not have the moments of its steps."""
+    said = (row.get("unknown") for row in _rows(record).values())
+    why = (text for one in said if isinstance(one, Mapping) for text in one.values() if isinstance(text, str))
+    return next(why, UNSEEN)
+
+
 def _of_record(record: Record) -> _Moments | None:
     rows = _rows(record)
     ranks = [(rows.get((rank, False)), rows.get((rank, True))) for rank in range(record.cell.world_size)]
@@ -76,28 +96,29 @@ def _of_record(record: Record) -> _Moments | None:
 
 
 def _of_rank(without: Mapping[str, Any], with_it: Mapping[str, Any]) -> _Moments | None:
-    before, after = _last_and_end(without), _last_and_end(with_it)
+    before, after = _last_and_ends(without), _last_and_ends(with_it)
     if before is None or after is None:
         return None
-    (last, end, last_error, end_error), (last_with, end_with, *errors_with) = before, after
-    slowed_error = math.hypot(last_error, errors_with[0])
-    tail_error = math.hypot(slowed_error, end_error, errors_with[1])
-    return (end_with - last_with) - (end - last), last_with - last, tail_error, slowed_error
+    (last, end, whole), (last_with, end_with, whole_with) = before[0], after[0]
+    of_last, of_end, of_whole = (math.hypot(*pair) for pair in zip(before[1], after[1], strict=True))
+    parts = (end_with - last_with) - (end - last), last_with - last, (whole_with - end_with) - (whole - end)
+    return parts, (math.hypot(of_last, of_end), of_last, math.hypot(of_end, of_whole))
 
 
-def _last_and_end(row: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
-    """Return when the last gradient is there and when the exchange has ended, in ms, and the standard error of each."""
-    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms")
-    steps, end, end_spread = (_number(row.get(name)) for name in ("steps", "exchange_ms", "exchange_spread_ms"))
+def _last_and_ends(row: Mapping[str, Any]) -> _Moments | None:
+    """Return when the last gradient is there, the exchange has ended and the step has, in ms, and their standard errors."""
+    ready, spreads, steps = row.get("ready_ms"), row.get("ready_spread_ms"), _number(row.get("steps"))
+    ends = [(_number(row.get(f"{one}_ms")), _number(row.get(f"{one}_spread_ms"))) for one in ("exchange", "update")]
     if not isinstance(ready, list) or not isinstance(spreads, list) or len(spreads) != len(ready) or not ready:
         return None
-    pairs = [(at, spread) for one, other in zip(ready, spreads, strict=True)
-             if (at := _number(one)) is not None and (spread := _number(other)) is not None]  # fmt: skip
-    if len(pairs) < len(ready) or not steps or end is None or end_spread is None:
+    pairs = [*((_number(one), _number(other)) for one, other in zip(ready, spreads, strict=True)), *ends]
+    known = [(at, spread) for at, spread in pairs if at is not None and spread is not None]
+    if len(known) < len(pairs) or not steps or steps < 1:
         return None
-    last, spread = max(pairs)
+    three = max(known[:-2]), *known[-2:]
     share = ERROR_OF_MEDIAN / _QUARTILES / math.sqrt(steps)
-    return last, end, spread * share, end_spread * share
+    (last, end, whole), errors = (tuple(one[at] for one in three) for at in (0, 1))
+    return (last, end, whole), (errors[0] * share, errors[1] * share, errors[2] * share)
 
 
 def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:

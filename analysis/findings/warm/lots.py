@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from analysis.findings.model import Estimate
 from analysis.findings.next_run.interval import LEVEL
@@ -32,7 +32,7 @@ def both_ways(study: Study) -> BothWays | None:
     if len(changes) < 2:
         return BothWays(1, Estimate(math.expm1(mean)), largest)
     error = statistics.stdev(changes) / math.sqrt(len(changes))
-    half = float(student.ppf((1 + LEVEL) / 2, len(changes) - 1)) * error
+    half = float(stdtrit(len(changes) - 1, (1 + LEVEL) / 2)) * error
     return BothWays(len(changes), Estimate(*map(math.expm1, (mean, mean - half, mean + half))), largest)
 
 

@@ -40,7 +40,8 @@ def _lost(study: Study, one: Waterfall, main: MainPoint) -> str:
     """Return what is lost of the ideal rate, and the largest part whose interval excludes 0."""
     gap, ideal, unit = one.ideal.value - one.measured.value, number(one.ideal.value, "rate"), unit_of(study)
     where = "" if _is_main(one, main) else f"{single_line(one.label)} on {gpu_ids(one.gpus)}: "
-    alone = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone without a strategy"
+    how = "with the strategy" if one.with_strategy else "without a strategy"
+    alone = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone {how}"
     if gap <= 0:
         return f"{where}Nothing is lost of {ideal} {things_of(study)}/s ({alone})."
     said = f"{where}{number(gap / one.ideal.value, 'share')} of {ideal} {things_of(study)}/s ({alone}) is lost"

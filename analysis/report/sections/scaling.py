@@ -61,7 +61,10 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
-    told = [f"at the SM clock that the slowest GPU has alone, the efficiency would be {'; '.join(slowed)}"]
+    told = [
+        f"if steps followed the SM clock, the efficiency at that of the slowest GPU alone would be {'; '.join(slowed)}; "
+        "steps that wait for memory follow it less"
+    ]
     lines = first_lines([sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)])
     if not curves:
         lines.insert(0, f"No cell that counts measured {things_of(study)} per second.")

@@ -6,13 +6,14 @@ from textwrap import fill
 from typing import Any
 
 from analysis.findings.labels import gpu_ids
+from analysis.findings.losses.clocks import NOT_TOLD
 from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE, in_parentheses
 from analysis.report.names import of_unit, short_names, things_of, unit_of
-from analysis.report.numbers import number
+from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.style import (
     COLOURS,
@@ -31,6 +32,7 @@ from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
 
 WATERFALLS = 3
+PALE = 0.4
 LOSS = COLOURS["vermillion"][0]
 GAIN = COLOURS["green"][0]
 HATCHES = {GAIN: "////", REST: "...."}  # tells them apart in grey
@@ -53,6 +55,7 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
                     of_unit(row.name, unit_of(study)),
                     value,
                     share,
+                    row.ms if isinstance(row, WaterfallPart) else None,
                     row.why if isinstance(row, WaterfallPart) else "",
                 )
             )
@@ -62,7 +65,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("images_per_second", f"{things_of(study)}/s", "rate", True),
-            Column("share", "of ideal", "part"), Column("why", "note"),
+            Column("share", "of ideal", "part"), Column("ms", "ms of a step", NumberFormat(decimals=2), True),
+            Column("why", "note"),
         ),
         tuple(rows),
     )  # fmt: skip
@@ -119,9 +123,13 @@ def waterfall_figures(
     """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
         more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
-        slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone"
+        how = " with the strategy" if one.with_strategy else ""
+        slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone{how}"
         caption = f"{single_line(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
-        yield _waterfall(one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{more}", unit, things)
+        pale = " Pale: not told apart from 0." if any(map(_not_told_from_0, one.parts)) else ""
+        yield _waterfall(
+            one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{pale}{more}", unit, things
+        )
 
 
 def _waterfall(one: Waterfall, name: str, caption: str, unit: str, things: str) -> Picture:
@@ -174,7 +182,8 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
     lost = part.lost.value
     colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
     hatch = HATCHES.get(colour, "")
-    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, zorder=2)
+    alpha = PALE if _not_told_from_0(part) else 1.0
+    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, alpha=alpha, zorder=2)
     ends = [at, at - lost]
     if part.lost.low is not None and part.lost.high is not None:
         axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)
@@ -182,6 +191,12 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
     text_right_of(axes, max(ends), y, _loss(lost, ideal))
     axes.plot([at - lost] * 2, [y - 0.29, y + 1], color=MUTED, lw=0.7, zorder=1)
     return at - lost
+
+
+def _not_told_from_0(part: WaterfallPart) -> bool:
+    """Tell whether an interval holds 0, or whether only a bound is known."""
+    low, high = (part.lost.low, part.lost.high) if part.lost else (None, None)
+    return NOT_TOLD in part.why or (low is not None and high is not None and low <= 0 <= high)
 
 
 def _loss(lost: float, ideal: float) -> str:

@@ -1,0 +1,1 @@
+"""Parts of the waterfall one by one: clocks, and the exposed communication beside its model."""

@@ -1,0 +1,91 @@
+"""The report's section on forecasts: what it says of cells held out, of those forecast before they ran, and of neither."""
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+
+from analysis.findings.examine import findings_of
+from analysis.findings.study import Study, open_study
+from analysis.prediction.calibration import calibrate
+from analysis.prediction.holdout import CONDITION, hold_out
+from analysis.report.sections.forecasts.cells import forecasts
+from analysis.report.sections.forecasts.known import known
+from analysis.report.sections.losses.exchange import cost_parts
+from analysis.report.style import style
+from analysis.report.tables import to_csv
+from benchmarks.record import read_study
+
+DATA = Path(__file__).parent / "data"
+
+
+def section(study, of=forecasts):
+    with style():
+        return of(study, findings_of(study))
+
+
+def rows(table):
+    return list(csv.DictReader(io.StringIO(to_csv(table))))
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return open_study(DATA / "h200_x4" / "settings")
+
+
+def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(settings):
+    found = section(settings)
+    held = hold_out(calibrate(settings), CONDITION)
+    (table,) = found.tables
+    assert [float(row["forecast_ms"]) for row in rows(table)] == [one.forecast.step_ms for one in held]
+    assert [float(row["step_ms"]) for row in rows(table)] == [one.step_ms for one in held]
+    assert {row["made"] for row in rows(table)} == {"held out afterwards"}
+    assert "8 cells were held out and forecast from the others, in hindsight" in found.lines[0]
+    assert "No error is claimed: 8 cells could be held out, 10 are needed." in found.lines
+    cost, *curves = found.pictures
+    assert len(rows(cost.data)) == 8 and "in hindsight" in cost.caption
+    assert [one.name for one in curves] == ["forecast-curve-1"] and "No band" in curves[0].caption
+    drawn = rows(curves[0].data)
+    assert [row["gpus"] for row in drawn] == ["1", "2", "4", "8"] and float(drawn[0]["null_efficiency"]) == 1.0
+    assert float(drawn[3]["efficiency"]) < 1.0 and drawn[3]["basis"] == "extrapolated"
+
+
+def test_modelled_parts_stand_beside_the_measured_cost_where_no_step_was_observed(settings):
+    found = section(settings, cost_parts)
+    told = rows(found.tables[0])
+    whole = [row for row in told if row["part"] == "all that it costs"]
+    assert len(whole) == 8 and all(row["measured_ms"] and row["modelled_ms"] for row in whole)
+    tails = [row for row in told if row["part"] == "exchange after the last gradient"]
+    assert len(tails) == 8 and all(row["modelled_ms"] and not row["measured_ms"] for row in tails), (
+        "unknown stays unknown"
+    )
+
+
+@pytest.mark.parametrize("study", ["h200_x4/links", "h200_x2/scaling"])
+def test_a_study_that_allows_no_forecast_has_no_such_section(study):
+    assert section(open_study(DATA / study)) is None
+
+
+def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hindsight(settings):
+    after = {one.record_id: one for one in known(settings).forecasts}
+    made = []
+    for place, record in enumerate(read_study(DATA / "h200_x4" / "settings")[0]):
+        one = after.get(record.record_id)
+        if one is not None and place % 2:
+            late = place == 1  # written when the cell had begun: it is none
+            said = {"step_ms": one.step_ms, "low": 10.0, "high": 20.0, "level": 0.9, "null_step_ms": one.null_step_ms}
+            said |= {"cost_ms": one.cost_ms, "tail_ms": "x", "made_at": record.started_at + (1 if late else -1)}
+            record = dataclasses.replace(record, predicted=said)
+        made.append(record)
+    told = section(Study.of(made))
+    table = rows(told.tables[0])
+    before = [row["made"] == "before it ran" for row in table]
+    assert before == sorted(before, reverse=True) and 2 <= sum(before) < len(after) == len(table)
+    assert all(row["inside"] == "no" for row in table[: sum(before)]) and len(told.tables[0].marked) == sum(before)
+    assert (
+        f"{sum(before)} cells were forecast before their ranks started" in told.lines[0]
+        and "hindsight" in told.lines[1]
+    )
+    assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
