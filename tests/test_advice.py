@@ -16,6 +16,7 @@ from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.beliefs import Beliefs
 from analysis.prediction.advice.options import farthest, options, subsets
 from analysis.prediction.calibration import calibrate
+from analysis.prediction.holdout import KnownScores
 from analysis.topology.source import load_topology
 from conf import schema
 from conf.command_line import normalise
@@ -74,13 +75,22 @@ def test_subsets_that_forecasts_tell_apart():
 def test_a_measured_cell_counts_by_its_runs():
     calibration, topology = calibrate(open_study(SETTINGS)), load_topology(H200)
     made = options(calibration, [((0, 3), "NV18"), ((0, 1), "NV18")], [{}, {"NCCL_P2P_LEVEL": "LOC"}], None, None, 4)
-    found = advise(calibration, next(iter(made.values())))
+    found = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     assert len(topology.gpus) == 4 and len(found.ranked) == 4
     runs = {(one.option.question.members, bool(one.option.nccl)): one for one in found.ranked}
     assert runs[(0, 3), False].runs == 3 and runs[(0, 3), False].rate == pytest.approx(9312, abs=1)
     assert runs[(0, 1), False].runs == 0 and runs[(0, 1), False].as_fast
     assert not runs[(0, 3), True].as_fast and not runs[(0, 1), True].as_fast  # LOC is 2.2 % slower
     assert found.next_cells[0].cell is runs[(0, 1), False] and found.next_cells[0].loss < found.loss
+
+
+def test_subsets_that_are_alike_to_a_forecast_stand_for_each_other():
+    """All four ran alone in eager mode; compiled only GPU 0 did, so that all but the measured pair are alike."""
+    calibration = calibrate(open_study(DATA / "h200_x4" / "scaling"))
+    placed = [(one, "NV18") for one in subsets(calibration, load_topology(H200), 2)]
+    found = options(calibration, placed, [{}], None, None, 4)
+    members = {str(workload): [one.question.members for one in several] for workload, several in found.items()}
+    assert len(members["resnet50"]) == 6 and members["resnet50 compile"] == [(0, 1), (0, 2)]
 
 
 def planned(*typed: str):

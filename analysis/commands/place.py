@@ -17,7 +17,7 @@ from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.options import farthest, machine_gpus, options, subsets, topology_of
 from analysis.prediction.advice.placement import why_first
 from analysis.prediction.calibration import calibrate
-from analysis.prediction.holdout import known_scores
+from analysis.prediction.holdout import KnownScores
 from analysis.topology.link_classes import describe_counts
 from analysis.topology.model import Topology
 from analysis.topology.nvml import NoDriver
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(placement)
         for one in forecasts:
-            console().print(f"By forecasts of {one['model']}: GPUs {one['why']}.", soft_wrap=True, markup=False)
+            said = f"GPUs {one['why']}." if "why" in one else f"no forecast is possible ({one['refused']})."
+            console().print(f"By forecasts of {one['model']}: {said}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -72,9 +73,13 @@ def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[di
     several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
     usual = [statistics.mode(several)] if several else None
     found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology)))
-    said = []
+    said: list[dict[str, Any]] = []
     for workload, of_model in found.items():
-        advice = advise(calibration, of_model, known_scores(calibration))
+        try:
+            advice = advise(calibration, of_model, KnownScores(calibration))
+        except ValueError as error:  # NoLink too
+            said.append({"model": str(workload), "refused": str(error)})
+            continue
         gpus = [*advice.first.option.question.members]
         why = f"{','.join(map(str, gpus))} are {why_first(advice, len(calibration.cells))}"
         said.append({"model": str(workload), "gpus": gpus, "images_per_second": advice.first.rate, "why": why})

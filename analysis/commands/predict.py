@@ -16,7 +16,7 @@ from analysis.prediction.asked import questions, read_batches, read_nccl, read_s
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
 from analysis.prediction.forecast import Forecast, forecast
-from analysis.prediction.holdout import WAYS, hold_out, known_scores
+from analysis.prediction.holdout import WAYS, KnownScores, hold_out
 from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
 from analysis.prediction.scores import collective_errors
@@ -77,12 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
         read_network(arguments.net) if arguments.net else None,
         read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
     )
-    known = known_scores(calibration)
+    known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
     if not any(found for _, found, _ in made):
         raise ValueError(made[0][2] if made else "no cell of the study has several GPUs; expected --strategy")
     if arguments.json:
-        print(json.dumps(forecasts.to_json(calibration, made, len(known))))
+        print(json.dumps(forecasts.to_json(calibration, made, len(known.of(asked[0])))))
     else:
         forecasts.print_forecasts(calibration, made)
     return 0
@@ -120,8 +120,8 @@ def _study(folders: Sequence[str]) -> Study:
     return Study.of(record for one in opened for record in (*one.records, *one.replaced))
 
 
-def _forecast(calibration: Calibrated, question: Question, known: Sequence[float]) -> tuple[Forecast | None, str]:
+def _forecast(calibration: Calibrated, question: Question, known: KnownScores) -> tuple[Forecast | None, str]:
     try:
-        return forecast(calibration, question, known), ""
+        return forecast(calibration, question, known.of(question)), ""
     except ValueError as error:
         return None, str(error)

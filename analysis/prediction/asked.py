@@ -148,5 +148,5 @@ def workload_here(calibration: Calibrated, cell: Cell) -> Workload:
     known = (one.question.workload for one in calibration.cells if one.timed)
     alike = [one for one in known if (one.model, one.rest) == (asked.model, asked.rest)]
     if not alike:
-        raise ValueError(f"no cell of the study trains {asked} like this")
+        raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")
     return max(alike, key=lambda one: one.gradient_bytes)

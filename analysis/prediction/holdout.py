@@ -7,13 +7,14 @@ batch       every cell of a batch size, those of one GPU too, with every collect
 model       every cell of several GPUs of one model; its steps on one GPU stay
 """
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.prediction.calibration import Calibrated
-from analysis.prediction.cells import MeasuredCell
+from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import best
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast
 
@@ -80,12 +81,24 @@ def scores(held: Iterable[HeldOut]) -> list[float]:
     return [one.score for one in held if one.forecast is not None]
 
 
-def known_scores(calibration: Calibrated) -> list[float]:
-    """Return the scores of the conditions that can be held out; none where there is none."""
-    try:
-        return scores(hold_out(calibration, CONDITION))
-    except ValueError:
-        return []
+class KnownScores:
+    """The scores of the cells of a calibration, held out so that as much is unknown as of a question."""
+
+    def __init__(self, calibration: Calibrated) -> None:
+        self._calibration = calibration
+        self._of = functools.cache(self._of_way)
+
+    def of(self, question: Question) -> Sequence[float]:
+        """Return the scores for a question: of batch sizes held out where nobody measured its own, else of conditions."""
+        same = [one.question for one in self._calibration.cells if one.timed]
+        sizes = {one.batch_size for one in same if one.workload == question.workload}
+        return self._of(CONDITION if question.batch_size in sizes else BATCH)
+
+    def _of_way(self, way: str) -> list[float]:
+        try:
+            return scores(hold_out(self._calibration, way))
+        except ValueError:  # there is nothing to hold out
+            return []
 
 
 def _with_interval(one: HeldOut, held: Sequence[HeldOut]) -> HeldOut:

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.findings.runs import request_of
 from analysis.findings.study import Study
+from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import Calibrated, calibrate
-from analysis.prediction.cells import Question, Workload, question_of, workload_of
+from analysis.prediction.cells import Question, question_of
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
 from analysis.prediction.holdout import BATCH, CONDITION, hold_out, scores
 from conf.cell import Cell
@@ -46,7 +46,7 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
         }
     told = {"version": VERSION, "cells": len(calibration.cells)}
     try:
-        asked = question_of(cell, _workload(cell, calibration), link_class, machine)
+        asked = question_of(cell, workload_here(calibration, cell), link_class, machine)
         is_scored = asked.ranks > 1 and asked.strategy != "none"
         like = known.get(_way(calibration, asked), ()) if is_scored else ()
         found = forecast(calibration, asked, like)
@@ -78,17 +78,3 @@ def known_scores(study: Study) -> Scores:
             with contextlib.suppress(ValueError):  # there is no such cell
                 found[way] = scores(hold_out(calibration, way, suspect))
     return found
-
-
-def _workload(cell: Cell, calibration: Calibrated) -> Workload:
-    """Return the workload of a cell with its gradients, which measured cells know. Raises ValueError where none has it."""
-    asked = workload_of(request_of(cell), {})
-    alike = [one for one in _workloads(calibration) if (one.model, one.rest) == (asked.model, asked.rest)]
-    if not alike:
-        raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")
-    return max(alike, key=lambda one: one.gradient_bytes)
-
-
-def _workloads(calibration: Calibrated) -> list[Workload]:
-    questions: list[Question] = [one.question for one in calibration.cells if one.timed]
-    return list(dict.fromkeys(one.workload for one in questions))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.commands.predicted import advised
+from analysis.console import console
 from analysis.findings.model import Member
 from analysis.findings.study import open_study
 from analysis.prediction.advice.advice import Advice, advise
@@ -24,7 +25,7 @@ from analysis.prediction.advice.options import (
 )
 from analysis.prediction.asked import read_batches, read_nccl, read_spread, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
-from analysis.prediction.holdout import known_scores
+from analysis.prediction.holdout import KnownScores
 from analysis.topology.model import Topology
 
 UNTOUCHED = "default"  # of --nccl: no setting at all
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the advice for each model of the study. Raises OSError, ValueError."""
     study = open_study(Path(arguments.study))
     calibration, topology = calibrate(study), topology_of(study)
-    scores = known_scores(calibration)
+    known = KnownScores(calibration)
     found = options(
         calibration,
         [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, calibration, topology)],
@@ -68,12 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
         len(machine_gpus(calibration, topology)),
         read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
     )
-    made: list[Advice] = [advise(calibration, of_model, scores) for of_model in found.values()]
+    made: list[Advice] = []
+    refused: dict[str, str] = {}
+    for workload, of_model in found.items():
+        try:
+            made.append(advise(calibration, of_model, known))
+        except ValueError as error:  # NoLink too
+            refused[str(workload)] = str(error)
+    if not made:
+        raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        print(json.dumps({"study": study.name, "advice": [advised.to_json(study, one, scores) for one in made]}))
-    else:
-        for one in made:
-            advised.print_advice(study, one, scores)
+        shown = [advised.to_json(study, one, known) for one in made]
+        print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
+        return 0
+    for one in made:
+        advised.print_advice(study, one, known)
+    for model, why in refused.items():
+        console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
     return 0
 
 

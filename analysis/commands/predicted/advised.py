@@ -14,6 +14,7 @@ from analysis.prediction.advice.advice import Advice, RankedCell
 from analysis.prediction.advice.beliefs import WORTH
 from analysis.prediction.advice.overrides import command
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
+from analysis.prediction.holdout import KnownScores
 from analysis.prediction.strategies import GPU_SERVERS, strategy
 from analysis.report.numbers import ABSENT, number
 from analysis.report.text import count
@@ -21,10 +22,11 @@ from analysis.report.text import count
 _MOST = 10  # cells that are listed
 
 
-def to_json(study: Study, advice: Advice, scores: Sequence[float]) -> dict[str, Any]:
+def to_json(study: Study, advice: Advice, known: KnownScores) -> dict[str, Any]:
     """Return the advice of one model."""
+    first = advice.first.option.question
     return {
-        "model": str(advice.first.option.question.workload), "level": LEVEL, "held_out": len(scores),
+        "model": str(first.workload), "level": LEVEL, "held_out": len(known.of(first)),
         "cells": [_cell(one) for one in advice.ranked],
         "loss_images_per_second": advice.loss,
         "worth_measuring": [
@@ -51,7 +53,7 @@ def _asked(option: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def print_advice(study: Study, advice: Advice, scores: Sequence[float]) -> None:
+def print_advice(study: Study, advice: Advice, known: KnownScores) -> None:
     """Print the table, what it says, the commands and the notes."""
     out = console()
     out.print(f"[bold]{escape(str(advice.first.option.question.workload))}[/bold]")
@@ -66,7 +68,7 @@ def print_advice(study: Study, advice: Advice, scores: Sequence[float]) -> None:
     for why, option in {why: option for option, why in reversed(advice.refused)}.items():
         out.print(f"Not ranked: {escape(why)}:", soft_wrap=True)
         out.print(f"  {escape(command(study, option, 0))}", soft_wrap=True, highlight=False)
-    print_notes(list(_notes(advice, scores)))
+    print_notes(list(_notes(advice, known)))
 
 
 def _table(advice: Advice) -> Table:
@@ -136,19 +138,23 @@ def sentences(advice: Advice) -> list[str]:
     if len(advice.ranked) > 1:
         lines.append(f"Against the fastest, to choose it now loses {lost}.")
     if not advice.next_cells:
-        lines.append("No further cell is worth measuring for this choice.")
+        few = "No single cell would narrow the choice by a tenth." if share > WORTH else ""
+        lines.append(few or "No further cell is worth measuring for this choice.")
     return lines
 
 
-def _notes(advice: Advice, scores: Sequence[float]) -> Sequence[str]:
+def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
     notes = []
     shown = advice.ranked[:_MOST]
     if any(not strategy(one.option.question.strategy).waits for one in shown):
         notes.append("with an asynchronous strategy ranks do not wait for each other: it trains with older weights")
     if any(_has_own_gpu(one) for one in shown):
         notes.append("a server has a GPU of its own beside those of the ranks")
-    if len(scores) < FEWEST_HELD_OUT:
+    least = min(len(known.of(one.option.question)) for one in advice.ranked)
+    if least < FEWEST_HELD_OUT:
+        notes.append(f"not enough to state an error: {least} cells could be held out, {FEWEST_HELD_OUT} are needed")
+    if any(not one.runs for one in shown):
         notes.append(
-            f"not enough to state an error: {len(scores)} cells could be held out, {FEWEST_HELD_OUT} are needed"
+            "GPUs that did not run alone with this model are alike to a forecast: one subset stands for all of them"
         )
     return notes

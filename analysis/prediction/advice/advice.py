@@ -17,6 +17,7 @@ from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, deviation, exactly
 from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of
+from analysis.prediction.holdout import KnownScores
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 OF_NORMAL = 1.645  # standard deviations that hold 90 % of a normal number
@@ -65,8 +66,8 @@ class Advice:
         return self.ranked[0]
 
 
-def advise(calibration: Calibrated, options: Sequence[Candidate], scores: Sequence[float] = ()) -> Advice:
-    """Return the advice; of equal forecasts the option that comes first is first. `scores`: of held-out cells.
+def advise(calibration: Calibrated, options: Sequence[Candidate], known: KnownScores) -> Advice:
+    """Return the advice; of equal forecasts the option that comes first is first. `known`: scores of held-out cells.
 
     Raises ValueError where no option has a forecast.
     """
@@ -75,7 +76,7 @@ def advise(calibration: Calibrated, options: Sequence[Candidate], scores: Sequen
     refused: list[tuple[Candidate, str]] = []
     for option in options:
         try:
-            cell, rate = _believed(calibration, option, scores)
+            cell, rate = _believed(calibration, option, known)
         except ValueError as error:  # NoLink too
             refused.append((option, str(error)))
             continue
@@ -95,7 +96,7 @@ def advise(calibration: Calibrated, options: Sequence[Candidate], scores: Sequen
     return Advice((*ranked, *(cells[place] for place in rest)), tuple(refused), beliefs.loss(), next_cells)
 
 
-def _believed(calibration: Calibrated, option: Candidate, scores: Sequence[float]) -> tuple[RankedCell, Values]:
+def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) -> tuple[RankedCell, Values]:
     """Return a cell and draws of its rate over many runs. Raises NoLink, ValueError."""
     question = option.question
     images = question.ranks * question.batch_size * 1e3
@@ -105,7 +106,7 @@ def _believed(calibration: Calibrated, option: Candidate, scores: Sequence[float
         steps = sum((one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)) / len(measured)
         step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
         return RankedCell(option, images / step, *_rates(images, step, half), runs), images / steps
-    made = assemble(calibration, question)
+    made, scores = assemble(calibration, question), known.of(question)
     enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
     factor = conformal(scores) if enough else OF_NORMAL
     step = best(made.steps())

@@ -51,7 +51,7 @@ def machine_gpus(calibration: Calibrated, topology: Topology | None) -> tuple[in
 
 
 def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> list[tuple[Member, ...]]:
-    """Return the subsets of `count` GPUs that a forecast can tell apart, that of the best links first.
+    """Return the subsets of `count` GPUs that a forecast may tell apart, that of the best links first.
 
     Those are subsets whose members all ran alone, or that ran together, and one subset of each kind of wiring.
     Raises ValueError where the machine has fewer GPUs.
@@ -61,14 +61,14 @@ def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> l
         raise ValueError(f"{count} GPUs: the machine of the study has {len(everyone)}; expected 1 to {len(everyone)}")
     alone = {one.question.members[0] for one in calibration.cells if one.timed and len(one.question.members) == 1}
     together = {frozenset(one.question.members) for one in calibration.cells if one.timed}
-    told_apart: list[tuple[int, ...]] = []
+    known: list[tuple[int, ...]] = []
     of_all = math.comb(len(everyone), count)
     if of_all <= MOST_SUBSETS:
         every = itertools.combinations(sorted(everyone), count)
-        told_apart = [one for one in every if alone.issuperset(one) or frozenset(one) in together]
+        known = [one for one in every if alone.issuperset(one) or frozenset(one) in together]
     by_links = best(topology, count) if topology else sorted(everyone)[:count]
-    kinds = classes(topology, count) if topology and count > 1 and len(told_apart) < of_all else ()
-    return list(dict.fromkeys([tuple(sorted(by_links)), *told_apart, *(one.representative for one in kinds)]))
+    kinds = classes(topology, count) if topology and count > 1 and len(known) < of_all else ()
+    return list(dict.fromkeys([tuple(sorted(by_links)), *known, *(one.representative for one in kinds)]))
 
 
 def farthest(topology: Topology | None, members: Sequence[Member]) -> str | None:
@@ -97,6 +97,8 @@ def options(
     if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
         raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
     timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
+    if not timed:
+        raise ValueError("no cell of one host has a step time; advice is on the GPUs of one host")
     machine = statistics.mode(one.question.machine for one in timed)
     found: dict[Workload, list[Candidate]] = {}
     for workload in dict.fromkeys(one.question.workload for one in timed):
@@ -117,8 +119,27 @@ def options(
                 shares_gpu=kind.strategy in GPU_SERVERS and len(members) + kind.servers > gpus,
             )  # fmt: skip
             made.setdefault(question, Candidate(question, tuple(sorted(nccl.items())), links))
-        found[workload] = list(made.values())
+        found[workload] = told_apart(calibration, list(made.values()))
     return found
+
+
+def told_apart(calibration: Calibrated, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates without those that differ only in GPUs that forecasts cannot tell apart: the first stands for them.
+
+    Forecasts know GPUs that ran alone, or all together, with the same workload and batch.
+    """
+    found: dict[object, Candidate] = {}
+    for one in candidates:
+        question = one.question
+        same = [each.question.members for each in calibration.cells if each.timed and _alike(each.question, question)]
+        alone = {members[0] for members in same if len(members) == 1}
+        is_known = alone.issuperset(question.members) or set(question.members) in map(set, same)
+        found.setdefault(question if is_known else (replace(question, members=()), one.links), one)
+    return list(found.values())
+
+
+def _alike(one: Question, other: Question) -> bool:
+    return (one.workload, one.batch_size, one.machine) == (other.workload, other.batch_size, other.machine)
 
 
 def studied_settings(study: Study) -> list[Settings]:

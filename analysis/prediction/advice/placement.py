@@ -5,11 +5,11 @@ from collections.abc import Callable
 from analysis.findings.model import Member
 from analysis.findings.study import Study
 from analysis.prediction.advice.advice import Advice, advise
-from analysis.prediction.advice.options import Candidate, farthest, subsets
+from analysis.prediction.advice.options import Candidate, farthest, subsets, told_apart
 from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.cells import question_of
-from analysis.prediction.holdout import known_scores
+from analysis.prediction.holdout import KnownScores
 from analysis.topology.model import Topology
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -35,7 +35,8 @@ def placement(
         cell, links = cell_on(tuple(one for one in members if isinstance(one, int))), farthest(topology, members)
         question = question_of(cell, workload_here(calibration, cell), links, min(machines))
         made.append(Candidate(question, tuple(sorted(cell.nccl.items())), links))
-    found = advise(calibration, made, known_scores(calibration))
+    made = told_apart(calibration, made)
+    found = advise(calibration, made, KnownScores(calibration))
     members = found.first.option.question.members
     return tuple(one for one in members if isinstance(one, int)), why_first(found, len(calibration.cells))
 
