@@ -83,6 +83,8 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as lon
 # Left out where they say nothing: cells of an older version keep their keys.
 OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
 ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
+# What two cells with equal compiled graphs may differ in. Everything else decides, or could decide, what is compiled.
+NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
 COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
 
@@ -126,6 +128,15 @@ class Cell:
         return self.optimize in COMPILED
 
     @property
+    def graph(self) -> str:
+        """What decides what torch compiles, as text: equal for cells with equal graphs, empty for one that is not compiled."""
+        if not self.compiled:
+            return ""
+        deciding = {name: value for name, value in self.to_dict().items() if name not in NOT_COMPILED}
+        deciding["declared"] = {group: rules for group, rules in self.declared.items() if group != "benchmark"}
+        return json.dumps(deciding, sort_keys=True)
+
+    @property
     def graphed(self) -> bool:
         """Whether a step is the replay of a CUDA graph."""
         return self.optimize in GRAPHED
@@ -164,11 +175,8 @@ class Cell:
 
     def as_pass(self, name: str, target: str, **options: Any) -> "Cell":
         """Return the same cell with another benchmark: a pass that is not the timed one."""
-        return dataclasses.replace(
-            self,
-            benchmark={"name": name, **options},
-            declared={**self.declared, "benchmark": {"target": target}},
-        )
+        declared = {**self.declared, "benchmark": {"target": target}}
+        return dataclasses.replace(self, benchmark={"name": name, **options}, declared=declared)
 
     @property
     def key(self) -> str:
@@ -288,6 +296,5 @@ def _can_be_compared(rule: Mapping[str, Any]) -> bool:
     """Tell whether a rule has what COMPARED names, each of its type."""
     values = {name: rule[name] for name in COMPARED}
     lists = [value for value in values.values() if isinstance(value, list)]
-    return all(isinstance(values[name], kind) for name, kind in COMPARED.items()) and all(
-        isinstance(one, str) for value in lists for one in value
-    )
+    typed = all(isinstance(values[name], kind) for name, kind in COMPARED.items())
+    return typed and all(isinstance(one, str) for value in lists for one in value)

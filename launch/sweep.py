@@ -151,9 +151,9 @@ class SweepRun:
             for number in self.pools.send_to_new_ranks(self.done.values(), known):
                 del self.done[number]
         if len(self.done) < len(self.cells):
-            open_cells = [cell for number, cell in enumerate(cells) if number not in self.done]
-            self.console.print(worded(estimates(open_cells, known)), markup=False)
-            self.engine.open(open_cells[0])
+            open_cells = [one for number, one in enumerate(self.cells) if number not in self.done]
+            self.console.print(worded(estimates(open_cells, known, begun=False)), markup=False)
+            self.engine.open(open_cells[0].cell)
             self.forecasts.prepare(known)
             self.projector.open()
             self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
@@ -195,7 +195,7 @@ class SweepRun:
         return 1 if bad else 3 if self.held else 0
 
     def _measure(self, number: int, known: list[Record], screen: Screen) -> None:
-        if not self.stopping() and self._writable and self.time_left.fits(self.cells[number].cell, known):
+        if not self.stopping() and self._writable and self.time_left.fits(self.cells[number], known):
             self._try_cell(number, known, screen)
 
     def _close_left(self) -> list[Record]:

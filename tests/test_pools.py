@@ -119,6 +119,27 @@ def test_one_repeat_keeps_its_order_and_has_a_pool_for_each_subset():
     assert dataclasses.replace(last, repeat=0) == second[0].cell
 
 
+def test_cells_with_equal_graphs_stand_side_by_side_in_another_order_in_each_repeat():
+    compiled = [
+        dataclasses.replace(make_cell(batch_size=batch), optimize="compile", nccl=nccl)
+        for nccl in ({}, {"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"})
+        for batch in (2, 4)
+    ]
+    eager = batches(3)
+    order = ordered([*compiled, *eager], 6, 1, may_join=everything)
+    pools = [[entry.cell for entry in pool if entry.part != PoolPart.ENDS] for pool in pools_of(order)]
+    assert len(pools) == 6
+    for cells in pools:
+        graphs = [cell.graph for cell in cells if cell.compiled]
+        assert len(graphs) >= 5 and sum(one != other for one, other in pairwise(graphs)) == 1
+    assert len({next(cell.batch_size for cell in cells if cell.compiled) for cells in pools}) == 2
+    orders = {tuple(str(cell.nccl) for cell in cells if cell.compiled and cell.batch_size == 2) for cells in pools}
+    assert len(orders) > 2
+    assert len({tuple(cell.compiled for cell in cells) for cells in pools}) > 2, (
+        "cells that are not compiled go between"
+    )
+
+
 def test_a_second_run_never_shares_ranks_with_the_first():
     cells = batches(6)
     for seed in range(20):

@@ -8,7 +8,17 @@ import pytest
 from cells import make_cell
 from records import make_record
 
-from launch.plan.time_estimate import estimates, rule_of_thumb, worded
+from launch.plan.order import PlannedCell, PoolPart, ordered
+from launch.plan.time_estimate import (
+    COMPILE_SECONDS,
+    FIRST_SECONDS,
+    START_SECONDS,
+    WARM_SECONDS,
+    Beginning,
+    estimates,
+    rule_of_thumb,
+    worded,
+)
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -68,24 +78,69 @@ def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_
     assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == ["resnet50 · nccl_allreduce · gpus 0,1 · ALGO=Ring"]
 
 
-def took(cell, seconds):
-    return make_record(cell=cell, started_at=1000.0, ended_at=1000.0 + seconds)
+def took(cell, seconds, **changes):
+    return make_record(cell=cell, started_at=1000.0, ended_at=1000.0 + seconds, **changes)
+
+
+def seconds_of(cells, known=(), **begun):
+    """The estimate of each of some cells that begin with new ranks, or of planned ones."""
+    planned = [one if isinstance(one, PlannedCell) else PlannedCell(one) for one in cells]
+    return [one.seconds for one in estimates(planned, known, **begun)]
 
 
 def test_no_estimate_rests_on_another_model():
     cell = make_cell()
     slow = dataclasses.replace(cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50"))
-    known = [took(slow, 500.0)]
-    assert estimates([cell], known) == estimates([cell], []), "a slow model says nothing of a fast one"
-    assert estimates([cell], [took(cell, 21.0), *known])[0].seconds == pytest.approx(21.0)
+    known = [took(slow, 500.0, record_id="5" * 32, sweep_id="another")]
+    assert seconds_of([cell], known) == seconds_of([cell]), "a slow model says nothing of a fast one"
+    assert seconds_of([cell], [took(cell, 21.0), *known], begun=False) == pytest.approx([21.0])
     assert rule_of_thumb(slow) > rule_of_thumb(cell)
 
 
 def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
-    known = [took(one, 2 * rule_of_thumb(one))]
-    assert estimates([two], known)[0].seconds == pytest.approx(2 * rule_of_thumb(two)), "the machine is half as fast"
-    assert worded(estimates([two], known)).endswith("by what the same model took in this study")
-    assert worded(estimates([two, make_cell(max_seconds=3.0)], known)).endswith(
+    known = [took(one, 2 * rule_of_thumb(one, Beginning(first=True)))]
+    assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), "the machine is half as fast"
+    assert worded(estimates([PlannedCell(two)], known)).endswith("by what the same model took in this study")
+    other = make_cell(max_seconds=3.0)
+    assert worded(estimates([PlannedCell(two), PlannedCell(other)], known)).endswith(
         "by what the same model took in this study or, of 1, by a rule of thumb for an idle machine"
     )
+
+
+def on_gpus(nccl=None, **changes):
+    return dataclasses.replace(make_cell(), device="cuda", nccl=nccl or {}, **changes)
+
+
+def test_cells_take_what_their_ranks_and_their_graph_cost_them():
+    cells = [on_gpus({"NCCL_ALGO": name} if name else {}) for name in ("", "Ring", "Tree")]
+    new, after = seconds_of(cells[:2], begun=False)
+    assert new - after == pytest.approx(FIRST_SECONDS["cuda"])
+    pool = ordered(cells, 1, 1, may_join=lambda cell: True)
+    assert [one.fresh for one in pool] == [True, False, False, False]
+    warm = START_SECONDS["cuda"] - WARM_SECONDS["cuda"]
+    assert seconds_of(pool) == pytest.approx([after, *[after - warm] * 3])
+
+    compiled = [dataclasses.replace(cell, optimize="compile") for cell in cells]
+    costs = [COMPILE_SECONDS["cuda"][state] for state in ("new", "kept", "kept", "kept")]
+    pool = ordered(compiled, 1, 1, may_join=lambda cell: True)
+    assert seconds_of(pool) == pytest.approx(
+        [one + cost for one, cost in zip([after, *[after - warm] * 3], costs, strict=True)]
+    )
+    assert seconds_of(compiled) == pytest.approx(
+        [after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached", "cached")]
+    )
+    known = [took(compiled[0], 100.0, state="failed")]
+    assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), "it compiled nothing for sure"
+    known = [took(compiled[0], rule_of_thumb(compiled[0], Beginning(first=True)))]
+    assert seconds_of(compiled[:1], known) == pytest.approx([after + COMPILE_SECONDS["cuda"]["cached"]])
+
+
+def test_a_warm_cell_takes_what_warm_ones_took():
+    cell = on_gpus()
+    first = took(cell, 40.0, record_id="1" * 32)
+    ranks = [{"rank": 0, "started": "warm", "pool": "p", "place": 1}]
+    going_on = dataclasses.replace(took(cell, 3.0), record_id="2" * 32, started_at=1100.0, ended_at=1103.0, ranks=ranks)
+    known = [first, going_on]
+    assert seconds_of([PlannedCell(cell, part=PoolPart.GOES_ON)], known) == pytest.approx([3.0])
+    assert seconds_of([cell], known, begun=False) == pytest.approx([40.0])

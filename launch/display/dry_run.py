@@ -17,5 +17,5 @@ def print_plan(planned: Plan, console: Console) -> None:
         console.print(f"{number + 1:4d}  {BETWEEN.join(parts)}", markup=False)
     if any(entry.drift for entry in planned.cells):
         console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
-    about = worded(estimates([entry.cell for entry in planned.cells], known))
+    about = worded(estimates(planned.cells, known, begun=False))
     console.print(f"{about}; nothing was started (dry_run=true)")

@@ -240,9 +240,7 @@ class Screen:
 
     def _estimate(self) -> None:
         """Estimate the time of each cell that is not settled."""
-        open_cells = [
-            planned.cell for planned, state in zip(self.cells, self.states, strict=True) if state not in SETTLED
-        ]
+        open_cells = [one for one, state in zip(self.cells, self.states, strict=True) if state not in SETTLED]
         found = iter(estimates(open_cells, self._known))
         self._estimates = [0.0 if state in SETTLED else next(found).seconds for state in self.states]
 

@@ -64,6 +64,10 @@ def with_pools(cells: Sequence[Cell], may_join: Callable[[Cell], bool], seed: st
 
     `may_join` tells of a cell whether it is to be measured at all: one that is finished is in no pool. One in LOT of the cells
     that could be in a pool is drawn by `seed` and stays alone; a pool of FEWEST loses none.
+
+    In pools, cells with equal compiled graphs stand side by side: ranks keep one graph, and another one takes seconds to compile.
+    A shuffled list keeps what it is shuffled for. Which graph comes first, and the order of its cells, are drawn anew in each
+    repeat. So what drifts falls on all of them alike, over the repeats.
     """
     alike: dict[Hashable, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -73,7 +77,7 @@ def with_pools(cells: Sequence[Cell], may_join: Callable[[Cell], bool], seed: st
     lot = {cell.key for cell in _drawn(could, seed)}
     pool_of: dict[str, tuple[Cell, ...]] = {}
     for members in alike.values():
-        left = [cell for cell in members if cell.key not in lot and may_join(cell)]
+        left = _by_graph([cell for cell in members if cell.key not in lot and may_join(cell)])
         for pool in _split(left) if len(left) >= FEWEST else ():
             pool_of |= dict.fromkeys((cell.key for cell in pool), pool)
     found: list[Stretch] = []
@@ -89,6 +93,12 @@ def _drawn(cells: Sequence[Cell], seed: str) -> list[Cell]:
     generator = random.Random(f"{seed}/lot")
     whole, rest = divmod(len(cells), LOT)
     return generator.sample(cells, whole + (generator.random() * LOT < rest))
+
+
+def _by_graph(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells; those that equal an earlier one in their compiled graph come directly after it."""
+    graphs = [cell.graph or cell.key for cell in cells]  # a cell that is not compiled stays where it is
+    return [cell for _, cell in sorted(zip(graphs, cells, strict=True), key=lambda pair: graphs.index(pair[0]))]
 
 
 def _split(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:

@@ -1,12 +1,13 @@
 """Estimate the seconds that a cell will take: by what the same model took before, else by a rule of thumb.
 
-The rule of thumb is the benchmark's own (its YAML's `code.seconds`). What the same model took corrects it: the rule's ratio
-between the two cells is taken. No other model's times are used.
+The rule of thumb is the benchmark's own (its YAML's `code.seconds`), with the seconds that ranks need to begin and to compile.
+What the same model took corrects it: the rule's ratio between the two cells is taken. No other model's times are used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from analysis.report.text import count
 from benchmarks.record import Record
@@ -14,12 +15,19 @@ from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
 from conf.targets import called
+from launch.plan.order import PlannedCell
 
-# Seconds from the start of the ranks to their first work: import torch, meet, and in the end read and judge what they wrote.
-# Seen: 2 to 4 on 2 CPU cores, 7 to 9 on H200s.
-START_SECONDS = {"cpu": 3.0, "cuda": 8.0}
+# Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells in new ranks (13 to 17 s), 7 in warm
+# ones (7.5 to 9 s), 3 first ones of a sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its graph in the study's
+# folder, 12.6 s where the ranks had it). CPU workers: 2 cores; compiling took ResNet-50 154, 20 and 1 s there.
+START_SECONDS = {"cpu": 3.0, "cuda": 8.0}  # of new ranks: to begin, meet, make a first step, and end
+WARM_SECONDS = {"cpu": 2.0, "cuda": 1.0}  # the same of ranks that go on
+FIRST_SECONDS = {"cpu": 2.0, "cuda": 7.0}  # more in the first cell of a sweep: the agent imports torch
 SERVERS_SECONDS = 3.0  # more where servers start
-COMPILE_SECONDS = 45.0  # seen: ResNet-50 on an H200, 25 to 45
+COMPILE_SECONDS = {  # more where the graph is new, where the study's folder has it, and where the ranks have it
+    "cpu": {"new": 150.0, "cached": 20.0, "kept": 1.0},
+    "cuda": {"new": 46.0, "cached": 10.0, "kept": 4.0},
+}
 TRACE_SECONDS = {"cpu": 15.0, "cuda": 20.0}  # of a pass of its own, after the timed one
 UNKNOWN_SECONDS = {"cpu": 5.0, "cuda": 10.0}  # that a benchmark without a rule measures
 LATEST = 20  # records that are looked at
@@ -36,13 +44,60 @@ class TimeEstimate:
     measured: bool
 
 
-def estimates(cells: Sequence[Cell], known: Sequence[Record]) -> list[TimeEstimate]:
-    """Return the estimate of each cell; similar cells share one. `known` are records of the same study."""
+@dataclass(frozen=True)
+class Beginning:
+    """What a cell finds when it begins."""
+
+    first: bool = False  # it is the first of its sweep
+    warm: bool = False  # its ranks are there
+    graph: str = "new"  # of a compiled cell: new, cached, kept; empty for another one
+
+
+def estimates(cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True) -> list[TimeEstimate]:
+    """Return the estimate of each cell of a sweep, in their order; similar cells share one.
+
+    `known` are records of the same study. `begun`: cells of this sweep ran already.
+    """
+    taken = list(zip(known, _of_records(known), strict=True))
     found: dict[str, TimeEstimate] = {}
-    for cell in cells:
-        if (alike := _text(cell)) not in found:
-            found[alike] = _estimate(cell, known)
-    return [found[_text(cell)] for cell in cells]
+    texts = []
+    for planned, how in zip(cells, _of_cells(cells, known, begun), strict=True):
+        texts.append(repr([how, *(getattr(planned.cell, name) for name in DEPENDS_ON)]))
+        if texts[-1] not in found:
+            found[texts[-1]] = _estimate(planned.cell, how, taken)
+    return [found[text] for text in texts]
+
+
+def _of_cells(cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool) -> Iterator[Beginning]:
+    """Yield what each of the cells that follow each other will find."""
+    cached, kept = {one.cell.graph for one in known if one.state == "finished"}, ""
+    for planned in cells:
+        graph = planned.cell.graph
+        if planned.fresh:
+            kept = ""
+        yield Beginning(not begun, not planned.fresh, _state_of(graph, kept, cached))
+        begun, kept = True, graph or kept
+        cached.add(graph)
+
+
+def _of_records(known: Iterable[Record]) -> list[Beginning]:
+    """Return what the cell of each record had found, in the order of the records."""
+    found: dict[str, Beginning] = {}
+    sweeps, cached, kept = set(), set[str](), dict[Any, str]()
+    for record in sorted(known, key=lambda one: one.started_at):
+        facts, graph = record.ranks[0] if record.ranks else {}, record.cell.graph
+        warm, pool = facts.get("started") == "warm", facts.get("pool")
+        state = _state_of(graph, kept.get(pool, "") if warm else "", cached)
+        found[record.record_id] = Beginning(record.sweep_id not in sweeps, warm, state)
+        sweeps.add(record.sweep_id)
+        kept[pool] = graph or kept.get(pool, "")
+        cached.add(graph)
+    return [found[one.record_id] for one in known]
+
+
+def _state_of(graph: str, kept: str, cached: Iterable[str]) -> str:
+    """Return where a compiled graph is; empty for a cell that is not compiled."""
+    return graph and ("kept" if graph == kept else "cached" if graph in cached else "new")
 
 
 def worded(found: Sequence[TimeEstimate]) -> str:
@@ -60,16 +115,19 @@ def worded(found: Sequence[TimeEstimate]) -> str:
     return f"{count(len(found), 'cell')}, about {duration(sum(one.seconds for one in found))} {rests}"
 
 
-def _estimate(cell: Cell, known: Sequence[Record]) -> TimeEstimate:
-    took = [(one.ended_at - one.started_at) / rule_of_thumb(one.cell) for one in _known(cell, known)]
-    return TimeEstimate((median(took) if took else 1.0) * rule_of_thumb(cell), bool(took))
+def _estimate(cell: Cell, how: Beginning, known: Sequence[tuple[Record, Beginning]]) -> TimeEstimate:
+    took = [
+        (one.ended_at - one.started_at) / rule_of_thumb(one.cell, began) for one, began in _similar(cell, how, known)
+    ]
+    return TimeEstimate((median(took) if took else 1.0) * rule_of_thumb(cell, how), bool(took))
 
 
-def rule_of_thumb(cell: Cell) -> float:
+def rule_of_thumb(cell: Cell, how: Beginning = Beginning()) -> float:
     """Return the seconds that a cell takes on an idle machine, roughly, from what is asked alone."""
-    seconds = START_SECONDS[cell.device] + _measuring(cell)
+    seconds = (WARM_SECONDS if how.warm else START_SECONDS)[cell.device] + _measuring(cell)
+    seconds += FIRST_SECONDS[cell.device] if how.first else 0.0
     seconds += SERVERS_SECONDS if cell.servers else 0.0
-    seconds += COMPILE_SECONDS if cell.compiled else 0.0
+    seconds += COMPILE_SECONDS[cell.device][how.graph] if cell.compiled else 0.0
     return seconds + (TRACE_SECONDS[cell.device] if cell.profiler != "none" else 0.0)
 
 
@@ -82,20 +140,15 @@ def _measuring(cell: Cell) -> float:
         return UNKNOWN_SECONDS[cell.device]
 
 
-def _known(cell: Cell, known: Iterable[Record]) -> list[Record]:
-    """Return finished records of the same model and benchmark: those of equal cells, else the latest."""
-    finished = [one for one in known if one.state == "finished" and _alike(one.cell, cell)]
-    equal = [one for one in finished if all(getattr(one.cell, name) == getattr(cell, name) for name in EQUAL)]
-    return (equal or finished)[-LATEST:]
+def _similar(cell: Cell, how: Beginning, known: Iterable[tuple[Record, Beginning]]) -> list[tuple[Record, Beginning]]:
+    """Return finished records of the same model and benchmark: those of equal cells that began alike, else the latest."""
+    finished = [one for one in known if one[0].state == "finished" and _alike(one[0].cell, cell)]
+    equal = [one for one in finished if all(getattr(one[0].cell, name) == getattr(cell, name) for name in EQUAL)]
+    return ([one for one in equal if one[1] == how] or equal or finished)[-LATEST:]
 
 
 def _alike(one: Cell, other: Cell) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in ALIKE)
-
-
-def _text(cell: Cell) -> str:
-    """Return what the estimate depends on."""
-    return repr([getattr(cell, name) for name in DEPENDS_ON])
 
 
 def duration(seconds: float) -> str:

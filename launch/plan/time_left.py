@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.record import Record
-from conf.cell import Cell
 from conf.schema import Engine
 from launch.engines import slurm
+from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import duration, estimates
 
 # Kept for the report and the store, and for a cell that takes longer than estimated; a submitted job is asked to stop then.
@@ -20,7 +20,7 @@ class TimeLeft:
         self._surrounding, self._note = (surrounding if engine.name == "slurm" else {}), note
         self.too_short = False  # for some cell
 
-    def fits(self, cell: Cell, known: Sequence[Record]) -> bool:
+    def fits(self, cell: PlannedCell, known: Sequence[Record]) -> bool:
         """Return whether a cell can end before the job does. `known` are records of the same study."""
         if (left_s := slurm.time_left_s(self._surrounding)) is None:
             return True

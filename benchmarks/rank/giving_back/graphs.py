@@ -6,23 +6,10 @@ buckets would silently run the graph of the first. A second batch size would mak
 process does. So what was compiled is forgotten before a cell whose graph could be another one.
 """
 
-import json
 import sys
 from typing import Any
 
 from conf.cell import Cell
-
-# What two cells with equal graphs may differ in. Everything else decides, or could decide, what is compiled.
-NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
-
-
-def graph_key(cell: Cell) -> str:
-    """Return a text that is equal for cells with equal graphs; empty for a cell that is not compiled."""
-    if not cell.compiled:
-        return ""
-    deciding = {name: value for name, value in cell.to_dict().items() if name not in NOT_COMPILED}
-    deciding["declared"] = {group: rules for group, rules in cell.declared.items() if group != "benchmark"}
-    return json.dumps(deciding, sort_keys=True)
 
 
 class KeptGraphs:
@@ -33,7 +20,7 @@ class KeptGraphs:
 
     def begin(self, cell: Cell) -> None:
         """Forget what was compiled for another graph than this cell's. Before the cell is built."""
-        key = graph_key(cell)
+        key = cell.graph
         if key and self._key and key != self._key:
             import torch
 
