@@ -1,10 +1,15 @@
 """Steps as CUDA graphs: what is refused, that a replay is the step, and faults of replays that the checks of a cell find.
 
-CPU workers have no CUDA graphs: here a replay runs the step again and leaves its results where the capture left them. Tests
-marked gpu capture real ones.
+CPU workers have no CUDA graphs: here a replay runs the step again and leaves its results where the capture left them. With the
+mark gpu the same tests capture real ones: python -m pytest -n 0 -m 'gpu or multi_gpu' tests/test_graphs.py
 """
 
 import dataclasses
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -15,16 +20,20 @@ from hydra import compose
 from omegaconf import OmegaConf
 from torch import nn
 
+from benchmarks.rank.giving_back.memory import drop_caches
 from benchmarks.rank.group import Ranks
+from benchmarks.record import read_study
 from benchmarks.training.graphs import replays
 from benchmarks.training.kept import Kept
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from trainers import step
+from trainers import graphed_step, step
 from trainers.step import Training
 
-CPU = torch.device("cpu")
-SHARDED = {"name": "kvstore_device"}
+ROOT = Path(__file__).parent.parent
+SHARDED, NONE = {"name": "kvstore_device"}, {"name": "none"}
+# DDP here takes seconds to import where nothing else needs its imports.
+STRATEGIES = [SHARDED, NONE, pytest.param({"name": "nccl_allreduce"}, marks=pytest.mark.gpu)]
 
 
 class Again:
@@ -54,20 +63,25 @@ class Again:
         self.closed = True
 
 
-@pytest.fixture(scope="module")
-def ranks():
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def ranks(request):
     """The one rank of a process group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Ranks(0, 1, CPU)
+    backend = "gloo" if request.param == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    with mock.patch.object(graphed_step, "WARM_UP", graphed_step.WARM_UP if request.param == "cuda" else 2):
+        yield Ranks(0, 1, torch.device(request.param, 0 if request.param == "cuda" else None))
     dist.destroy_process_group()
 
 
-def graphed(strategy=SHARDED, optimizer="sgd", optimize="graph"):
+def graphed(ranks, strategy=SHARDED, optimizer="sgd", optimize="graph"):
     """A training of a tiny cell whose steps are replays."""
-    cell = changed_cell(make_cell((0,), strategy_of(strategy)), optimize=optimize)
+    kind = ranks.device.type
+    cell = changed_cell(make_cell((0,), strategy_of(strategy)), optimize=optimize, device=kind)
     cell = dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer))
+    if kind == "cuda":
+        return Training(cell, ranks.device, 0)
     with mock.patch.object(step, "CudaCapture", Again):
-        training = Training(cell, CPU, 0)
+        training = Training(cell, ranks.device, 0)
     if training.graphs:
         training.graphs._capture.training = training
     return training
@@ -79,37 +93,37 @@ def state(training):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("strategy", [SHARDED, {"name": "none"}], ids=["sharded", "none"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["sharded", "none", "DDP"])
 def test_replays_move_everything_as_the_same_steps_without_a_graph(strategy, optimizer, ranks):
     found = []
     for optimize in ("graph", "eager"):
-        training = graphed(strategy, optimizer, optimize)
+        training = graphed(ranks, strategy, optimizer, optimize)
         drawn = [next(training.batches) for _ in range(2)]
-        first = [drawn[0]] * (12 if optimize == "eager" else 1)  # the steps before the capture
+        first = [drawn[0]] * (1 + graphed_step.WARM_UP if optimize == "eager" else 1)
         for batch in (*first, drawn[1], drawn[0]):
             training.step(batch)
         moved = [*training.network.state_dict().values(), *training.strategy.state()]
         found.append([one.clone() for one in (*moved, training.loss, *(one.grad for one in training.parameters))])
         training.close()
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    for one, other in zip(*found, strict=True):  # a step more or less moves them by 1e-2 and more
+        assert (one - other).norm() <= 1e-3 * other.norm()
 
 
-@pytest.mark.parametrize("strategy", [SHARDED, {"name": "none"}], ids=["sharded", "none"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["sharded", "none", "DDP"])
 def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
-    training = graphed(strategy)
+    training = graphed(ranks, strategy)
     for _ in range(2):
         training.step()
     before = state(training)
     facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
     assert facts["error"] <= facts["tolerance"]
     assert all(torch.equal(one, other) for one, other in zip(before, state(training), strict=True))
-    replayed = 2 + 2 * (
-        1 if strategy == {"name": "none"} else 2
-    )  # with exchange and without: one captures, one compares
+    replayed = 2 + 2 * (1 if strategy == NONE else 2)  # with exchange and without: one captures, one compares
     assert replays.counted(training, ranks) == {"replays": [[replayed, replayed]]}
     capture = training.graphs._capture
     training.close()
-    assert capture.closed and all(parameter.grad is None for parameter in training.parameters)
+    assert ranks.device.type == "cuda" or capture.closed
+    assert all(parameter.grad is None for parameter in training.parameters)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +176,7 @@ def not_updated(training):
 
 @pytest.mark.parametrize("fault", [stale, not_updated, left_out])
 def test_a_graph_that_does_something_else_is_found(fault, ranks):
-    training = graphed()
+    training = graphed(ranks)
     fault(training)
     training.step()
     facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
@@ -173,7 +187,7 @@ def test_a_graph_that_does_something_else_is_found(fault, ranks):
 
 @pytest.mark.parametrize("extra", [1, -1])
 def test_a_rank_that_replays_once_too_often_is_counted(extra, ranks):
-    training = graphed({"name": "none"})
+    training = graphed(ranks, NONE)
     training.step()
     captured = training.graphs._captured[True]
     more = (lambda: (captured.replay(), captured.replay())) if extra > 0 else (lambda: None)
@@ -183,26 +197,15 @@ def test_a_rank_that_replays_once_too_often_is_counted(extra, ranks):
 
 
 def test_a_batch_of_another_shape_is_refused(ranks):
-    training = graphed({"name": "none"})
+    training = graphed(ranks, NONE)
     images, labels = next(training.batches)
     training.step((images, labels))
     with pytest.raises(RuntimeError, match=r"\[1, 1, 28, 28\] where the first had \[2, 1, 28, 28\]"):
         training.step((images[:1], labels[:1]))
 
 
-def test_a_step_that_cannot_be_captured_says_so(ranks):
-    training = graphed({"name": "none"})
-
-    def waits(run):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-    training.graphs._capture = waits
-    with pytest.raises(RuntimeError, match=r"cannot be captured in a CUDA graph .*optimize=eager"):
-        training.step()
-
-
 def test_a_step_that_is_no_replay_shows_its_own_gradients(ranks):
-    training = graphed()
+    training = graphed(ranks)
     training.step()
     replayed = [one.grad for one in training.parameters]
     training.backward()
@@ -214,3 +217,66 @@ def test_a_step_that_is_no_replay_shows_its_own_gradients(ranks):
     assert all(one.grad is other for one, other in zip(training.parameters, replayed, strict=True))
     assert all(one is not other for one, other in zip(alone, replayed, strict=True))
     assert isinstance(training.network, nn.Module)
+
+
+@pytest.mark.gpu
+def test_graphs_give_their_memory_and_the_default_stream_back():
+    device, found = torch.device("cuda", 0), []
+    for _ in range(3):
+        training = graphed(Ranks(0, 1, device), NONE)
+        for _ in range(2):
+            training.step()
+        assert torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
+        training.close()
+        del training
+        drop_caches(device, keep_compiled=False)
+        assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+        found.append(torch.cuda.memory_reserved(device))
+    assert found[1] == found[2] <= found[0]
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(200)
+def test_warm_ranks_measure_graphs_one_after_the_other(tmp_path):
+    asked = ["strategy=nccl_allreduce,kvstore_device", "optimize=eager,graph", "model=resnet18", "batch_size=16"]
+    short = [
+        "benchmark.max_seconds=0.5",
+        "benchmark.exposed_rounds=1",
+        "benchmark.warmup_min_seconds=0.3",
+        "engine.start=warm",
+    ]
+    done = subprocess.run(
+        [sys.executable, "launch.py", "-m", "gpus=0,1", *asked, *short, "noise_pairs=0", "tracking=none", "report=false",
+         f"output_dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records, _ = read_study(tmp_path / "default")
+    assert len(records) == 4
+    rates = {}
+    for record in records:
+        strategy, graphs = record.cell.strategy["name"], record.cell.graphed
+        rates[strategy, graphs] = record.metrics["throughput/images_per_second"]
+        assert record.validity.verdict != "invalid", record.validity.codes
+        if graphs:
+            assert "cpu_bound" not in record.validity.codes and record.metrics["gpu/idle_share"] < 0.05
+            assert record.checks["replays"][0] == record.checks["replays"][1]
+    for strategy in ("nccl_allreduce", "kvstore_device"):
+        assert rates[strategy, True] > 2 * rates[strategy, False], rates
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_gpu_cannot_be_captured_and_says_so():
+    # In a process that ends: an error of a capture stays in its process.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+        said = own.submit(capture_a_step_that_waits).result()
+    assert "cannot be captured in a CUDA graph" in said and "optimize=eager" in said
+
+
+def capture_a_step_that_waits():
+    """What is said of a step that reads its loss."""
+    training = graphed(Ranks(0, 1, torch.device("cuda", 0)), NONE)
+    training.graphs._step = lambda batch: training.uncaptured_step(batch) * training.loss.item()
+    try:
+        training.step()
+    except RuntimeError as error:
+        return str(error)
