@@ -18,9 +18,9 @@ from analysis.__main__ import main as analysis
 from analysis.findings.predicted.stated import FAIR, about_forecasts, doubted, stated_forecast, with_forecast
 from analysis.findings.study import Study
 from analysis.prediction.calibration import calibrate
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
-from analysis.prediction.holdout import hold_out
-from analysis.prediction.upcoming import known_scores
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal
+from analysis.prediction.holdout import hold_out, scores
+from analysis.prediction.upcoming import scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import Validity, read_lines, read_study
@@ -91,8 +91,10 @@ def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsy
 
 def test_a_sweep_says_what_was_predicted(sweep):
     records, said = read_study(sweep[0])[0], sweep[1]
-    assert said.count("  predicted ") == 3 and "forecast 3 of 4 cells before they ran: mean error of the step " in said
-    found = {name: value for name, value, *_ in project(records[-1]).metrics}
+    assert said.count("  predicted ") == 1 and "forecast 1 of 2 cells before they ran: mean error of the step " in said
+    projected = project(records[-1])
+    assert projected.tags["predicted.basis"] == "extrapolated, from 1 cell, model 1"
+    found = {name: value for name, value, *_ in projected.metrics}
     assert found["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]
     assert found["prediction/error"] == pytest.approx(measured / found["predicted/step_ms"] - 1)
@@ -170,6 +172,30 @@ def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     assert stated_forecast(made).error == pytest.approx(0, abs=0.01)
 
 
+def scores_of(records):
+    """The scores of one machine, by the way of holding out."""
+    found = scores_by_machine(Study.of(records))
+    assert len({key[1:] for key in found}) == 1
+    return {way: scores for (way, *_), scores in found.items()}
+
+
+def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(calibrated):
+    last = calibrated.known[-1]
+    other = [dataclasses.replace(one, environment={**one.environment, "host": "another"}) for one in calibrated.known]
+    forecasts = Forecasts("auto", lambda job: job())
+    forecasts.learn(other)
+    said = forecasts.before(last.cell, last.environment, other)
+    assert said["step_ms"] > 0 and said["low"] is None and said["held_out"] == 0
+    forecasts.learn([*other, *calibrated.known])
+    said = forecasts.before(last.cell, last.environment, [*other, *calibrated.known])
+    assert said["low"] is not None and said["held_out"] == 12
+    alone = dataclasses.replace(calibrated.known[0].cell, precision="fp32")
+    made = dataclasses.replace(calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32)
+    asked = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
+    said = calibrated.forecasts.before(asked, last.environment, [*calibrated.known, made])
+    assert said["step_ms"] > 0 and said["low"] is None, "nobody measured several GPUs that compute so"
+
+
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
@@ -183,7 +209,7 @@ def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
 
 def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
     doubtful = [dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"})) for one in calibrated.known]
-    assert known_scores(Study.of(doubtful)) == known_scores(Study.of(calibrated.known))
+    assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
     assert len(known_scores(Study.of(few))["condition"]) == 12
 
@@ -214,7 +240,7 @@ def test_whatever_the_records_hold_a_cell_is_measured(calibrated, monkeypatch):
         raise LookupError("planted")
 
     monkeypatch.setattr("analysis.prediction.upcoming.upcoming", broken)
-    monkeypatch.setattr("analysis.prediction.upcoming.known_scores", broken)
+    monkeypatch.setattr("analysis.prediction.upcoming.scores_by_machine", broken)
     last = calibrated.known[-1]
     calibrated.forecasts.learn(calibrated.known)
     said = calibrated.forecasts.before(last.cell, last.environment, calibrated.known)
@@ -252,6 +278,13 @@ def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
         for name, one in (("slow", slow), ("sound", sound))
     }
     assert said["slow"].endswith(" % slower") and with_unit("predicted", "9,341, as fast") == "predicted 9,341, as fast"
+    predicted = sound.predicted | {
+        "low": 0.0,
+        "high": 0.999 * sound.metrics["step/ms_median"],
+        "step_ms": sound.metrics["step/ms_median"] / 1.0001,
+    }
+    narrow = dataclasses.replace(sound, predicted=predicted)
+    assert "measured 0.010 % slower than its wires explain" in judge(narrow, LIMITS).codes["unexplained"]
     assert about_forecasts([slow, sound, make_record()]).startswith("2 of 2 cells before they ran")
     assert about_forecasts([slow, sound]).endswith("; 1 of 2 outside 90 % intervals")
 

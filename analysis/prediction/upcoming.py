@@ -32,7 +32,7 @@ Scores = Mapping[str, Sequence[float]]  # of held-out cells, by the way of holdi
 
 
 def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Scores) -> dict[str, Any]:
-    """Return the forecast of a cell; `known` is what `known_scores` returned, `link_class` is the farthest between its GPUs.
+    """Return the forecast of a cell; `known` is what `scores_by_machine` returned, `link_class` is the farthest between its GPUs.
 
     `machine` is the one it will run on, as the study names it.
     """
@@ -57,13 +57,7 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
     return told | {"held_out": len(like), "level": LEVEL} | found.to_json()
 
 
-def _way(calibration: Calibrated, asked: Question) -> str:
-    """Return the way of holding out that leaves as much unknown as a question does."""
-    same = (one.question for one in calibration.cells if one.timed and one.question.workload == asked.workload)
-    return CONDITION if any(one.batch_size == asked.batch_size for one in same) else BATCH
-
-
-def known_scores(study: Study) -> Scores:
+def scores_by_machine(study: Study) -> Scores:
     """Return the scores of the cells of a study that can be held out, in each way that upcoming cells may need.
 
     Cells that a check casts doubt on count only where the others are too few: their steps scatter as those to come may.

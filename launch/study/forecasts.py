@@ -74,7 +74,7 @@ class Forecasts:
 
     def _hold_out(self, known: Sequence[Record]) -> None:
         with contextlib.suppress(Exception):  # fewer scores: the next interval is wider, or there is none
-            self._scores = importlib.import_module(MODEL).known_scores(Study.of(known, others=self._others))
+            self._scores = importlib.import_module(MODEL).scores_by_machine(Study.of(known, others=self._others))
 
     @staticmethod
     def _import() -> None:

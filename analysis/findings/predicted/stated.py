@@ -55,16 +55,19 @@ class StatedForecast:
     @property
     def compared(self) -> str:
         """What was measured against the forecast: `4.1 % slower`, `as fast`."""
-        if abs(self.error) < _AS_FAST:
-            return "as fast"
-        return f"{abs(self.error):.1%} {'slower' if self.error > 0 else 'faster'}".replace("%", " %")
+        return "as fast" if abs(self.error) < _AS_FAST else self._apart(1)
+
+    def _apart(self, decimals: int) -> str:
+        word = "slower" if self.error > 0 else "faster"
+        return f"{100 * abs(self.error):.{decimals}f} % {word}"
 
     @property
     def missed(self) -> str:
         """Why the step is not explained, as a sentence's part, with how often that happens without a fault."""
         outside = round(1 / (1 - self.level))
         return (
-            f"measured {self.compared} than its wires explain: {self.measured_ms:.4g} ms, forecast {self.step_ms:.4g} ms "
+            f"measured {self._apart(1 if abs(self.error) >= _AS_FAST else 3)} than its wires explain: "
+            f"{self.measured_ms:.4g} ms, forecast {self.step_ms:.4g} ms "
             f"({self.low:.4g} to {self.high:.4g}; without a fault 1 cell in {outside} lies outside)"
         )
 
