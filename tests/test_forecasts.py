@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 LIMITS = ValidityLimits()
 SHORT = (
-    "gpus=0,1", "model=fmnist_cnn", "batch_size=2,4,6", "predict=auto", "engine.start=warm", "noise_pairs=0", "tracking=none",
+    "gpus=0,1", "model=fmnist_cnn", "batch_size=2,4", "predict=auto", "noise_pairs=0", "tracking=none",
     "report=false", "benchmark.max_seconds=0.1", "benchmark.min_iterations=3", "benchmark.max_iterations=6",
     "benchmark.warmup_iterations=1", "benchmark.warmup_min_seconds=0", "benchmark.exchange_iterations=2",
     "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
@@ -57,7 +57,7 @@ def sweep(tmp_path_factory):
 
 def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(sweep):
     records, _ = read_study(sweep[0])
-    assert len(records) == 4, "three cells, and the first once more"
+    assert len(records) == 2
     for record in records:
         folder = CellFolder(sweep[0] / record.cell.folder)
         assert json.loads(folder.attempt.read_text())["predicted"] == record.predicted
@@ -65,14 +65,13 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert len(starts) == 2 and record.predicted["made_at"] <= record.started_at < min(starts)
         assert record.cell.benchmark["calibrate"] == "all" and record.tables["bucket_exchange"]["rows"]
         assert without_entry([record]) == set()
-    first, *others = records
+    first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
-    for number, record in enumerate(others, 1):
-        said = record.predicted
-        assert said["cells"] == min(number, 3) == len({*said["records"]}) and said["version"] == 1
-        assert said["basis"] in ("interpolated", "extrapolated") and said["widest"] and said["null_step_ms"] > 0
-        assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
-        assert "unexplained" not in record.validity.codes, "no error was claimed"
+    said = second.predicted
+    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, 1)
+    assert said["basis"] == "extrapolated" and said["widest"] and said["null_step_ms"] > 0
+    assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
+    assert "unexplained" not in second.validity.codes, "no error was claimed"
 
 
 def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsys):
@@ -143,18 +142,26 @@ def allowed(cells):
 
 
 def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
-    """Each committed cell, forecast from all others: the check itself judges."""
+    """Each committed cell, forecast from all others, with the scores of the others of its machine: the check itself judges."""
     folders = sorted({path.parent.parent for path in DATA.glob("h200_*/*/*/record.json")})
     study = Study.of(record for folder in folders for record in read_study(folder)[0])
+    held = [one for one in hold_out(calibrate(study), "condition") if one.forecast]
     by_id, fired = {one.record_id: one for one in study.records}, []
-    for held in hold_out(calibrate(study), "condition"):
-        if held.inside is not None:
-            record = by_id[held.cell.record_ids[0]]
-            said = held.forecast.to_json() | {"low": held.low, "high": held.high, "level": LEVEL, "made_at": 0.0}
-            metrics = record.metrics | {"step/ms_median": held.step_ms}  # of all its runs
+    for one in held:
+        others = scores(
+            other for other in held if other.cell.question.machine == one.cell.question.machine and other is not one
+        )
+        if len(others) >= FEWEST_HELD_OUT:
+            record, half = (
+                by_id[one.cell.record_ids[0]],
+                conformal(others) * one.forecast.deviation_ms * one.forecast.growth,
+            )
+            ends = {"low": one.forecast.step_ms - half, "high": one.forecast.step_ms + half, "level": LEVEL}
+            said = one.forecast.to_json() | ends | {"made_at": 0.0}
+            metrics = record.metrics | {"step/ms_median": one.step_ms}  # of all its runs
             judged = judge(dataclasses.replace(record, predicted=said, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)
-    assert len(fired) >= 30 and 0 < sum(fired) <= allowed(len(fired))
+    assert len(fired) >= 20 and sum(fired) <= allowed(len(fired))
 
 
 def test_nothing_is_claimed_with_fewer_than_ten_cells():
@@ -199,9 +206,7 @@ def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
-    assert (
-        made.validity.verdict == "suspect" and len(known_scores(Study.of([*calibrated.known, made]))["condition"]) == 13
-    )
+    assert made.validity.verdict == "suspect" and len(scores_of([*calibrated.known, made])["condition"]) == 13
     assert not doubted([made])
     assert doubted([dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))])
     assert {check.code for check in CHECKS if check.severity == "finding"} <= set(FAIR)
@@ -211,7 +216,7 @@ def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
     doubtful = [dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"})) for one in calibrated.known]
     assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
-    assert len(known_scores(Study.of(few))["condition"]) == 12
+    assert len(scores_of(few)["condition"]) == 12
 
 
 REFUSED = {
@@ -301,5 +306,5 @@ def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():
         began = time.thread_time()
         said = forecasts.before(one.cell, one.environment, known)
         spent.append(time.thread_time() - began)
-        assert said["took_ms"] > 0 and (said["low"] is not None or said["refused"])
+        assert said["took_ms"] > 0 and said["step_ms"] > 0
     assert np.median(spent) < 0.05

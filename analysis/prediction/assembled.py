@@ -131,6 +131,12 @@ def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     return ms, f"{said}; {why}" if why else said
 
 
+@functools.lru_cache(maxsize=256)
+def _wait_of(residuals_ms: tuple[float, ...], ranks: int) -> Waiting:
+    """Return the wait of some residuals: a fit of their tail, which every calibration with the same record needs again."""
+    return wait_of_residuals(residuals_ms, ranks)
+
+
 def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiting, float] | None:
     """Return the wait by the residuals of a record of this workload, and how many of them are independent; None without any."""
     key = "waiting", question.workload, question.ranks
@@ -139,7 +145,7 @@ def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiti
         for one in calibration.cells:
             residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
             if residuals is not None:
-                wait = wait_of_residuals(list(residuals), question.ranks)
+                wait = _wait_of(tuple(residuals), question.ranks)
                 calibration.memo[key] = wait, len(residuals) / tables.together_for(one.tables)
                 break
     found: tuple[Waiting, float] | None = calibration.memo[key]

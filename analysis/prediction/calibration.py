@@ -99,7 +99,7 @@ class _Scatter:
 
     def __init__(self, runs: Sequence[Runs]) -> None:
         self._alike: dict[Workload, list[Runs]] = {}
-        self._shares: dict[tuple[Workload, str], float] = {}
+        self._shares: dict[tuple[Workload, str], float] = {}  # of COST in ms
         for one in runs:
             self._alike.setdefault(_workload(one), []).append(one)
 
@@ -113,10 +113,13 @@ class _Scatter:
 
     def cost_ms(self, runs: Runs) -> float:
         """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less."""
-        groups = [values for one in self._alike[_workload(runs)] if len(values := one.values(COST)) > 1]
-        freedom = sum(len(values) - 1 for values in groups)
-        squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
-        return math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else _OTHERWISE[COST]
+        key = _workload(runs), COST
+        if key not in self._shares:
+            groups = [values for one in self._alike[key[0]] if len(values := one.values(COST)) > 1]
+            freedom = sum(len(values) - 1 for values in groups)
+            squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
+            self._shares[key] = math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else _OTHERWISE[COST]
+        return self._shares[key]
 
     def drawn(self, runs: Runs, metric: str) -> Values | None:
         """Return the median of a metric as draws; None without it."""

@@ -11,7 +11,7 @@ Names are those of Forecast; besides them
 """
 
 import contextlib
-import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,14 +21,17 @@ from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question, question_of
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
-from analysis.prediction.holdout import BATCH, CONDITION, hold_out, scores
+from analysis.prediction.holdout import BATCH, CONDITION, HeldOut, hold_out, scores
 from conf.cell import Cell
 
 VERSION = 1  # another model has another number: a forecast of the same records may then be another one
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 
 
-Scores = Mapping[str, Sequence[float]]  # of held-out cells, by the way of holding out (analysis.prediction.holdout)
+# The scores of held-out cells, by the way of holding out (analysis.prediction.holdout), the machine and the device: errors of
+# another machine say nothing of this one's.
+ScoreKey = tuple[str, str, str]
+Scores = Mapping[ScoreKey, Sequence[float]]
 
 
 def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Scores) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
     try:
         asked = question_of(cell, workload_here(calibration, cell), link_class, machine)
         is_scored = asked.ranks > 1 and asked.strategy != "none"
-        like = known.get(_way(calibration, asked), ()) if is_scored else ()
+        like = known.get(_key(_way(calibration, asked), asked), ()) if is_scored else ()
         found = forecast(calibration, asked, like)
     except ValueError as error:  # NoLink too
         return told | {"refused": str(error)}
@@ -62,13 +65,23 @@ def scores_by_machine(study: Study) -> Scores:
 
     Cells that a check casts doubt on count only where the others are too few: their steps scatter as those to come may.
     """
-    try:
+    found: dict[ScoreKey, list[HeldOut]] = defaultdict(list)
+    with contextlib.suppress(ValueError):  # nothing was measured, or too little
         calibration = calibrate(study)
-    except ValueError:
-        return {}
-    found: dict[str, Sequence[float]] = {}
-    for way, suspect in itertools.product((CONDITION, BATCH), (False, True)):
-        if len(found.get(way, ())) < FEWEST_HELD_OUT:
-            with contextlib.suppress(ValueError):  # there is no such cell
-                found[way] = scores(hold_out(calibration, way, suspect))
-    return found
+        for way in (CONDITION, BATCH):
+            for one in hold_out(calibration, way, suspect=True):
+                found[_key(way, one.cell.question)].append(one)
+    sound = {key: scores(one for one in held if one.cell.valid) for key, held in found.items()}
+    return {key: sound[key] if len(sound[key]) >= FEWEST_HELD_OUT else scores(held) for key, held in found.items()}
+
+
+def _key(way: str, question: Question) -> ScoreKey:
+    return way, question.machine, dict(question.workload.rest).get("device", "")
+
+
+def _way(calibration: Calibrated, asked: Question) -> str:
+    """Return the way of holding out that leaves as much unknown as a question does; empty where none does."""
+    same = [one.question for one in calibration.cells if one.timed and one.question.workload == asked.workload]
+    if not any(one.ranks > 1 for one in same):
+        return ""
+    return CONDITION if any(one.batch_size == asked.batch_size for one in same) else BATCH

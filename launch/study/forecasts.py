@@ -8,6 +8,7 @@ the next one start. So the interval of a forecast comes from all cells but the o
 import contextlib
 import importlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ class Forecasts:
         """`asked` is predict=, `beside` does a job while cells run, `others` is what other studies showed of the scatter."""
         self.wanted = str(asked) == "auto"
         self._beside, self._others = beside, others
-        self._scores: Mapping[str, Sequence[float]] = {}
+        self._scores: Mapping[Any, Sequence[float]] = {}
+        self._newest: deque[list[Record]] = deque(maxlen=1)  # what is to be held out next
 
     def prepare(self, known: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out the cells that were measured before."""
@@ -40,8 +42,8 @@ class Forecasts:
     def learn(self, known: Sequence[Record], more: bool = True) -> None:
         """Hold out the study's cells beside the next one, if there are `more`: later intervals come from their scores."""
         if self.wanted and more and _trained(known):
-            records = list(known)
-            self._beside(lambda: self._hold_out(records))
+            self._newest.append(list(known))
+            self._beside(self._hold_out)
 
     def before(self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]) -> dict[str, Any]:
         """Return what attempt.json says of a cell that is about to run: its forecast, or in `refused` why there is none.
@@ -72,7 +74,11 @@ class Forecasts:
         )
         return found
 
-    def _hold_out(self, known: Sequence[Record]) -> None:
+    def _hold_out(self) -> None:
+        try:
+            known = self._newest.pop()
+        except IndexError:  # the job before took them along: short cells may end faster than a large study is held out
+            return
         with contextlib.suppress(Exception):  # fewer scores: the next interval is wider, or there is none
             self._scores = importlib.import_module(MODEL).scores_by_machine(Study.of(known, others=self._others))
 
