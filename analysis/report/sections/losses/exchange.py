@@ -41,6 +41,7 @@ OWN, BOTH, WAITING = "own work on one GPU", "backward slowed, and own work", "wa
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
 BEFORE, AFTER, OWN_TABLES = "before it ran", "held out afterwards", "by its own buckets, collectives and γ"
 FIGURE_CELLS = 5
+KEY_IN = 0.75  # height of the key in one column
 MS = NumberFormat(decimals=2)
 LOOKS = {  # colour and hatch, told apart in grey too
     OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"), SLOWED: (COLOURS["orange"][0], ""),
@@ -134,13 +135,13 @@ def _rows(found: Iterable[CostParts]) -> Iterable[tuple[Value, ...]]:
 
 def _figures(found: Sequence[CostParts], unit: str) -> Iterable[Picture]:
     """Yield the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
-    shown = found[:FIGURE_CELLS]
-    figure, axes = new_figure(figure_width(), 0.75 + 0.62 * len(shown))
+    shown = sorted(found, key=lambda one: TAIL not in one.measured)[:FIGURE_CELLS]
+    figure, axes = new_figure(figure_width(), KEY_IN / max(1, for_width(2)) + 0.45 + 0.62 * len(shown))
     ticks = []
     for place, one in enumerate(shown):
         y = 3.0 * place
         axes.text(
-            0.0, y - 0.85, single_line(f"{one.name}, {unit} {one.gpus}", for_width(62)),
+            0.0, y - 0.85, single_line(f"{one.name}, {unit} {one.gpus}", for_width(54)),
             transform=axes.get_yaxis_transform(), va="center", fontsize=8,
         )  # fmt: skip
         measured = {name: part.value for name, part in one.measured.items()}
@@ -193,7 +194,7 @@ def _key(axes: Any, names: Sequence[str]) -> None:
         if name != UNEXPLAINED
     ]
     axes.legend(
-        handles=patches, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=2, frameon=False, fontsize=8,
+        handles=patches, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=max(1, for_width(2)), frameon=False, fontsize=8,
         handlelength=1.2, columnspacing=1.4, labelcolor=MUTED, borderaxespad=0.2,
     )  # fmt: skip
 
