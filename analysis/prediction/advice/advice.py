@@ -125,10 +125,10 @@ def _rates(images: float, step_ms: float, half_ms: float) -> tuple[float | None,
 def same_cell(one: Question, other: Question) -> bool:
     """Tell whether two questions are one cell, but for the order of its ranks."""
     here, there = (
-        (each.workload, each.batch_size, each.options, each.wire, each.hosts, frozenset(each.members), each.machine)
+        (each.workload, each.batch_size, each.options, each.wire, each.hosts, each.machine, each.shares_gpu)
         for each in (one, other)
     )
-    return here == there and len(one.members) > 0
+    return here == there and frozenset(one.members) == frozenset(other.members)
 
 
 def _of_a_run(calibration: Calibrated, cell: RankedCell) -> float:

@@ -91,8 +91,8 @@ def options(
     """Return every combination for each workload; `placed`: subsets with the farthest link between their GPUs.
 
     `gpus` is the number of GPUs of the machine: where none is left, servers of weights on GPUs share those of the ranks.
-    Settings that choose the same wire count once. Without `strategies` it is every strategy with every option that the study
-    has, without `batches` the most frequent one. Raises ValueError.
+    Settings that choose the same wire count once, and those that do not reach a strategy not at all. Without `strategies` it is
+    every strategy with every option that the study has, without `batches` the most frequent one. Raises ValueError.
     """
     if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
         raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
@@ -110,9 +110,8 @@ def options(
             known = {one.question.options: one.question for one in here if one.question.strategy != "none"}
             kinds = list(known.values())
         made: dict[Question, Candidate] = {}
-        for kind, batch, (members, links), nccl in itertools.product(kinds, sizes, placed, settings):
-            if kind.strategy not in BY_NCCL and nccl != settings[0]:
-                continue  # NCCL's settings do not reach it
+        for kind, batch, (members, links), typed in itertools.product(kinds, sizes, placed, settings):
+            nccl = typed if kind.strategy in BY_NCCL and len(members) > 1 else {}  # it reaches no other
             question = replace(
                 kind, workload=workload, batch_size=batch, wire=asked_wire(nccl, links), gpus=len(members), hosts=1,
                 members=members, network=None, machine=machine, gpu_spread=gpu_spread,
