@@ -125,7 +125,7 @@ def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, na
     assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], "what it was forecast from is the same"
     assert sound.validity.codes == {} and faulty.validity.verdict == "suspect"
     assert f"{word} than its wires explain" in faulty.validity.codes["unexplained"]
-    assert "without a fault 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
+    assert "without a fault at most 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
     assert sound.predicted["low"] < sound.metrics["step/ms_median"] < sound.predicted["high"]
 
 
@@ -258,6 +258,15 @@ def test_without_predict_nothing_is_said_and_nothing_is_done():
     forecasts.learn([last])
     assert forecasts.before(last.cell, {}, [last]) == {} == make_record().predicted
     assert with_forecast(last) is last and about_forecasts([last]) == ""
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.001, True), (0.2, False)])
+def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, found):
+    made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=10.0))
+    step = made.metrics["step/ms_median"]
+    within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
+    record = dataclasses.replace(made, within_run=within)
+    assert ("unexplained" in judge(record, LIMITS).codes) == found and not stated_forecast(record).inside
 
 
 def test_a_forecast_that_came_late_counts_for_nothing(calibrated):

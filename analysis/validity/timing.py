@@ -97,7 +97,7 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult
 
 
 def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether the step lies outside the interval that was forecast before the ranks started (predict=auto)."""
+    """Tell whether the step lies outside the interval that was forecast before the ranks started, and its own interval too."""
     if not record.predicted:
         return None
     said = stated_forecast(record)
@@ -107,7 +107,7 @@ def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
         return unchecked("the forecast was not written before the cell began")
     if said.inside is None:
         return not_applicable("no error was claimed: too few cells of this kind could be held out")
-    return None if said.inside else CheckResult(said.missed)
+    return CheckResult(said.missed) if said.unexplained else None
 
 
 def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:

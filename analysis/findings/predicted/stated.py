@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.record import Record
+from benchmarks.record.metrics import interval
 
 UNEXPLAINED = "unexplained"  # the code of a step outside its interval
 # Codes of a record that say nothing against its step: a forecast of it may be scored. Without UNEXPLAINED among them, cells
@@ -41,6 +42,8 @@ class StatedForecast:
     high: float | None
     level: float  # of the interval
     in_time: bool  # written before the attempt began
+    least_ms: float  # the ends of the interval of the measured step inside its run; without one, the measured step
+    most_ms: float
 
     @property
     def error(self) -> float:
@@ -51,6 +54,11 @@ class StatedForecast:
     def inside(self) -> bool | None:
         """Whether the measured step lies in the interval; None without one."""
         return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the measured step lies outside, and its own interval too: a run that scatters much contradicts nothing."""
+        return self.low is not None and self.high is not None and (self.least_ms > self.high or self.most_ms < self.low)
 
     @property
     def compared(self) -> str:
@@ -68,7 +76,7 @@ class StatedForecast:
         return (
             f"measured {self._apart(1 if abs(self.error) >= _AS_FAST else 3)} than its wires explain: "
             f"{self.measured_ms:.4g} ms, forecast {self.step_ms:.4g} ms "
-            f"({self.low:.4g} to {self.high:.4g}; without a fault 1 cell in {outside} lies outside)"
+            f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 cell in {outside} lies outside)"
         )
 
 
@@ -80,7 +88,9 @@ def stated_forecast(record: Record) -> StatedForecast | None:
         return None
     made_at, level = number(said.get("made_at")), number(said.get("level")) or 0.0
     ends = (number(said.get("low")), number(said.get("high"))) if 0 < level < 1 else (None, None)
-    return StatedForecast(step, null, measured, *ends, level, made_at is not None and made_at <= record.started_at)
+    in_time = made_at is not None and made_at <= record.started_at
+    least, most = interval(STEP, record.within_run) or (measured, measured)
+    return StatedForecast(step, null, measured, *ends, level, in_time, min(least, measured), max(most, measured))
 
 
 def with_forecast(record: Record) -> Record:
