@@ -12,7 +12,7 @@ from analysis.findings.study import Study, open_study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.holdout import CONDITION, hold_out
 from analysis.report.sections.forecasts.cells import forecasts
-from analysis.report.sections.forecasts.known import known
+from analysis.report.sections.forecasts.known import known, of_own_parts
 from analysis.report.sections.losses.exchange import cost_parts
 from analysis.report.style import style
 from analysis.report.tables import to_csv
@@ -89,3 +89,28 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
         and "hindsight" in told.lines[1]
     )
     assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
+
+
+def test_a_cell_that_probed_its_own_exchange_is_modelled_by_that_and_not_by_its_steps(settings):
+    records = read_study(DATA / "h200_x4" / "settings")[0]
+    place = next(at for at, one in enumerate(records) if one.cell.nccl.get("NCCL_P2P_LEVEL") == "LOC" and one.usable)
+
+    def modelled(gamma, slower=1.0):
+        tables = {
+            "interference": {"rows": [{"rank": rank, "gamma": gamma, "gamma_error": 0.001} for rank in (0, 1)]},
+            "bucket_exchange": {
+                "operation": "all_reduce",
+                "rows": [{"bytes": size, "ms": size / 30e6} for size in (2**16, 2**20, 26 * 2**20, 104 * 2**20)],
+            },
+        }
+        metrics = {name: value * slower for name, value in records[place].metrics.items() if "step/" in name}
+        planted = dataclasses.replace(
+            records[place], tables={**records[place].tables, **tables}, metrics={**records[place].metrics, **metrics}
+        )
+        found = known(Study.of([*records[:place], planted, *records[place + 1 :]]))
+        return of_own_parts(found, [planted.record_id])
+
+    little, much = modelled(0.1), modelled(0.3)
+    assert much.contention_ms == pytest.approx(3 * little.contention_ms, rel=0.1) and little.tail_ms > 0
+    assert modelled(0.1, slower=1.5).step_ms == pytest.approx(little.step_ms), "its own steps say nothing"
+    assert of_own_parts(known(settings), [records[place].record_id]) is None
