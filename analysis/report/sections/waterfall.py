@@ -35,7 +35,7 @@ WATERFALLS = 3
 PALE = 0.4
 LOSS = COLOURS["vermillion"][0]
 GAIN = COLOURS["green"][0]
-HATCHES = {GAIN: "////", REST: "...."}  # tells them apart in grey
+HATCHES = {GAIN: "////", REST: "\\\\\\\\"}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:

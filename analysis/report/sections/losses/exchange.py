@@ -45,7 +45,7 @@ KEY_IN = 0.75  # height of the key in one column
 MS = NumberFormat(decimals=2)
 LOOKS = {  # colour and hatch, told apart in grey too
     OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"), SLOWED: (COLOURS["orange"][0], ""),
-    TAIL: (COLOURS["blue"][0], "////"), WAITING: (COLOURS["purple"][0], ""), UNEXPLAINED: (REST, "...."),
+    TAIL: (COLOURS["blue"][0], "////"), WAITING: (COLOURS["purple"][0], ""), UNEXPLAINED: (REST, ""),
 }  # fmt: skip
 
 
