@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import gc
 import importlib.metadata
 import importlib.util
 import io
@@ -172,6 +173,12 @@ def pytest_terminal_summary(terminalreporter, config):
 def pytest_collection_modifyitems(items):
     """Modules that take minutes start first."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish():
+    """Keep the thousands of tests, and all that was imported, out of garbage collection: a tenth of the time of a request."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 
+import psutil
 import pytest
 from cells import make_cell
 from faults_seen import until
@@ -55,6 +56,16 @@ def run(engine, folder, stopping=lambda: False, around=AROUND, **options):
 
 def started(folder):
     return next(read_lines(folder.rank_lines(0)))
+
+
+def test_an_agent_that_is_gone_leaves_no_descriptor():
+    before = psutil.Process().num_fds()
+    gone = Channel(["sh", "-c", "echo no such agent >&2; exit 3"], AROUND)
+    assert gone.why_gone() == "it ended with status 3: no such agent"
+    gone.close()
+    assert gone.why_gone() == "it ended with status 3: no such agent"
+    del gone
+    until(lambda: psutil.Process().num_fds() == before, 10)
 
 
 def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(engine, tmp_path):

@@ -1,8 +1,10 @@
 """Samples of the hosts of a cell: taken beside each agent, read host after host, and judged with the host's name."""
 
 import dataclasses
+import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from analysis.validity.gpu_samples import summary
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
 from benchmarks.host.sample import SamplingProcess
+from benchmarks.host.waiting import ready
 from benchmarks.record import CellFolder, clock, read_lines
 from conf.schema import ValidityLimits
 from launch.tracking.system_series import system_series
@@ -156,6 +159,35 @@ def test_sampling_ends_with_its_agent_however_that_ends_and_removes_what_the_age
     agent.wait()
     sampler.wait(timeout=10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_holds_no_pipe_to_what_samples(tmp_path):
+    sampling = SamplingProcess(CellFolder(tmp_path), "token", [], os.environ)
+    sampling.start(lambda: None)
+    pipes = [pipe.fileno() for pipe in (sampling._process.stdin, sampling._process.stdout)]
+    if (child := os.fork()) == 0:
+        sampling.let_go()
+        held = [number for number in pipes if os.path.lexists(f"/proc/self/fd/{number}")]
+        os._exit(len(held))
+    sampling.end()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_descriptors_from_1024_on_are_waited_for():
+    (soft, hard), (read, write) = resource.getrlimit(resource.RLIMIT_NOFILE), os.pipe()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        high = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
+        assert ready([high], 0.0) == [] and ready([high], 0.0, writing=[write]) == []
+        os.write(write, b"x")
+        assert ready([read, high], 0.0) == [read, high]
+        os.close(write)
+        os.read(high, 1)
+        assert ready([high], 0.0) == [high], "the end can be read"
+    finally:
+        os.close(high)
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_folder_that_is_gone_costs_no_cell(tmp_path):

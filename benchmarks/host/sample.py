@@ -7,7 +7,6 @@ It says `ready` after the first sample, before which no rank may start, and leav
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.host.gpu_samples import Sampler
 from benchmarks.host.scratch import remove_left
+from benchmarks.host.waiting import ready
 from benchmarks.record import CellFolder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,8 +47,14 @@ class SamplingProcess:
             )  # fmt: skip
             assert self._process.stdout is not None
             until = time.monotonic() + READY_SECONDS
-            while not select.select([self._process.stdout], [], [], POLL_SECONDS)[0] and time.monotonic() < until:
+            while not ready([self._process.stdout], POLL_SECONDS) and time.monotonic() < until:
                 meanwhile()
+
+    def let_go(self) -> None:
+        """Close its pipes in a fork of the calling process: while a fork holds them, the end of that process is not seen."""
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                pipe.close()  # type: ignore[union-attr]
 
     def end(self) -> None:
         """Have it take the last sample and leave."""
@@ -74,7 +80,7 @@ def main(folder: str, token: str, *uuids: str) -> int:
         with Sampler(CellFolder(Path(folder)), uuids, token, agent):
             print("ready", flush=True)
             while not ended and os.getppid() == agent:
-                ended = bool(select.select([sys.stdin], [], [], POLL_SECONDS)[0])
+                ended = bool(ready([sys.stdin], POLL_SECONDS))
     except OSError:
         return 1  # the disk is full, or the folder is gone: the checks say that there are no samples
     finally:

@@ -77,6 +77,8 @@ class RunningCell:
             self.remove()
             raise
         if self.pid == 0:
+            if self._sampling:
+                self._sampling.let_go()
             _be_the_cell(message, self._folder, of_agent, meeting, listening, self._staying)
         if self._staying:
             self._staying.be_agent()

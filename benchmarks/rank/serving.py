@@ -8,7 +8,6 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 from benchmarks.host import processes
 from benchmarks.host.messages import MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.probe import Listening, reach
+from benchmarks.host.waiting import ready
 from benchmarks.host.wire_watch import WireWatch
 from benchmarks.rank import rendezvous
 from benchmarks.rank.running_cell import RunningCell
@@ -104,7 +104,7 @@ class Agent:
         listeners = self._listening.sockets if self._listening else self._watch.sockets if self._watch else []
         waiting = [stays.descriptor] if self._cell and (stays := self._cell.stays) else []
         reading: list[Any] = [self._inbox.descriptor, *ends, *waiting, *listeners]
-        readable, _, _ = select.select(reading, writing, [], timeout_s)
+        readable = ready(reading, timeout_s, writing)
         if self._listening:
             self._listening.answer()
         return readable

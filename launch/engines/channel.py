@@ -5,6 +5,7 @@ import queue
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Channel:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the command. Raises OSError."""
         self._printed = os.memfd_create("ringside-agent")  # no file that anybody would have to remove
+        weakref.finalize(self, os.close, self._printed)  # why the agent is gone may be asked for after `close`
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed,
             bufsize=0, start_new_session=True,
