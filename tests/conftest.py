@@ -31,10 +31,10 @@ ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
-LONGEST = (
-    "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_measuring", "test_own_code", "test_requests",
-    "test_report", "test_tracking", "test_planted", "test_as_asked", "test_lasting_output", "test_sweeper",
-    "test_compare_store", "test_sync",
+LONGEST = (  # test_measuring waits for the ranks of `forked`; nobody else should
+    "test_measuring", "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_own_code", "test_requests",
+    "test_report", "test_tracking", "test_living_ranks", "test_agents", "test_forecasts", "test_warm_faults", "test_warm_cold",
+    "test_own_page", "test_lasting_output", "test_sweeper", "test_compare_store", "test_sync", "test_planted",
 )  # fmt: skip
 
 

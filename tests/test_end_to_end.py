@@ -280,7 +280,7 @@ def two(tmp_path_factory):
     done = command(
         "-m", "gpus=0,1", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
         "validity.foreign_cpu_limit=1", "validity.change_limit=10", "validity.pause_limit=1",
-        "validity.slow_rank_limit=10", "benchmark.exposed_rounds=0", *SMALL,
+        "validity.slow_rank_limit=10", "benchmark.exposed_rounds=0", "report=false", *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, read_study(folder / "default")[0]

@@ -78,7 +78,7 @@ def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_o
     alone, tmp_path, monkeypatch, seconds
 ):
     monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 5)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # before each of 30 windows, of a process with thousands of tests
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)  # before each of 30 windows, of a process with thousands of tests
     cell, folder = cell_of("steady", seconds=seconds), CellFolder(tmp_path).make()
     run_whole(throughput.run, cell, alone, folder)
     record = write_record(CellFolder(tmp_path / "cells" / cell.key), 1)

@@ -6,7 +6,9 @@ from typing import Any
 
 
 def ready(reading: Iterable[Any], timeout_s: float | None, writing: Iterable[Any] = ()) -> list[Any]:
-    """Return which of `reading` can be read, or have ended, once one of all can be used; none after so many seconds.
+    """Return which of `reading` can be read once one of all can be used; none after so many seconds.
+
+    A pipe whose other end is closed can be read: that is how its end is seen.
 
     Raises:
         ValueError: one of them is closed.
