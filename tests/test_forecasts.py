@@ -23,7 +23,7 @@ from analysis.prediction.holdout import hold_out, scores
 from analysis.prediction.upcoming import scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.validity.checks import CHECKS, judge
-from benchmarks.record import Validity, read_lines, read_study
+from benchmarks.record import Validity, read, read_lines, read_study, write
 from benchmarks.record.cell_folder import CellFolder
 from conf.schema import ValidityLimits
 from launch.study.forecasts import Forecasts
@@ -283,6 +283,15 @@ def test_a_damaged_forecast_is_none(calibrated, damaged):
     predicted = made.predicted | damaged if damaged else {"unknown": 1}
     record = with_forecast(dataclasses.replace(made, predicted=predicted))
     assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
+
+
+def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
+    record = make_record(predicted={"deviation_ms": math.inf, "low": None, "why": ["a"], "records": [], "cells": 3})
+    assert read(write(CellFolder(tmp_path), record)) == record
+    content = json.loads((tmp_path / "record.json").read_text())
+    del content["predicted"]
+    (tmp_path / "record.json").write_text(json.dumps(content | {"schema_version": 5}))
+    assert read(tmp_path / "record.json").predicted == {}, "until schema 5 there was none"
 
 
 def test_tables_say_the_forecast_beside_what_was_measured(calibrated):

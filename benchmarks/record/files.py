@@ -10,7 +10,7 @@ from benchmarks.record import own_files
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, refuse_deep, restored
 from benchmarks.record.field_types import check_types
-from benchmarks.record.former import LAST_OLD_NAMES, LATER_FIELDS, WITHOUT_FORECAST, renewed
+from benchmarks.record.former import LAST_OLD_NAMES, LATER_FIELDS, LATER_TABLES, renewed
 from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
 from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
 
@@ -50,8 +50,8 @@ def read(path: Path) -> Record:
 def _record(content: dict[str, Any]) -> Record:
     """Return the record that a JSON object holds. Raises what a constructor raises, and ValueError for a wrong time."""
     content = renewed(content)
-    for name in ("model", "metrics", "within_run", "series", "checks", "tables"):
-        content[name] = restored(content.get(name, {}) if name in ("tables", "within_run") else content[name])
+    for name in ("model", "metrics", "within_run", "series", "checks", "tables", "predicted"):
+        content[name] = restored(content.get(name, {}) if name in LATER_TABLES else content[name])
     refuse_deep({name: value for name, value in content.items() if name not in ("series", "tables")})
     if lost := list(_lost(content)):  # what is lost must not become a default: valid, no repeat, no failure
         raise KeyError(", ".join(lost))
@@ -67,9 +67,7 @@ def _record(content: dict[str, Any]) -> Record:
 
 def _lost(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield the fields that a record of its schema has and this one does not."""
-    version = content["schema_version"]
-    later = LATER_FIELDS if version <= LAST_OLD_NAMES else ()
-    later = (*later, "predicted") if version <= WITHOUT_FORECAST else later
+    later = LATER_FIELDS if content["schema_version"] <= LAST_OLD_NAMES else ()
     cell, failure = content["cell"], content["failure"]
     parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
     parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]

@@ -13,7 +13,7 @@ LAST_OLD_NAMES = 3  # the last schema with these names
 # Fields that not every record of these schemas has.
 LATER_FIELDS = ("within_run", "tables", "raw_sha256", "limits", "not_applicable", "labels", "server_gpus", "profiler_options",
                 "declared")  # fmt: skip
-WITHOUT_FORECAST = 5  # the last schema without Record.predicted
+LATER_TABLES = ("within_run", "tables", "predicted")  # without one a record of any schema has an empty one
 RENAMED = {"comm/exposed_ms": "strategy/cost_ms"}
 # Made of the renamed metric as if it were exposed communication alone: they mean nothing.
 DROPPED = ("comm/overlap_fraction", "trace/exposed_disagreement_ms")
