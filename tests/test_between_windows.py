@@ -98,7 +98,7 @@ def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data
     made.options = make_cell(max_iterations=1000, exposed_rounds=2, **options).benchmark
     made.ranks = Ranks(0, ranks, torch.device(device))
     made.training = type("Stub", (), {"strategy": object.__new__(strategy)})
-    made.longest = list(longest)
+    made.longest, made.known = list(longest), False
     return made
 
 
