@@ -9,7 +9,7 @@ from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.derived import function_of
 from benchmarks.rank.reporter import Reporter
-from benchmarks.record import CellFolder, Lines, read_lines
+from benchmarks.record import CellFolder, Lines, read_line
 from conf.schema import ValidityLimits
 from launch.run_cell import record_of
 
@@ -22,20 +22,27 @@ def run_whole(run, cell, ranks, folder):
     """
     paths = [folder.rank_lines(number) for number in range(ranks.world_size)]
     ranks.barrier()
-    before = [len(list(read_lines(path))) for path in paths]
+    before = [path.stat().st_size if path.exists() else 0 for path in paths]
     ranks.barrier()
     reporter = Reporter(folder, ranks.rank)
     result = run(cell, ranks, reporter)
     if ranks.rank == 0:
         reporter.line("result", **dataclasses.asdict(result))
     ranks.barrier()
-    lines = {rank: list(read_lines(path))[before[rank] :] for rank, path in enumerate(paths)}
+    lines = {rank: _since(path, before[rank]) for rank, path in enumerate(paths)}
     _keep(cell, ranks.rank, lines[ranks.rank], CellFolder(folder.path / "cells" / cell.key))
     derived = function_of(cell)(lines, cell)
     whole = derived.with_facts(dataclasses.asdict(result))
     with contextlib.suppress(OSError):
         whole["output"] = folder.output.read_text()
     return whole | ({"output": derived.output + "\n"} if derived.output else {})
+
+
+def _since(path, start):
+    """The lines of a rank from a byte on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return [line for text in file if (line := read_line(text))]
 
 
 def _keep(cell, rank, lines, folder):

@@ -188,13 +188,10 @@ class CollectiveBenchmark:
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
     gc.collect()
-    gc.freeze()  # what is there stays: else every window looks at all of torch for garbage before it opens
+    gc.freeze()  # for good, the ranks end with this cell: else every window looks at all of torch for garbage before it opens
     reporter.line(Kind.DEVICE, **_device(ranks))
-    try:
-        benchmark = CollectiveBenchmark(cell, ranks, reporter)
-        benchmark.measure()
-    finally:
-        gc.unfreeze()
+    benchmark = CollectiveBenchmark(cell, ranks, reporter)
+    benchmark.measure()
     checks = {"calls": benchmark.calls}
     return Result(checks=checks | ({"enqueued_by": made_by()} if benchmark.calls == "nccl" else {}))
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DEFAULT_STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
+# A path that means the same in a URI: a plan need not import SQLAlchemy to read it, which takes half a second.
+PLAIN, PLAIN_PATH = "sqlite:///", re.compile(r"[\w/.-]+", re.ASCII)
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 # What SQLite says, and what is told instead. The first that is found counts.
@@ -70,11 +72,15 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     Raises:
         WrongUri: no store can have it.
     """
+    if given is None and PLAIN_PATH.fullmatch(default := str(output_dir.absolute() / DEFAULT_STORE)):
+        return PLAIN + default
+    if given and given.startswith(PLAIN) and PLAIN_PATH.fullmatch(path := given.removeprefix(PLAIN)):
+        return PLAIN + str(Path(path).absolute())
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
     if given is None:
-        return URL.create("sqlite", database=str(output_dir.absolute() / DEFAULT_STORE)).render_as_string()
+        return URL.create("sqlite", database=default).render_as_string()
     scheme = given.split(":", 1)[0].split("+")[0].lower()
     if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
         raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted are {ACCEPTED}")
@@ -97,10 +103,12 @@ def store_uri(given: str | None, output_dir: Path) -> str:
 
 def sqlite_file(uri: str) -> Path | None:
     """Return the file of a SQLite URI; None for every other."""
-    from sqlalchemy.engine import make_url
-
     if not uri.lower().startswith("sqlite"):
         return None
+    if uri.startswith(PLAIN) and PLAIN_PATH.fullmatch(path := uri.removeprefix(PLAIN)):
+        return Path(path)
+    from sqlalchemy.engine import make_url
+
     database = str(make_url(uri).database)
     return None if database.startswith("file:") else Path(database)
 
