@@ -3,12 +3,15 @@
 import os
 import signal
 import uuid
+from pathlib import Path
 
 import pytest
 from cells import make_cell
 from faults_seen import until
 
+from analysis.validity.effective import read_logs
 from benchmarks.host import processes
+from benchmarks.rank import nccl_log
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import Engine
 from launch.engines.engine import ALONE, Lives
@@ -124,3 +127,26 @@ def test_the_end_of_the_engine_ends_ranks_that_wait(tmp_path):
     assert processes.of(token)
     local.close()
     assert not processes.of(token)
+
+
+def test_what_nccl_says_once_in_a_process_lies_beside_every_later_log(tmp_path, monkeypatch):
+    first, later = (CellFolder(tmp_path / name) for name in ("first", "later"))
+    said = f"vm:{os.getpid()}:7 [0] NCCL INFO "
+    of_first = [
+        "NCCL version 2.28.9+cuda13.0",
+        "NCCL_P2P_LEVEL set by environment to LOC",
+        "NCCL_ALGO set by environment to Tree",
+    ]
+    of_later = ["NCCL_ALGO set by environment to Ring", "Comm config Blocking set to 1"]
+    for folder, lines in ((first, of_first), (later, of_later)):
+        log = Path(folder.nccl_log_pattern.replace("%h", "vm").replace("%p", str(os.getpid())))
+        log.parent.mkdir(parents=True)
+        log.write_text("".join(f"{said}{line}\n" for line in lines))
+    monkeypatch.setenv("NCCL_DEBUG_FILE", first.nccl_log_pattern)
+    once = nccl_log.said_once()
+    monkeypatch.setenv("NCCL_DEBUG_FILE", later.nccl_log_pattern)
+    nccl_log.begin_again(once)
+    found = read_logs(later)
+    assert found.version == "2.28.9" and found.processes == 1
+    assert found.settings == {"NCCL_P2P_LEVEL": "LOC", "NCCL_ALGO": "Ring"}, "the algorithm is this communicator's own"
+    assert nccl_log.said_once() == "", "a log of a process that said it before has none of it"

@@ -19,6 +19,7 @@ from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.hosts import class_between, gloo_between_hosts, hosts_seen, links_of, nics_of_hosts
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
+from benchmarks.record.cell_folder import ONCE
 from benchmarks.record.raw_files import read_text
 
 
@@ -28,9 +29,11 @@ def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
     `hosts` are those of the cell: an agent puts the number of its host before the names of files, from the second host on.
     """
     try:
-        paths = folder.nccl_logs()
+        found = folder.nccl_logs()
+        once = {path.name.removesuffix(ONCE): read_text(path) for path in found if path.name.endswith(ONCE)}
+        paths = [path for path in found if not path.name.endswith(ONCE)]
         of_files = [_host_of(path.name, hosts) for path in paths] if hosts else ()
-        texts = [read_text(path) for path in paths]
+        texts = [once.get(path.stem.rpartition(".")[2], "") + read_text(path) for path in paths]
         return parse_nccl_log(*texts, hosts=of_files) if texts else None
     except (UnreadableInput, EOFError, zlib.error):
         return None

@@ -139,7 +139,10 @@ class CellFolder:
         return str(self.path / "nccl" / "%h.%p.log")
 
     def nccl_logs(self) -> list[Path]:
-        """Return the paths of NCCL's logs, one for each process that used NCCL."""
+        """Return the paths of NCCL's logs, one for each process that used NCCL.
+
+        A process that had measured another cell has one more, PID + ONCE: what NCCL had said there of the whole process.
+        """
         return found(self.path, "nccl/*.log")
 
     @property
@@ -236,6 +239,7 @@ class CellFolder:
 
 
 # Of every host of a cell.
+ONCE = ".once.log"  # after the number of a process: what NCCL says once in it
 OF_HOSTS = ("gpus.jsonl", "gpus-[0-9]*.jsonl", "cpu.jsonl", "cpu-[0-9]*.jsonl")
 OF_HOST = re.compile(r"(?:gpus|cpu)-([1-9][0-9]{0,3})\.jsonl")
 # What an attempt leaves in the folder.

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.cell import Cell
-from conf.variables import TOKEN
+from conf.variables import READ_AT_EACH_COMMUNICATOR, TOKEN
 from launch.engines.compile_caches import INDUCTOR, TRITON
 
-# NCCL reads these when it makes a communicator, or begins its log again (research page, C2); everything else once in a process.
-READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 EMPTY_FILE = (
     "NCCL_CONF_FILE"  # of each cell's own folder, so that nothing of the user's is read: all of them say the same
 )
