@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Our own deadlines end a hang; this one ends ranks whose launching process is gone.
 TIMEOUT = datetime.timedelta(hours=2)
+GIVING_BACK = datetime.timedelta(seconds=60)  # for the slowest rank to give back
 MOST_CHARACTERS = 2000  # of an error's message in a line; the log has it whole
 
 
@@ -50,6 +51,7 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec", staying: S
     write_to(cell_folder.rank_log(number))
     asked.answer()
     process = Process(number, started, staying)
+    once = ""  # what NCCL has said of this process
     while True:
         kept = process.measure(cell_folder, began)
         following = staying.next(number, kept) if staying else None
@@ -57,8 +59,9 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec", staying: S
             return 0
         began = now()
         cell_folder = CellFolder(Path(following.folder))
+        once = once or nccl_log.said_once()
         following.enter(cell_folder.rank_log(number))
-        nccl_log.begin_again()
+        nccl_log.begin_again(once)
 
 
 class Process:
@@ -162,12 +165,22 @@ class Process:
         changed = give_back(
             self._baseline, self._device, self._cell, keep_compiled=self._graphs is not None and self._graphs.any
         )
+        self._await_others(self._cell.world_size)
         found = left(self._baseline, self._device, self._first_idle, changed, folder.path)
         self._first_idle = self._first_idle or found
         reporter.line(Kind.GIVEN_BACK, **found.line())
         unable = self._device.type == "cuda" and not nccl_log.can_begin_again()
         kept = [*found.kept, *(["cannot begin NCCL's log again"] if unable else [])]
         return [f"rank {self._number} {one}" for one in kept]
+
+    def _await_others(self, ranks: int) -> None:
+        """Wait until every rank has ended its communicator: what NCCL maps of another GPU stays taken there until then."""
+        if self._store is None or self._number >= ranks:
+            return
+        here = f"given back {self._place}"
+        if self._store.add(here, 1) == ranks:
+            self._store.set(f"{here} by all", "")
+        self._store.wait([f"{here} by all"], GIVING_BACK)
 
     def _meeting(self) -> "Store | None":
         """Return where the ranks of a cell meet; None: torch finds it. Keys of a cell before must mean nothing there."""
