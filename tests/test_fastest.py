@@ -10,6 +10,7 @@ from torch._functorch.aot_autograd import aot_module
 from torch._functorch.compilers import nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from trainers import models
 from trainers.fastest import compiling, layers, rewrites, widening
 
 aten = torch.ops.aten
@@ -176,3 +177,23 @@ def test_a_bottleneck_takes_every_form_and_trains_as_before():
 
 def test_torch_takes_our_options():
     assert callable(compiling.compiled(nn.ReLU()))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_compiled_steps_train_as_before():
+    resnet = pytest.importorskip("torchvision.models.resnet")
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+        plain = models.bf16_weights(nn.Sequential(stem, resnet.Bottleneck(64, 16), resnet.Bottleneck(64, 16)))
+        images = torch.randn(32, 3, 64, 64, dtype=torch.bfloat16)
+    plain, images = (one.to(memory_format=torch.channels_last) for one in (plain, images))
+    fast = compiling.prepare(copy.deepcopy(plain))
+    exact = copy.deepcopy(plain).float()
+    for model, called in ((plain, torch.compile(plain)), (fast, compiling.compiled(fast)), (exact, exact)):
+        called(images.to(next(model.parameters()).dtype)).float().square().mean().backward()
+    apart = [
+        torch.cat([(one.grad.float() - other.grad).flatten() for one, other in zip(*pair, strict=True)]).norm()
+        for pair in ((model.parameters(), exact.parameters()) for model in (fast, plain))
+    ]
+    assert apart[0] <= 1.5 * apart[1], "as near to float32 as the plain model in bfloat16"
