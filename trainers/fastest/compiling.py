@@ -1,4 +1,4 @@
-"""How a model is compiled where only the rate of its steps counts. RESULTS.md has what each part brings."""
+"""How a model is compiled where only the rate of its steps counts. RESULTS.md tells what is known of each part."""
 
 from collections.abc import Callable
 from typing import Any
