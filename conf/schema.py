@@ -210,7 +210,7 @@ class Config:
     precision: str = option("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
     optimize: str = option(
         "auto",
-        "how steps are made fast; auto: eager; max: compiled, with layers in faster forms; graph: each step is one replay of a "
+        "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step is one replay of a "
         "CUDA graph; compile_graph: of compiled code",
         words=("auto", "eager", "compile", "max", "graph", "compile_graph"),
     )

@@ -11,7 +11,7 @@ from torch._functorch.compilers import nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from trainers import models
-from trainers.fastest import compiling, layers, rewrites, widening
+from trainers.fastest import compiling, layers, rewrites
 
 aten = torch.ops.aten
 # What inductor decomposes a batch norm and a ReLU by; its whole table takes seconds to import.
@@ -20,11 +20,11 @@ PARTS = get_decompositions(
 )
 
 
-def small(widening_ratio=4):
+def small():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-        nn.Conv2d(8, 8 * widening_ratio, 1, bias=False), nn.BatchNorm2d(8 * widening_ratio), nn.ReLU(inplace=True),
+        nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
     ).train()  # fmt: skip
 
 
@@ -82,65 +82,16 @@ def test_equal_rewrites_are_one_for_kept_graphs_and_caches():
     assert rewrites.Rewrites() == rewrites.Rewrites() and rewrites.Rewrites().uuid() == rewrites.Rewrites().uuid()
 
 
-def test_a_folded_batch_norm_trains_as_the_two_layers_do():
-    plain = small()
-    folded = widening.fold(copy.deepcopy(plain))
-    assert isinstance(folded[3], widening.WideningConvolution), "it was found"
-    assert [*folded.state_dict()] == [*plain.state_dict()]
-    one, other = trained(folded), trained(plain)
-    assert not differing(one, other, 1e-5)
-    assert [name for name in one if one[name].dtype != other[name].dtype] == []
-
-
-def test_a_folded_batch_norm_keeps_its_digits_under_autocast():
-    plain = small()
-    folded = widening.fold(copy.deepcopy(plain))
-    with torch.autocast("cpu", torch.bfloat16):
-        one, other = trained(folded), trained(plain)
-    assert not differing(one, other, 1e-2)
-    exact = trained(small())
-    for name in ("4.running_mean", "4.running_var"):
-        assert (one[name] - exact[name]).abs().max() <= 1e-3 * exact[name].abs().max()
-
-
-class Twice(nn.Module):
-    """The output of the convolution is read by more than the norm; nothing may be folded."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide, self.norm = nn.Conv2d(3, 12, 1, bias=False), nn.BatchNorm2d(12)
-
-    def forward(self, images):
-        wide = self.wide(images)
-        return self.norm(wide) + wide
-
-
-class Untraceable(Twice):
-    """torch.fx cannot trace it."""
-
-    def forward(self, images):
-        return self.norm(self.wide(images)) if images.sum() > 0 else images
-
-
-@pytest.mark.parametrize(
-    "model", [Twice(), Untraceable(), small(widening_ratio=1)], ids=["read twice", "not traceable", "does not widen"]
-)
-def test_other_layers_stay(model):
-    kinds = [type(module) for module in model.modules()]
-    assert [type(module) for module in widening.fold(model).modules()] == kinds
-
-
 # --- layers in other forms ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("window", "stride", "padding", "pixels", "form"),
     [
-        (7, 2, 3, 33, layers.UnrolledConvolution),  # ResNet
-        (3, 2, 0, 30, layers.UnrolledConvolution),  # Inception
-        (11, 4, 2, 63, layers.UnrolledConvolution),  # AlexNet
-        ((3, 5), 2, (1, 0), 20, layers.UnrolledConvolution),
-        (1, 1, 0, 9, layers.PointwiseConvolution),
+        (7, 2, 3, 33, layers.StrideFreeConvolution),  # ResNet
+        (3, 2, 0, 30, layers.StrideFreeConvolution),  # Inception
+        (11, 4, 2, 63, layers.StrideFreeConvolution),  # AlexNet
+        ((3, 5), 2, (1, 0), 20, layers.StrideFreeConvolution),
         (3, 1, 1, 9, nn.Conv2d),
     ],
 )
@@ -154,25 +105,6 @@ def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding,
         model(images).sin().sum().backward()
     torch.testing.assert_close(other(images), plain(images))
     torch.testing.assert_close(other[0].weight.grad, plain[0].weight.grad)
-
-
-def test_a_bottleneck_takes_every_form_and_trains_as_before():
-    resnet = pytest.importorskip("torchvision.models.resnet")
-    torch.manual_seed(0)
-    stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
-    plain = nn.Sequential(stem, resnet.Bottleneck(64, 16))
-    fast = compiling.prepare(copy.deepcopy(plain))
-    kinds = [type(module).__name__ for module in fast.modules()]
-    assert {kind: kinds.count(kind) for kind in ("UnrolledConvolution", "WideningConvolution", "PointwiseConvolution")} == {
-        "UnrolledConvolution": 1, "WideningConvolution": 1, "PointwiseConvolution": 1,
-    }  # fmt: skip
-    assert [*fast.state_dict()] == [*plain.state_dict()]
-    images = torch.randn(4, 3, 32, 32)
-    for model in (plain, fast):
-        model(images).square().sum().backward()
-    scale = max(parameter.grad.abs().max() for parameter in plain.parameters())
-    for one, other in zip(fast.parameters(), plain.parameters(), strict=True):
-        assert (one.grad - other.grad).abs().max() <= 1e-4 * scale
 
 
 def test_torch_takes_our_options():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.fastest import layers, widening
+from trainers.fastest import layers
 
 # Two kernels read a gradient behind a ReLU. Each makes it anew from six tensors; else a third one would write it, in float32.
 READS_TO_WRITE = 8
@@ -14,7 +14,7 @@ READS_TO_WRITE = 8
 
 def prepare(model: nn.Module) -> nn.Module:
     """Let layers of a model take the form that is fastest, in place. Names and values of its parameters stay."""
-    return layers.replace(widening.fold(model))
+    return layers.replace(model)
 
 
 def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
