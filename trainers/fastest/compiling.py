@@ -8,9 +8,6 @@ from torch import nn
 
 from trainers.fastest import layers
 
-# Two kernels read a gradient behind a ReLU. Each makes it anew from six tensors; else a third one would write it, in float32.
-READS_TO_WRITE = 8
-
 
 def prepare(model: nn.Module) -> nn.Module:
     """Let layers of a model take the form that is fastest, in place. Names and values of its parameters stay."""
@@ -21,5 +18,5 @@ def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model that torch.compile compiles, with our rewrites, when it is first called."""
     from trainers.fastest.rewrites import Rewrites  # inductor takes a second where nothing compiles
 
-    options: dict[str, Any] = {"joint_custom_post_pass": Rewrites(), "realize_reads_threshold": READS_TO_WRITE}
+    options: dict[str, Any] = {"joint_custom_post_pass": Rewrites()}
     return torch.compile(model, options=options)

@@ -18,7 +18,6 @@ class Rewrites(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph in place."""
-        masks_from_inputs(graph)
         variances_from_sums(graph)
         graph.lint()
 
@@ -31,23 +30,6 @@ class Rewrites(CustomGraphPass):
 
     def __hash__(self) -> int:
         return hash(Rewrites)
-
-
-def masks_from_inputs(graph: fx.Graph) -> int:
-    """Let the derivative of ReLU look at the input of ReLU, not at the output. Return how many were changed.
-
-    It asks which outputs are 0, and reads them from memory for it. The same inputs are. After a batch norm they are made anew
-    from what its derivative reads anyway, so one read of three is saved.
-    """
-    changed = 0
-    for node in _calls(graph, aten.le.Scalar):
-        output = node.args[0]
-        while isinstance(output, fx.Node) and output.target in (aten.alias.default, aten.detach.default):
-            output = output.args[0]
-        if isinstance(output, fx.Node) and output.target is aten.relu.default and node.args[1] == 0:
-            node.update_arg(0, output.args[0])
-            changed += 1
-    return changed
 
 
 def variances_from_sums(graph: fx.Graph) -> int:
