@@ -203,7 +203,7 @@ def _optimize(
     if precision == "fp16":
         why = "the loss scaler of precision=fp16 leaves out some steps"
     if why:
-        raise Refused(f"optimize={config.optimize}: {why}; accepted here are eager and compile")
+        raise Refused(f"optimize={config.optimize}: {why}; accepted here are eager, compile and max")
     return config.optimize
 
 

@@ -142,7 +142,7 @@ def test_what_no_graph_can_hold_is_refused_before_anything_starts(overrides, sai
     with pytest.raises(Refused) as refused:
         resolve(config, (0, 1), "cuda")
     assert str(refused.value).startswith(f"optimize=graph: {said}")
-    assert str(refused.value).endswith("; accepted here are eager and compile")
+    assert str(refused.value).endswith("; accepted here are eager, compile and max")
 
 
 def left_out(training):

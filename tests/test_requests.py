@@ -110,7 +110,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (
             ["optimize=graph", "full=true"],
             "optimize=graph: CUDA graphs need GPUs",
-            "accepted here are eager and compile",
+            "accepted here are eager, compile and max",
         ),
         (["optimizer.momentun=1"], "optimizer.momentun=1: unknown; options of optimizer", "(did you mean momentum?)"),
         (["validity.strikt=1"], "validity.strikt=1: unknown; options of validity", "(did you mean strict?)"),
