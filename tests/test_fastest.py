@@ -6,18 +6,24 @@ import pytest
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
-from torch._functorch.aot_autograd import aot_module
-from torch._functorch.compilers import nop
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from trainers import models
-from trainers.fastest import compiling, layers, rewrites
+from trainers.fastest import compiling, layers
 
 aten = torch.ops.aten
 # What inductor decomposes a batch norm and a ReLU by; its whole table takes seconds to import.
 PARTS = get_decompositions(
     [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward, aten.threshold_backward]
 )
+
+
+@pytest.fixture(autouse=True)
+def rewrites(monkeypatch, tmp_path):
+    """The module. Inductor, which it imports, names its cache in the environment, which later tests would hand on to cells."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from trainers.fastest import rewrites
+
+    return rewrites
 
 
 def small():
@@ -44,6 +50,9 @@ def differing(one, other, allowed):
 
 def partly_compiled(model, change=None):
     """The model as torch.compile traces and splits it, run operator by operator; the change is made before it is split."""
+    from torch._functorch.aot_autograd import aot_module
+    from torch._functorch.compilers import nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def partition(joint, *arguments, **options):
         if change:
@@ -55,7 +64,7 @@ def partly_compiled(model, change=None):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rewritten_graphs_train_as_the_model_does(dtype):
+def test_rewritten_graphs_train_as_the_model_does(dtype, rewrites):
     found, counts = [], []
     for change in (None, rewrites.variances_from_sums):
         model = small()
@@ -68,7 +77,7 @@ def test_rewritten_graphs_train_as_the_model_does(dtype):
         assert not differing(changed, found[0], 1e-5 if dtype == torch.float32 else 1e-2)
 
 
-def test_other_variances_stay():
+def test_other_variances_stay(rewrites):
     graph = torch.fx.Graph()
     values = graph.placeholder("values")
     values.meta["val"] = torch.zeros(4, 4)
@@ -78,7 +87,7 @@ def test_other_variances_stay():
     assert rewrites.variances_from_sums(graph) == 0
 
 
-def test_equal_rewrites_are_one_for_kept_graphs_and_caches():
+def test_equal_rewrites_are_one_for_kept_graphs_and_caches(rewrites):
     assert rewrites.Rewrites() == rewrites.Rewrites() and rewrites.Rewrites().uuid() == rewrites.Rewrites().uuid()
 
 
@@ -98,7 +107,7 @@ def test_equal_rewrites_are_one_for_kept_graphs_and_caches():
 def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding, pixels, form):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 8, window, stride, padding, bias=False)).double()
-    other = layers.replace(copy.deepcopy(plain))
+    other = layers.in_faster_forms(copy.deepcopy(plain))
     assert type(other[0]) is form
     images = torch.randn(2, 3, pixels, pixels + 3, dtype=torch.double)
     for model in (plain, other):

@@ -8,7 +8,7 @@ FEW_INPUTS = 4  # of a first layer: its colours
 MULTIPLE = 8  # cuDNN's tensor core kernels take so many inputs at a time
 
 
-def replace(model: nn.Module) -> nn.Module:
+def in_faster_forms(model: nn.Module) -> nn.Module:
     """Let every convolution of a model that has such a form take it, in place. Parameters and their names stay."""
     for module in model.modules():
         if type(module) is nn.Conv2d and _is_first(module):
