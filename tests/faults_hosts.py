@@ -1,8 +1,8 @@
 """Break a sweep on two hosts in each of its phases, and write down what was seen: among the hosts of in_namespaces.sh, or on
 the two nodes of the Slurm that .ci/slurm starts.
 
-    tests/in_namespaces.sh 1gbit -- python tests/faults_hosts.py FOLDER [FAULT…]
-    RINGSIDE_TEST_SLURM=WHERE python tests/faults_hosts.py FOLDER [FAULT…]
+    PYTHONPATH=. tests/in_namespaces.sh 1gbit -- python tests/faults_hosts.py FOLDER [FAULT…]
+    PYTHONPATH=. RINGSIDE_TEST_SLURM=WHERE python tests/faults_hosts.py FOLDER [FAULT…]
 
 FOLDER/seen.json gets an entry for each fault in each phase: who was blamed and after how many seconds, what was left, whether a
 line that was here is lost, how the other cell ended, and whether the same command then measured what was missing.

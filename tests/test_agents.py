@@ -23,6 +23,7 @@ from benchmarks.host.wire_watch import WireWatch
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import Engine
 from conf.variables import NO_TOKEN, TOKEN
+from launch.engines import channel as channel_module
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import environment
 from launch.engines.local import LocalEngine, ServedJob
@@ -125,7 +126,8 @@ def answers(program):
         ("import time; time.sleep(60)", "it gave no answer for 0.5 s"),
     ],
 )  # fmt: skip
-def test_a_command_that_starts_no_agent_is_a_sentence(program, why):
+def test_a_command_that_starts_no_agent_is_a_sentence(program, why, monkeypatch):
+    monkeypatch.setattr(channel_module, "LEAVE_SECONDS", 0.5)
     channel = answers(program)
     with pytest.raises(AgentGone, match=f"^{why[:40].replace('(', '.')}"):
         channel.answer(Say.READY, 0.5 if "no answer" in why else 20)
@@ -136,7 +138,7 @@ def test_a_command_that_starts_no_agent_is_a_sentence(program, why):
                 time.sleep(0.1)
     before = time.monotonic()
     channel.close()
-    assert time.monotonic() - before < 7
+    assert time.monotonic() - before < 3
 
 
 def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
