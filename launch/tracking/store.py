@@ -72,10 +72,9 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     Raises:
         WrongUri: no store can have it.
     """
-    if given is None and PLAIN_PATH.fullmatch(default := str(output_dir.absolute() / DEFAULT_STORE)):
-        return PLAIN + default
-    if given and given.startswith(PLAIN) and PLAIN_PATH.fullmatch(path := given.removeprefix(PLAIN)):
-        return PLAIN + str(Path(path).absolute())
+    default = str(output_dir.absolute() / DEFAULT_STORE)
+    if plain := _plain_path(PLAIN + default if given is None else given):
+        return PLAIN + str(Path(plain).absolute())
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -105,12 +104,18 @@ def sqlite_file(uri: str) -> Path | None:
     """Return the file of a SQLite URI; None for every other."""
     if not uri.lower().startswith("sqlite"):
         return None
-    if uri.startswith(PLAIN) and PLAIN_PATH.fullmatch(path := uri.removeprefix(PLAIN)):
-        return Path(path)
+    if plain := _plain_path(uri):
+        return Path(plain)
     from sqlalchemy.engine import make_url
 
     database = str(make_url(uri).database)
     return None if database.startswith("file:") else Path(database)
+
+
+def _plain_path(uri: str) -> str | None:
+    """Return the path of a SQLite URI that needs no decoding; None for every other URI."""
+    path = uri.removeprefix(PLAIN)
+    return path if path != uri and PLAIN_PATH.fullmatch(path) else None
 
 
 def not_a_store(file: Path) -> str:
