@@ -12,7 +12,7 @@ from pathlib import Path
 
 from analysis.commands.predicted import forecasts, held_out, ladders
 from analysis.findings.study import Study, open_study
-from analysis.prediction.asked import questions, read_batches, read_nccl, read_spread, read_subsets
+from analysis.prediction.asked import add_arguments, questions, read_batches, read_nccl, read_spread, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
 from analysis.prediction.forecast import Forecast, forecast
@@ -33,15 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a host")
     parser.add_argument("--net", metavar="NET", help=f"the network between hosts that were not measured: {FORM}")
     parser.add_argument("--nccl", metavar="SETTINGS", default="", help="such as P2P_LEVEL=LOC,ALGO=Ring")
-    parser.add_argument(
-        "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
-    )
-    parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
-    parser.add_argument(
-        "--gpu-spread",
-        metavar="SHARE",
-        help="how far GPUs of one model differ, such as 2%% (default: as the study's do)",
-    )
+    add_arguments(parser)
     parser.add_argument("--holdout", choices=WAYS, help="forecast measured cells from the others")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

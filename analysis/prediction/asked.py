@@ -1,5 +1,6 @@
 """The questions of a command line: which cells to forecast, of what a study has measured."""
 
+import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -18,6 +19,19 @@ MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
 _FORM = (
     "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --strategy, --batch and --gpu-spread: what else than the study's own is forecast."""
+    parser.add_argument(
+        "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
+    )
+    parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
+    parser.add_argument(
+        "--gpu-spread",
+        metavar="SHARE",
+        help="how far GPUs of one model differ, such as 2%% (default: as the study's do)",
+    )
 
 
 @dataclass(frozen=True)

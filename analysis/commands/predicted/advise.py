@@ -23,7 +23,7 @@ from analysis.prediction.advice.options import (
     subsets,
     topology_of,
 )
-from analysis.prediction.asked import read_batches, read_nccl, read_spread, read_subsets
+from analysis.prediction.asked import add_arguments, read_batches, read_nccl, read_spread, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
 from analysis.topology.model import Topology
@@ -37,20 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", metavar="K", required=True, help="how many GPUs; or subsets to choose from, such as 0+1,0+3"
     )
-    parser.add_argument(
-        "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
-    )
-    parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
+    add_arguments(parser)
     parser.add_argument(
         "--nccl",
         metavar="SETTINGS",
         action="append",
         help=f"such as P2P_LEVEL=LOC,ALGO=Ring; again for others to choose from; {UNTOUCHED}: none (default: the study's)",
-    )
-    parser.add_argument(
-        "--gpu-spread",
-        metavar="SHARE",
-        help="how far GPUs of one model differ, such as 2%% (default: as the study's do)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
