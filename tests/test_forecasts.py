@@ -276,13 +276,25 @@ def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
 
 
 @pytest.mark.parametrize(
-    "damaged", [{"step_ms": "fast"}, {"step_ms": math.nan}, {"low": []}, {"level": 7}, {"made_at": None}, {}]
+    "damaged",
+    [
+        {"step_ms": "fast"},
+        {"step_ms": math.nan},
+        {"step_ms": -1.0},
+        {"step_ms": 10**400},
+        {"null_step_ms": 0},
+        {"low": []},
+        {"level": 7},
+        {"made_at": None},
+        {},
+    ],
 )
 def test_a_damaged_forecast_is_none(calibrated, damaged):
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
     predicted = made.predicted | damaged if damaged else {"unknown": 1}
     record = with_forecast(dataclasses.replace(made, predicted=predicted))
     assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
+    assert about_forecasts([record]) == "" or not damaged.keys() & {"step_ms", "null_step_ms"}
 
 
 def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):

@@ -24,8 +24,7 @@ from analysis.findings.study import Study
 from analysis.notebook.columns import asked, of_metric
 from analysis.notebook.frames import INTEGER, NUMBER, TEXT, with_ends
 from analysis.report.names import run_name
-from analysis.report.numbers import finite
-from benchmarks.record import VERDICTS, Record, metrics
+from benchmarks.record import VERDICTS, Record, finite, metrics
 
 IS_DRIFT = "the first cell once more at the end, which shows the drift"
 ENDS_POOL = "the first cell of a pool of ranks once more at its end, which shows whether they drifted"

@@ -8,8 +8,8 @@ from analysis.findings.model import Estimate
 from analysis.findings.next_run.interval import WORDS, interval, rests_on
 from analysis.findings.runs import named
 from analysis.findings.study import Study
-from analysis.report.numbers import estimate, finite, of_metric
-from benchmarks.record import Record
+from analysis.report.numbers import estimate, of_metric
+from benchmarks.record import Record, finite
 
 RATE = "throughput/images_per_second"
 Group = tuple[Record, ...]  # runs of equal cells

@@ -94,9 +94,3 @@ def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number"
     """Return a number with its interval: `98.1 % (98.0 to 98.3)`."""
     within = interval(value, kind)
     return f"{central(value, kind)} ({within})" if within else central(value, kind)
-
-
-def finite(value: object) -> float | None:
-    """Return a finite number of a record's table; None for anything else that it may hold."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The record of a cell and the lines of its ranks: the face that other packages import. Standard library only."""
 
 from benchmarks.record.cell_folder import CellFolder, record_paths
-from benchmarks.record.encoding import decoded, encoded, restored
+from benchmarks.record.encoding import decoded, encoded, finite, restored
 from benchmarks.record.field_types import check_types
 from benchmarks.record.files import read, read_study, write, write_json
 from benchmarks.record.lines import Kind, Lines, read_line, read_lines
@@ -21,6 +21,7 @@ __all__ = [
     "check_types",
     "decoded",
     "encoded",
+    "finite",
     "read",
     "read_line",
     "read_lines",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,6 +41,16 @@ def restored(value: Any, levels: int = DEEPEST) -> Any:
             return {key: restored(item, levels - 1) for key, item in value.items()}
         return [restored(item, levels - 1) for item in value]
     return value
+
+
+def finite(value: object) -> float | None:
+    """Return a number that a JSON value is; None for anything else, and for numbers that are no finite double.
+
+    Tables of a record are not checked field by field: a damaged one may hold text, or a whole number of 400 digits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def decoded(text: str | bytes) -> Any:

@@ -24,7 +24,7 @@ from analysis.findings.estimates import DRAWS
 from analysis.findings.model import Member
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 from benchmarks.timing.statistics import ERROR_OF_MEDIAN
 
 TAIL, SLOWED, REST = "exchange after the last gradient", "backward slowed by the exchange", "exposed, not explained"
@@ -107,11 +107,11 @@ def _of_rank(without: Mapping[str, Any], with_it: Mapping[str, Any]) -> _Moments
 
 def _last_and_ends(row: Mapping[str, Any]) -> _Moments | None:
     """Return when the last gradient is there, the exchange has ended and the step has, in ms, and their standard errors."""
-    ready, spreads, steps = row.get("ready_ms"), row.get("ready_spread_ms"), _number(row.get("steps"))
-    ends = [(_number(row.get(f"{one}_ms")), _number(row.get(f"{one}_spread_ms"))) for one in ("exchange", "update")]
+    ready, spreads, steps = row.get("ready_ms"), row.get("ready_spread_ms"), finite(row.get("steps"))
+    ends = [(finite(row.get(f"{one}_ms")), finite(row.get(f"{one}_spread_ms"))) for one in ("exchange", "update")]
     if not isinstance(ready, list) or not isinstance(spreads, list) or len(spreads) != len(ready) or not ready:
         return None
-    pairs = [*((_number(one), _number(other)) for one, other in zip(ready, spreads, strict=True)), *ends]
+    pairs = [*((finite(one), finite(other)) for one, other in zip(ready, spreads, strict=True)), *ends]
     known = [(at, spread) for at, spread in pairs if at is not None and spread is not None]
     if len(known) < len(pairs) or not steps or steps < 1:
         return None
@@ -130,8 +130,3 @@ def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:
         for row in (rows if isinstance(rows, list) else ())
         if isinstance(row, Mapping) and isinstance(row.get("rank"), int)
     }
-
-
-def _number(value: object) -> float | None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None  # type: ignore[arg-type]

@@ -5,13 +5,11 @@ needs neither numpy nor scipy.
 """
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval
 
 UNEXPLAINED = "unexplained"  # the code of a step outside its interval
@@ -83,11 +81,12 @@ class StatedForecast:
 def stated_forecast(record: Record) -> StatedForecast | None:
     """Return the forecast of a finished record; None where none was possible or asked for, or no step was measured."""
     said = record.predicted
-    step, null, measured = number(said.get("step_ms")), number(said.get("null_step_ms")), record.metrics.get(STEP)
-    if not step or null is None or measured is None or not 0 < measured < math.inf or record.state != "finished":
+    times = said.get("step_ms"), said.get("null_step_ms"), record.metrics.get(STEP)
+    step, null, measured = map(finite, times)
+    if record.state != "finished" or not step or not null or not measured or min(step, null, measured) < 0:
         return None
-    made_at, level = number(said.get("made_at")), number(said.get("level")) or 0.0
-    ends = (number(said.get("low")), number(said.get("high"))) if 0 < level < 1 else (None, None)
+    made_at, level = finite(said.get("made_at")), finite(said.get("level")) or 0.0
+    ends = (finite(said.get("low")), finite(said.get("high"))) if 0 < level < 1 else (None, None)
     in_time = made_at is not None and made_at <= record.started_at
     least, most = interval(STEP, record.within_run) or (measured, measured)
     return StatedForecast(step, null, measured, *ends, level, in_time, min(least, measured), max(most, measured))
@@ -97,7 +96,7 @@ def with_forecast(record: Record) -> Record:
     """Return the record with the metrics of its forecast: the table METRICS has them under `predicted/`."""
     if not record.predicted or record.state != "finished":
         return record
-    found = {name: number(record.predicted.get(field)) for name, field in _METRICS.items()}
+    found = {name: finite(record.predicted.get(field)) for name, field in _METRICS.items()}
     known = {name: value for name, value in found.items() if value is not None}
     if (said := stated_forecast(record)) is not None:
         known[ERROR] = said.error
@@ -115,20 +114,10 @@ def about_forecasts(records: Iterable[Record]) -> str:
     said += f"of the null model {errors[1]:.1%}"
     judged = [one for one in made if one.inside is not None]
     outside = sum(not one.inside for one in judged)
-    interval = f"; {outside} of {len(judged)} outside {judged[0].level:.0%} intervals" if judged else ""
-    return (said + interval).replace("%", " %")
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number of a record; None for anything else: a damaged record may hold it."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    beyond = f"; {outside} of {len(judged)} outside {judged[0].level:.0%} intervals" if judged else ""
+    return (said + beyond).replace("%", " %")
 
 
 def doubted(records: Iterable[Record]) -> bool:
     """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
-    return any(one.validity.verdict == "suspect" and bool(_codes(one.validity.codes)) for one in records)
-
-
-def _codes(codes: Mapping[str, str]) -> set[str]:
-    return codes.keys() - set(FAIR)
+    return any(one.validity.verdict == "suspect" and one.validity.codes.keys() - {*FAIR} for one in records)

@@ -12,7 +12,6 @@ from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.microbenchmarks import DEFAULTS, largest_cells, links_alone, ranking
 from analysis.report.names import BETWEEN, run_name, short_names
-from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.style import (
     COLOURS,
@@ -32,7 +31,7 @@ from analysis.report.style import (
 )
 from analysis.report.tables import Column, Table, metric_column
 from analysis.report.text import count, single_line
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 
 CURVES = 6  # of the figure of collectives
 SIZES = 4  # steps of the axis of messages

@@ -9,10 +9,10 @@ from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, numbers, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone
 from analysis.report.names import unit_of
-from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
+from benchmarks.record import finite
 
 OPERATIONS = {
     "to_device": "host to device",

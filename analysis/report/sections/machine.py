@@ -12,13 +12,12 @@ from analysis.findings.study import Study
 from analysis.findings.wires.between_hosts import HostWire, wires_of
 from analysis.p2p.heat_map import scale_of, squares
 from analysis.report.names import run_name
-from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.style import MUTED, Picture, drawn, figure_width, new_figure, rendered
 from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
 from analysis.topology.fabric import rails
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 
 LARGEST_MAP = 16
 MAPS = 8  # heat maps on the page

@@ -17,10 +17,10 @@ from analysis.p2p.source import medians_of
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone
 from analysis.report.names import unit_of
-from analysis.report.numbers import finite
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
+from benchmarks.record import finite
 
 KNOWN = re.compile(
     r"(?:unidirectional|bidirectional|latency_[cg]pu)_(?:en|dis)abled(?:_reads)?(?=[,:])"

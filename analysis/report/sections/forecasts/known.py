@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from analysis.findings.predicted.stated import number, stated_forecast
+from analysis.findings.predicted.stated import stated_forecast
 from analysis.findings.study import Study
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.forecast import FEWEST_HELD_OUT, forecast
 from analysis.prediction.holdout import CONDITION, HeldOut, hold_out, scores
 from analysis.report.text import single_line
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
 _FIELDS = (
@@ -54,6 +54,11 @@ class CellForecast:
     waiting_ms: float | None
     basis: str
     widest: str  # the part that most of the interval comes from
+
+    @property
+    def made(self) -> str:
+        """When it was made."""
+        return "before it ran" if self.before else "held out afterwards"
 
     @property
     def error(self) -> float:
@@ -144,9 +149,9 @@ def _held(one: HeldOut) -> CellForecast | None:
 def _stated(record: Record) -> CellForecast | None:
     """Return the forecast that a record of several GPUs holds of itself; None where it has none, or it came too late."""
     found = stated_forecast(record)
-    if found is None or not found.in_time or not found.null_step_ms or record.cell.world_size < 2:
+    if found is None or not found.in_time or record.cell.world_size < 2:
         return None
-    parts: dict[str, Any] = {name: number(record.predicted.get(name)) for name in _FIELDS[2:]}
+    parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _FIELDS[2:]}
     parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}
     strategy, cost = str(record.cell.strategy["name"]), record.metrics.get("strategy/cost_ms")
     return CellForecast(
