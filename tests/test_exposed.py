@@ -9,11 +9,12 @@ from cells import changed_cell
 from simulated import Simulator, Truth, changed
 
 from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.communication.by_hosts import COMMUNICATION
 from analysis.findings.communication.cells import communication, not_claimed
 from analysis.findings.communication.exposed import ALONE, COST, DIFFERENCE, EXCHANGE, EXPOSED, HIDDEN, Exposures
 from analysis.findings.communication.several_records import again, rests_on, values_of, with_values
 from analysis.findings.study import Study
-from analysis.findings.waterfall import COMMUNICATION, waterfalls
+from analysis.findings.waterfall import waterfalls
 from benchmarks.record import read_study
 
 H200 = Path(__file__).parent / "data" / "h200_x2"

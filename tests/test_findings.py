@@ -13,13 +13,16 @@ from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings import scaling as of_scaling
 from analysis.findings import waterfall as of_waterfall
+from analysis.findings.communication.by_hosts import COMMUNICATION
 from analysis.findings.communication.several_records import values_of
 from analysis.findings.control_cells import control_cells
 from analysis.findings.examine import findings_of
+from analysis.findings.losses.clocks import NAME as CLOCKS
+from analysis.findings.losses.subset import CONTENTION, OVERHEAD, WAIT, WAITING
 from analysis.findings.model import Findings
 from analysis.findings.next_run.floors import CLOCK
 from analysis.findings.study import Study
-from analysis.findings.waterfall import CLOCKS, COMMUNICATION, CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
+from analysis.findings.waterfall import SPREAD
 from analysis.topology.source import load_topology
 from benchmarks import record as records
 

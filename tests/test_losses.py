@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.findings.communication.by_hosts import COMMUNICATION
 from analysis.findings.losses.clocks import NAME, ClockPart
 from analysis.findings.losses.exchange import REST, SLOWED, TAIL
 from analysis.findings.losses.exponent import exponent
 from analysis.findings.study import Study, open_study
-from analysis.findings.waterfall import COMMUNICATION, waterfalls
+from analysis.findings.waterfall import waterfalls
 from tests.simulated import STRATEGY, Simulator, Truth, changed
 
 DATA = Path(__file__).parent / "data"

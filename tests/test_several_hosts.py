@@ -92,6 +92,26 @@ def test_a_host_that_was_not_measured_alone_gives_no_node_efficiency(tmp_path):
     assert "told apart" in part.why
 
 
+def observed(cell):
+    """The cell with the moments of its steps: the last gradient comes at 40 ms, an exchange ends 3 ms later."""
+    ranks = len(cell["cell"]["gpus"]) * len(cell["cell"]["hosts"])
+    spread = {"ready_spread_ms": [0.1], "exchange_spread_ms": 0.1, "update_spread_ms": 0.1}
+    rows = [
+        {"rank": rank, "exchange": exchange, "steps": 5, "ready_ms": [40.0], "exchange_ms": 40.0 + 3.0 * exchange,
+         "update_ms": 41.0 + 3.0 * exchange, **spread}
+        for rank in range(ranks) for exchange in (False, True)
+    ]  # fmt: skip
+    return cell | {"tables": {"timeline": {"rows": rows}}}
+
+
+def test_what_is_exposed_between_hosts_is_no_part_of_a_step_that_was_observed(tmp_path, found):
+    """What observed steps split is the exchange of one host; on several the control cells tell inside and between."""
+    (waterfall,) = [one for one in found[1].waterfalls if one.hosts]
+    opened = open_study(study(tmp_path / "study", map(observed, cells())))
+    (with_moments,) = [one for one in findings_of(opened).waterfalls if one.hosts]
+    assert {part.name: part.lost for part in with_moments.parts} == {part.name: part.lost for part in waterfall.parts}
+
+
 def test_hosts_that_changed_are_other_machines(tmp_path):
     """Another GPU under the same name is another machine; a driver that changed on both hosts is another provenance."""
     swapped = facts_of("a")

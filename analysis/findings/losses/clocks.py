@@ -9,7 +9,7 @@ import functools
 import math
 import statistics
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from analysis.findings.next_run.floors import CLOCK, FloorGroup, group_of
 from analysis.findings.next_run.interval import of_median
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 
 NAME = "other clocks than alone"
 NOT_TOLD = "not told apart from 0"
@@ -53,6 +53,8 @@ class ClockPart(WaterfallPart):
 
 @dataclass(frozen=True)
 class _LogClock:
+    """The logarithm of a mean clock in MHz, and draws of it; None where its scatter is not known."""
+
     value: float
     draws: Draws | None
 
@@ -62,16 +64,16 @@ class Clocks:
 
     def __init__(self, study: Study) -> None:
         self._study = study
-        self._exponent = functools.cache(self._of_workload)
+        self._exponent_of = functools.cache(self._of_workload)
 
     def at_clock_of(self, together: Runs, step: Step, alone: Runs) -> Step | None:
         """Return what a step of one GPU, or a part of it, takes at the mean clock of a cell; None without both clocks."""
-        one, several = self._clock(alone), self._clock(together)
+        one, several = _of_cell(alone), _of_cell(together)
         return None if one is None or several is None else _slowed(step, one, several, self.exponent(together))
 
     def differ(self, together: Runs, alone: Runs) -> bool:
         """Tell whether GPUs had another clock together than one had alone."""
-        one, several = self._clock(alone), self._clock(together)
+        one, several = _of_cell(alone), _of_cell(together)
         return one is not None and several is not None and abs(one.value - several.value) > LEAST_RATIO
 
     def lost(self, runs: Runs, alone: Mapping[Member, Runs], steps: Mapping[Member, Step]) -> Step | None:
@@ -79,47 +81,43 @@ class Clocks:
 
         `steps` are those of members alone, with what the strategy does on one GPU.
         """
+        if known := self._of_members(runs, alone):
+            changed = [_slowed(steps[gpu], *clocks, self.exponent(runs)) for gpu, clocks in known.items()]
+            return _beyond(_slowest(changed), _slowest([steps[gpu] for gpu in known]))
         slowest = max(steps, key=lambda gpu: steps[gpu].ms)
-        if members := self.members(runs, alone):
-            changed = [self._of_member(runs, alone[one.gpu], one.gpu, steps[one.gpu]) for one in members]
-            longest = max(changed, key=lambda step: step.ms)
-            return _beyond(longest, max((steps[one.gpu] for one in members), key=lambda step: step.ms))
         found = self.at_clock_of(runs, steps[slowest], alone[slowest])
         return None if found is None else _beyond(found, steps[slowest])
 
     def members(self, runs: Runs, alone: Mapping[Member, Runs]) -> tuple[MemberClock, ...]:
         """Return the clocks of every member that ran alone; none where the records have no clock of each GPU."""
-        found = []
-        for gpu in runs.gpus:
-            clocks = (self._clock(alone[gpu], gpu), self._clock(runs, gpu)) if gpu in alone else ()
-            if clocks and None in clocks:
-                return ()
-            found += [MemberClock(gpu, *(round(math.exp(one.value), 3) for one in clocks if one))] if clocks else []
-        return tuple(found)
+        known = self._of_members(runs, alone)
+        return tuple(
+            MemberClock(gpu, *(round(math.exp(clock.value), 3) for clock in clocks)) for gpu, clocks in known.items()
+        )
 
-    def _of_member(self, runs: Runs, alone: Runs, gpu: Member, step: Step) -> Step:
-        one, several = self._clock(alone, gpu), self._clock(runs, gpu)
-        assert one is not None and several is not None  # it is one of `members`
-        return _slowed(step, one, several, self.exponent(runs))
+    def _of_members(self, runs: Runs, alone: Mapping[Member, Runs]) -> dict[Member, tuple[_LogClock, _LogClock]]:
+        """Return {GPU: its clock alone and together} of the members that ran alone; none where one is not known."""
+        found = {}
+        for gpu in (member for member in runs.gpus if member in alone):
+            one, several = self._of_gpu(alone[gpu], gpu), self._of_gpu(runs, gpu)
+            if one is None or several is None:
+                return {}
+            found[gpu] = one, several
+        return found
 
-    def _clock(self, runs: Runs, gpu: Member | None = None) -> _LogClock | None:
-        """Return the logarithm of the mean clock of one GPU of a cell, or of all its GPUs; None where it was not sampled."""
-        if gpu is None:
-            found = runs.logarithms(CLOCK)
-        else:
-            place = runs.gpus.index(gpu)
-            found = [math.log(mhz) for one in runs.records if (mhz := _mean_of(one, place)) is not None]
+    def _of_gpu(self, runs: Runs, gpu: Member) -> _LogClock | None:
+        """Return the mean clock of one GPU of a cell; None where the records do not say it."""
+        place = runs.gpus.index(gpu)
+        found = [math.log(mhz) for one in runs.records if (mhz := _mean_mhz(one, place)) is not None]
         if not found:
             return None
         value, floor = statistics.median(found), runs.floor(CLOCK)
-        name = f"{CLOCK} {runs.records[0].record_id}"
-        if gpu is None:
-            return _LogClock(value, Sample(value, floor, len(found), name).draws)
-        errors = [error for one in runs.records for error in self._errors(one)[runs.gpus.index(gpu) :][:1]]
+        errors = [error for one in runs.records for error in self._errors(one)[place : place + 1]]
         deviation = max([floor.deviation if floor else 0.0, *errors])
         if not deviation:
             return _LogClock(value, None)
-        normal = np.random.default_rng(zlib.crc32(f"{name} {gpu}".encode())).standard_normal((2, DRAWS))
+        seed = zlib.crc32(f"{CLOCK} {runs.records[0].record_id} {gpu}".encode())
+        normal = np.random.default_rng(seed).standard_normal((2, DRAWS))
         return _LogClock(value, value + normal * deviation * np.array([[1.0], [math.sqrt(of_median(len(found)))]]))
 
     def _errors(self, record: Record) -> list[float]:
@@ -128,7 +126,7 @@ class Clocks:
 
     def exponent(self, runs: Runs) -> Exponent:
         """Return e of the workload of a cell, from all valid cells of it whose raw samples are here."""
-        return self._exponent(group_of(runs.records[0]).of_any_size)
+        return self._exponent_of(group_of(runs.records[0]).of_any_size)
 
     def _of_workload(self, workload: FloorGroup) -> Exponent:
         alike = [one for one in self._study.usable if group_of(one).of_any_size == workload]
@@ -139,13 +137,27 @@ class Clocks:
         return exponent(windows, f"{CLOCK} {workload}") if windows else UNKNOWN
 
 
-def _mean_of(record: Record, place: int) -> float | None:
-    """Return the mean clock of one GPU over the timed window in MHz; None where the record does not say."""
+def _of_cell(runs: Runs) -> _LogClock | None:
+    """Return the mean clock of all GPUs of a cell; None where it was not sampled."""
+    found = runs.logarithms(CLOCK)
+    if not found:
+        return None
+    value = statistics.median(found)
+    sample = Sample(value, runs.floor(CLOCK), len(found), f"{CLOCK} {runs.records[0].record_id}")
+    return _LogClock(value, sample.draws)
+
+
+def _mean_mhz(record: Record, place: int) -> float | None:
+    """Return the mean clock of one GPU over the timed window; None where the record does not say it."""
     found: Any = record.checks
     for name in ("gpu_samples", "phases", "timed", "sm_mhz"):
         found = found.get(name) if isinstance(found, Mapping) else None
-    mhz = found[place] if isinstance(found, list) and len(found) == record.cell.world_size else None
-    return float(mhz) if isinstance(mhz, (int, float)) and mhz > 0 else None
+    mhz = finite(found[place]) if isinstance(found, list) and len(found) == record.cell.world_size else None
+    return mhz if mhz is not None and mhz > 0 else None
+
+
+def _slowest(steps: Sequence[Step]) -> Step:
+    return max(steps, key=lambda step: step.ms)
 
 
 def _slowed(step: Step, before: _LogClock, after: _LogClock, follows: Exponent) -> Step:
