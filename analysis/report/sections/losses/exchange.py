@@ -39,7 +39,7 @@ from analysis.report.text import single_line
 
 OWN, BOTH, WAITING = "own work on one GPU", "backward slowed, and own work", "waiting for slower ranks"
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
-BEFORE, AFTER, OWN_TABLES = "before it ran", "held out afterwards", "by its own buckets, collectives and γ"
+OWN_TABLES = "by its own buckets, collectives and γ"
 FIGURE_CELLS = 5
 KEY_IN = 0.75  # height of the key in one column
 MS = NumberFormat(decimals=2)
@@ -73,12 +73,10 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         modelled = own_parts or forecasts.of(ids)
         if len(measured) > 1 or modelled:
             parts = _modelled(modelled, BOTH in measured) if modelled else {}
-            made = OWN_TABLES if own_parts else "" if modelled is None else BEFORE if modelled.before else AFTER
+            made = OWN_TABLES if own_parts else modelled.made if modelled else ""
             found.append(CostParts(names[labels.label(study, runs)], gpu_ids(runs.gpus), measured, parts, made))
-    if not any(
-        TAIL in one.measured or TAIL in one.modelled for one in found
-    ):  # nothing that the waterfall does not say
-        return None
+    if not any(TAIL in one.measured or TAIL in one.modelled for one in found):
+        return None  # the waterfall says as much
     table = Table(
         "cost_parts",
         "What the strategy adds to a step, in parts of ms. Measured: observed steps with the exchange and without it, what one "
