@@ -10,11 +10,12 @@ from cells import make_cell
 
 from benchmarks.record import CellFolder, Lines
 from conf.schema import Engine
-from launch.engines.engine import ALONE
+from launch.engines.engine import ALONE, Lost
 from launch.supervision import supervise
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {"start_timeout_s": 300.0, "silence_timeout_s": 12.0, "cell_timeout_s": 1800.0, "stop_grace_s": 3.0}
+LOST = "host n2 is lost: its agent gave no sign of life for 15 s"
 
 
 class FakeClock:
@@ -55,6 +56,7 @@ class FakeJob:
         self.engine, self.folder, self.cell, self.clock = engine, folder, cell, engine.clock
         self.status, self.asked, self.stopped = None, [], []
         self.states, self.stacks = {}, {}  # by number
+        self.silent = None  # a host that is found to be lost when the job is stopped
         self.numbers = range(cell.world_size + cell.servers)
         self.lines = [Lines(folder.rank_lines(number)) for number in self.numbers]
 
@@ -89,6 +91,7 @@ class FakeJob:
     def stop(self, grace_s):
         self.stopped.append(grace_s)
         self.status = -9 if self.status is None else self.status
+        self.states.setdefault("lost", self.silent)
         return self.engine.survivors
 
 
@@ -153,6 +156,17 @@ def is_seen_to_end(*several, agent=1):
         job.status = agent
 
     return step
+
+
+def falls_silent(job):
+    """A host is heard no more; that it is lost is known when it does not answer the stop."""
+    job.silent = Lost(LOST, job.clock.time())
+
+
+def is_lost(job):
+    """A host is known to be lost before anything else is seen."""
+    falls_silent(job)
+    job.states["lost"] = job.silent
 
 
 def becomes(state, *numbers):

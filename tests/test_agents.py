@@ -147,7 +147,7 @@ def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
     until(lambda: channel.heard > time.monotonic() + 50, 20)
     assert host.answers(3.0)
     channel.close()
-    assert not host.answers(3.0) and "its agent is gone" in host.lost
+    assert not host.answers(3.0) and "its agent is gone" in host.lost.said
 
 
 def test_messages_come_whole_whatever_the_pieces(monkeypatch):

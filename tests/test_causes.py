@@ -4,13 +4,16 @@ import json
 
 import pytest
 from fake_engine import (
+    LOST,
     ROOT,
     FakeEngine,
     becomes,
     begins,
     dump,
     ends,
+    falls_silent,
     is_done,
+    is_lost,
     is_seen_to_end,
     raises,
     reaches,
@@ -158,6 +161,20 @@ ENDS = {
         [ends(0)],
         ("exception", 0, "rank 0 left with status 0 in phase 'timed', before it was done, and wrote no reason"),
     ),
+    "a host is silent": ([is_lost], ("node_lost", None, LOST)),
+    "a host is silent, and the agent of the other is killed": ([falls_silent, ends(-9)], ("node_lost", None, LOST)),
+    "a host is silent, and the rank of the other raises at once": (
+        [falls_silent, raises(0, "RuntimeError", PEER), is_seen_to_end((0, 1))],
+        ("node_lost", None, LOST),
+    ),
+    "a host is silent, and the rank of the other raises what nobody knows": (
+        [falls_silent, raises(0, "RuntimeError", "what?"), is_seen_to_end((0, 1))],
+        ("node_lost", None, LOST),
+    ),
+    "a rank raises, and then its host is silent": (
+        [raises(1, "ValueError", "mine"), falls_silent, is_seen_to_end((0, 1))],
+        ("exception", 1, "rank 1 raised ValueError in phase 'timed': mine"),
+    ),
 }  # fmt: skip
 
 
@@ -175,6 +192,16 @@ def test_a_rank_that_is_gone_after_its_last_line_is_not_missed(tmp_path):
         job.states |= dict.fromkeys(job.numbers, "zombie")
 
     outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, ends_while_looked_at, ends(0)))
+    assert outcome.state == "finished"
+
+
+def test_a_rank_that_is_gone_with_its_host_is_not_the_cause(tmp_path):
+    failure, _ = told(tmp_path, starts, begins, falls_silent, becomes("gone", 1))
+    assert failure == ("node_lost", None, LOST)
+
+
+def test_a_cell_that_every_rank_has_done_is_finished_though_a_host_is_lost_at_its_end(tmp_path):
+    outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, is_done, falls_silent, ends(0)))
     assert outcome.state == "finished"
 
 

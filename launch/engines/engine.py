@@ -22,6 +22,14 @@ class Lives:
 ALONE = Lives()
 
 
+@dataclass(frozen=True)
+class Lost:
+    """A host that is lost."""
+
+    said: str  # which it is and how that was seen, as a sentence
+    heard: float  # when it was last heard; seconds since 1970
+
+
 class Job(Protocol):
     """The running processes of one cell: what starts them on each host, the ranks and the servers, and what these started."""
 
@@ -39,8 +47,8 @@ class Job(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait so long, or less where the end of what started the ranks is told at once."""
 
-    def lost(self) -> str | None:
-        """Return which host is lost and how that was seen, as a sentence; None if none is."""
+    def lost(self) -> Lost | None:
+        """Return the host that is lost; None if none is."""
 
     def process_state(self, number: int, pid: int) -> str:
         """Return what a process of the cell does: 'running', 'stopped', 'zombie', …; 'gone' if there is none."""

@@ -16,7 +16,7 @@ from conf.cell import Cell
 from conf.options import Refused
 from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
-from launch.engines.engine import ALONE, Lives
+from launch.engines.engine import ALONE, Lives, Lost
 from launch.engines.environment import LOOPBACK, OnHost, asked
 from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost, first_lost
 from launch.engines.words import command
@@ -78,7 +78,8 @@ class HostsEngine:
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
-        return first_lost((self._hosts[name] for name in cell.every_host), self._limits.lost_after_s)
+        lost = first_lost((self._hosts[name] for name in cell.every_host), self._limits.lost_after_s)
+        return lost.said if lost else None
 
     def start(
         self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
@@ -96,7 +97,7 @@ class HostsEngine:
         watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
         with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
             for part in parts:
-                part.host.set_clock()
+                part.host.set_clock(self._limits.lost_after_s)
             for part in parts:
                 host = self._fleet[part.host.name]
                 variables = self.variables(cell, host.name, token).to_dict()
@@ -148,7 +149,7 @@ class HostsEngine:
             if first.why or time.monotonic() > deadline:
                 raise OSError(f"host {first.host.name}: {first.why or 'it did not say where its ranks meet'}")
             if not first.host.answers(self._limits.lost_after_s):
-                raise AgentGone(first.host.lost)
+                raise AgentGone(f"host {first.host.name} is lost")
         return first.ports
 
     def _meeting(self, names: tuple[str, ...]) -> MeetingAddress:
@@ -218,16 +219,15 @@ class HostsJob:
         """Wait so long."""
         time.sleep(seconds)
 
-    def lost(self) -> str | None:
-        """Return which host is lost and how that was seen, as a sentence; None if none is."""
+    def lost(self) -> Lost | None:
+        """Return the first host that is lost; None if none is."""
         first, silent = self._parts[0], {n: s for part in self._parts for n, s in part.silent_s.items() if n}
         for number, seconds in silent.items():
             # If the first hears none of several others, its own wire is cut.
             part, ear = (first, "no other host hears it") if len(silent) == len(self._parts) - 1 > 1 else (
                 self._parts[number], f"host {first.host.name} hears nothing from it")  # fmt: skip
-            part.host.lost = part.host.lost or (
-                f"host {part.host.name} is lost: {ear} for {seconds:.0f} s over the wire of the ranks, which may be cut at "
-                "either end"
+            part.host.is_lost(
+                f"{ear} for {seconds:.0f} s over the wire of the ranks, which may be cut at either end", seconds
             )
         return first_lost((part.host for part in self._parts), self._lost_after_s)
 
@@ -255,9 +255,7 @@ class HostsJob:
         while (waiting := self._not_stopped()) and time.monotonic() < deadline:
             time.sleep(0.01)
         for part in waiting:
-            part.host.lost = (
-                f"host {part.host.name} is lost: its agent did not end the processes of a cell in {LAST_S:g} s"
-            )
+            part.host.is_lost(f"its agent did not end the processes of a cell in {LAST_S:g} s", 0.0)
         return [pid for part in self._parts for pid in part.survivors or ()]
 
     def _not_stopped(self) -> list[CellOnHost]:

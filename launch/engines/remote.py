@@ -14,6 +14,7 @@ from benchmarks.record import CellFolder, clock, own_files, write_json
 from benchmarks.record.encoding import decoded
 from conf.variables import CLOCK_BOUND
 from launch.engines.channel import Channel
+from launch.engines.engine import Lost
 from launch.machine.fleet import Host
 
 CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
@@ -29,7 +30,7 @@ class RemoteHost:
 
     def __init__(self, name: str, channel: Channel) -> None:
         self.name, self.channel = name, channel
-        self.lost = ""  # why, once it is lost
+        self.lost: Lost | None = None
         self.clock: dict[str, str] = {}  # variables by which its ranks have the launcher's clock
 
     def describe(self, device: str, ready_s: float) -> Host:
@@ -54,10 +55,14 @@ class RemoteHost:
         elif silent_s > lost_after_s:
             why = f"its agent gave no sign of life for {silent_s:.0f} s"
         if why:
-            self.lost = self.lost or f"host {self.name} is lost: {why}"
+            self.is_lost(why, silent_s)
         return not why
 
-    def set_clock(self) -> None:
+    def is_lost(self, why: str, silent_s: float) -> None:
+        """Take the host as lost, unheard for so many seconds. The first reason stays."""
+        self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", clock.now() - silent_s)
+
+    def set_clock(self, answer_s: float = ANSWER_S) -> None:
         """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8).
 
         Raises:
@@ -67,15 +72,15 @@ class RemoteHost:
         for _ in range(CLOCK_QUESTIONS):
             sent = time.monotonic()
             self.channel.send(Do.TIME, sent=sent)
-            answer = self.channel.answer(Say.TIME, ANSWER_S)
+            answer = self.channel.answer(Say.TIME, answer_s)
             answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
         took_s, sent, there = min(answers)
         beginning = clock.BEGINNING + sent + took_s / 2 - there  # when its monotonic clock was 0
         self.clock = {clock.VARIABLE: repr(beginning), CLOCK_BOUND: repr(took_s / 2)}
 
 
-def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> str | None:
-    """Return of the first host that is lost why, as a sentence; None if none is."""
+def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> Lost | None:
+    """Return the first host that is lost; None if none is."""
     return next((host.lost for host in hosts if not host.answers(lost_after_s) or host.lost), None)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.host import processes
 from benchmarks.record import CellFolder, Failure, decoded
+from launch.engines.engine import Lost
 from launch.supervision.logs import end_of
 from launch.supervision.progress import Rank, Watch
 
@@ -47,10 +48,12 @@ def _end(found: Any) -> End:
     return End(int(found), 0.0)
 
 
-def first_cause(watch: Watch, folder: CellFolder, ended: Mapping[int, End], agent_status: int | None) -> Failure | None:
-    """Return the failure of the rank that ended first among those that ended by themselves; None if every rank was done.
+def first_cause(
+    watch: Watch, folder: CellFolder, ended: Mapping[int, End], agent_status: int | None, lost: Lost | None = None
+) -> Failure | None:
+    """Return the failure of what ended first by itself, a rank or a host; None if every rank was done.
 
-    `agent_status` is the exit status of the agent, None if it still ran.
+    `agent_status` is the exit status of the agent, None if it still ran; `lost` is a host that is lost.
     """
     wrote = {rank.number: float(rank.error["time"]) for rank in watch.everyone if rank.error}
     ended = {number: end for number, end in ended.items() if 0 <= number < len(watch.everyone)}
@@ -61,7 +64,10 @@ def first_cause(watch: Watch, folder: CellFolder, ended: Mapping[int, End], agen
     if candidates:
         number = min(candidates, key=lambda number: _order(watch.everyone[number], ended.get(number), wrote))
         rank = watch.everyone[number]
-        return _raised(rank) if rank.error else _ended(rank, ended[number].status, folder)
+        if not lost or _was_before(lost, rank, ended.get(number), wrote):
+            return _raised(rank) if rank.error else _ended(rank, ended[number].status, folder)
+    if lost:
+        return Failure("node_lost", None, lost.said)
     left = [rank for rank in watch.everyone if not rank.done and not rank.error]
     if agent_status is None or agent_status == 0:
         return _ended(left[0], agent_status, folder) if left else None
@@ -79,6 +85,12 @@ def _order(rank: Rank, end: End | None, wrote: Mapping[int, float]) -> tuple[int
         return (2 if CONSEQUENCE.search(str(rank.error["message"])) else 0), wrote[rank.number], rank.number
     terminated = end is not None and end.status == -signal.SIGTERM
     return (3 if terminated else 1), 0.0, rank.number
+
+
+def _was_before(lost: Lost, rank: Rank, end: End | None, wrote: Mapping[int, float]) -> bool:
+    """Return whether a rank ended before a host was lost: by itself, and when the host was still heard afterwards."""
+    time = wrote.get(rank.number, end.time if end else math.inf)
+    return _order(rank, end, wrote)[0] < 2 and time < lost.heard
 
 
 def _raised(rank: Rank) -> Failure:

@@ -9,7 +9,7 @@ from benchmarks.host.processes import ENDED
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
-from launch.engines.engine import ALONE, CellEngine, Job, Lives
+from launch.engines.engine import ALONE, CellEngine, Job, Lives, Lost
 from launch.supervision import stacks
 from launch.supervision.deadlines import Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
@@ -70,33 +70,37 @@ def run(
     opened = clock.monotonic()
     job = engine.start(cell, folder, environment, profiler, sampled, lives)
     ended: Failure | Hang | None = None
+    lost: Lost | None = None
     vanished: dict[int, End] = {}
     try:
-        while job.poll() is None and ended is None and not vanished:
+        while job.poll() is None and not (ended or lost or vanished):
             watch.update()
             progress(watch)
-            ended = _stopped() if stopping() else _lost(job)
-            ended = ended or overdue(watch, opened, clock.monotonic(), limits, job.process_state)
+            lost = job.lost()
+            if stopping():
+                ended = _stopped()
+            elif not lost:
+                ended = overdue(watch, opened, clock.monotonic(), limits, job.process_state)
             vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
             job.wait(POLL_SECONDS)
-        if vanished:
+        if vanished and not lost:
             _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
         if isinstance(ended, Hang):
             ended = _named(ended, watch, folder, job, clock)
-        status = job.poll()
-        if status and ended is None:  # what others raise when a host is lost may be heard first
-            ended = _lost(job)
+        status, noticed = job.poll(), clock.monotonic()
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
-        immortal = job.stop(limits.stop_grace_s if ended else 0.0)
+        immortal = job.stop(limits.stop_grace_s if ended or lost else 0.0)
     watch.update()
-    if (ended and ended.cause == "node_lost") or (not ended and status == -signal.SIGTERM):
+    # What the others raise is heard at once; that a host is lost is known for sure when it did not answer the stop.
+    lost = None if status == 0 else lost or job.lost()
+    if not ended and (lost or status == -signal.SIGTERM):
         # Slurm asks all processes of a job to end, this one perhaps last.
-        _until(stopping, SIGNAL_SECONDS, clock)
-        ended = _stopped() if stopping() else ended
+        _until(stopping, noticed + SIGNAL_SECONDS - clock.monotonic(), clock)
+        ended = _stopped() if stopping() else None
     if ended is not None and ended.cause == "interrupted":
         return Outcome("interrupted", ended, immortal)
-    failure = ended or _cause(watch, folder, status, vanished)
+    failure = ended or _cause(watch, folder, status, vanished, lost)
     if failure is None:
         return Outcome("finished", None, immortal, job.went_on, job.kept)
     return Outcome("failed", with_log(failure, folder), immortal, job.went_on)
@@ -104,11 +108,6 @@ def run(
 
 def _stopped() -> Failure:
     return Failure("interrupted", None, "stopped by the user")
-
-
-def _lost(job: Job) -> Failure | None:
-    lost = job.lost()
-    return Failure("node_lost", None, lost) if lost else None
 
 
 def _vanished(watch: Watch, job: Job) -> list[Rank]:
@@ -156,11 +155,14 @@ def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> N
         clock.sleep(POLL_SECONDS)
 
 
-def _cause(watch: Watch, folder: CellFolder, status: int | None, vanished: Mapping[int, End]) -> Failure | None:
+def _cause(
+    watch: Watch, folder: CellFolder, status: int | None, vanished: Mapping[int, End], lost: Lost | None
+) -> Failure | None:
     """Return why a job failed that was not ended by a deadline; None if it did not fail.
 
-    `status` is that of the agent; `vanished` are processes that were seen to be gone while it still ran.
+    `status` is that of the agent; `vanished` are processes that were seen to be gone while it still ran; `lost` is a
+    host that is lost.
     """
     if status is not None and status < 0:
         vanished = {}  # its ranks die with a killed agent
-    return first_cause(watch, folder, ends(folder) or vanished, status)
+    return first_cause(watch, folder, ends(folder) or vanished, status, lost)
