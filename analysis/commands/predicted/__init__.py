@@ -1,1 +1,1 @@
-"""What `python -m analysis predict` prints: forecasts, held-out cells, published ladders."""
+"""What `python -m analysis predict` and `advise` print: forecasts, held-out cells, published ladders, advice."""

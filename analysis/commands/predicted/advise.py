@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.commands.predicted import advised
+from analysis.commands.predicted import advice
 from analysis.console import console
 from analysis.findings.model import Member
 from analysis.findings.study import open_study
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not made:
         raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        shown = [advised.to_json(study, one, known) for one in made]
+        shown = [advice.to_json(study, one, known) for one in made]
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return 0
     for one in made:
-        advised.print_advice(study, one, known)
+        advice.print_advice(study, one, known)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
     return 0
