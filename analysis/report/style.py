@@ -49,11 +49,8 @@ _STYLE: Any = {
 
 SCALE = 1.65  # pixels of a wide screen for a point of a drawing: as large as the text around it
 ON_PAGE = "page"
-WIDTHS_IN = {
-    ON_PAGE: 4.6,
-    "single": 3.3,
-    "double": 7.0,
-}  # of a figure: readable on a phone; a paper's one or two columns
+# Of a figure: readable on a phone; a paper's one or two columns.
+WIDTHS_IN = {ON_PAGE: 4.6, "single": 3.3, "double": 7.0}
 LABEL_PT = 10.7  # from one label beside the axes to the next: one line of text
 AROUND_IN = 0.5  # of a figure's height, above and below its axes
 LABEL_PLACE, SAMPLE = 1.03, 0.09  # of these labels, and of the piece of line before them, as shares of the axes' width

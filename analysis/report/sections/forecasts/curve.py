@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.findings.model import Estimate
 from analysis.findings.study import Study
@@ -33,7 +34,8 @@ from analysis.report.style import (
 from analysis.report.text import count, single_line
 
 FIGURES = 3
-TIMES, AT_LEAST = 2, 8  # as many GPUs as were measured, and so many: no machine that we know holds many more
+# The curve goes to twice as many GPUs as were measured, at least to 8: no machine that we know holds many more.
+TIMES_MEASURED, FEWEST_GPUS = 2, 8
 HEIGHT = 2.4  # inches, on the page
 
 
@@ -53,14 +55,14 @@ def curves(study: Study, found: StudyForecasts) -> Iterator[Picture]:
     if calibration is None or not calibration.several or any(one.question.hosts > 1 for one in calibration.several):
         return
     most = max(one.ranks for one in calibration.several)
-    sizes = _sizes(max(TIMES * most, AT_LEAST))
+    sizes = _sizes(max(TIMES_MEASURED * most, FEWEST_GPUS))
     asked = questions(calibration, [Subset(size) for size in sizes], {}, None, None, None)
     made = [one for one in _curves(calibration, found.scores, asked) if len(one.points) > 1]
+    rest = len(made) - FIGURES
     for place, one in enumerate(made[:FIGURES], 1):
-        more = (
-            f" {count(len(made) - FIGURES, 'more curve')} by python -m analysis predict." if len(made) > FIGURES else ""
-        )
-        yield _figure(study, one, most, f"forecast-curve-{place}", more if place == FIGURES else "")
+        is_last = place == FIGURES and rest > 0
+        more = f" {count(rest, 'more curve')} by python -m analysis predict." if is_last else ""
+        yield _figure(study, one, most, f"forecast-curve-{place}", more)
 
 
 def _sizes(most: int) -> list[int]:
@@ -69,6 +71,7 @@ def _sizes(most: int) -> list[int]:
 
 
 def _curves(calibration: Calibrated, scores: Sequence[float], asked: Sequence[Question]) -> Iterator[ForecastCurve]:
+    """Yield a curve for each workload and strategy of some questions; sizes without a forecast are left out."""
     for workload, strategy in dict.fromkeys((one.workload, one.strategy) for one in asked):
         points, measured = [], []
         for question in (one for one in asked if (one.workload, one.strategy) == (workload, strategy)):
@@ -87,6 +90,7 @@ def _curves(calibration: Calibrated, scores: Sequence[float], asked: Sequence[Qu
 
 
 def _same(one: Question, other: Question) -> bool:
+    """Tell whether two cells differ in their GPUs alone."""
     here, there = ((each.workload, each.batch_size, each.options, each.wire, each.ranks) for each in (one, other))
     return here == there
 
@@ -113,40 +117,55 @@ def _figure(study: Study, curve: ForecastCurve, most: int, name: str, more: str)
     axes.axvspan(1, most, color=RULE, alpha=0.45, lw=0, zorder=0)
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
     axes.plot(sizes, [one.value for one in bands], color=colour, lw=1.8, zorder=3)
-    if len(known := [(size, one) for size, one in zip(sizes, bands, strict=True) if one.low is not None]) > 1:
-        lows, highs = ([getattr(one, end) for _, one in known] for end in ("low", "high"))
-        axes.fill_between([size for size, _ in known], lows, highs, color=colour, alpha=0.16, lw=0, zorder=1)
+    _fill(axes, [(size, one) for size, one in zip(sizes, bands, strict=True) if one.low is not None], colour)
     axes.plot(sizes, nulls, color=INK, lw=1.2, ls=(0, (1.2, 1.6)), zorder=2)
     if curve.measured:
         axes.plot(*zip(*curve.measured, strict=True), marker(curve.strategy), color=colour, zorder=4)
     ends = [end for one in bands for end in (one.low, one.high) if end is not None]
     axes.set_ylim(*within([*(one.value for one in bands), *nulls, *(value for _, value in curve.measured), 1.0], ends))
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(1, sizes[-1])
-    axes.minorticks_off()
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel(unit_of(study))
-    axes.set_ylabel("efficiency")
-    low, high = axes.get_ylim()
-    axes.locator_params(axis="y", nbins=6, steps=(1, 2, 5, 10))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if high - low > 0.06 else 1}f} %")
-    axes.grid(axis="x", visible=False)
-    axes.tick_params(length=0)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    places = spread([bands[-1].value, nulls[-1]], label_step(axes) * (high - low))
-    said = (("forecast", bands[-1].value, colour), ("null model", nulls[-1], INK))
-    for (word, value, ink), at in zip(said, places, strict=True):
-        axes.annotate(
-            f"{word} {number(value, 'share')}", (LABEL_PLACE, (at - low) / (high - low)), va="center",
-            xycoords="axes fraction", color=ink, annotation_clip=False,
-        )  # fmt: skip
+    _set_axes(axes, sizes, unit_of(study))
+    _label_ends(axes, (("forecast", bands[-1].value, colour), ("null model", nulls[-1], INK)))
     keys = ("strategy", "gpus", "efficiency", "null_efficiency", f"{things_of(study)}_per_second", "basis")
     rows = [
         (curve.strategy, size, band, null, one.images_per_second, one.basis)
         for (size, one), band, null in zip(curve.points, bands, nulls, strict=True)
     ]
     return rendered(figure, name, _caption(study, curve, most) + more, drawn(keys, rows))
+
+
+def _fill(axes: Any, bands: Sequence[tuple[int, Estimate]], colour: str) -> None:
+    """Fill the band between the ends of the intervals."""
+    if len(bands) > 1:
+        lows, highs = ([getattr(one, end) for _, one in bands] for end in ("low", "high"))
+        axes.fill_between([size for size, _ in bands], lows, highs, color=colour, alpha=0.16, lw=0, zorder=1)
+
+
+def _set_axes(axes: Any, sizes: Sequence[int], unit: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(1, sizes[-1])
+    axes.minorticks_off()
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel(unit)
+    axes.set_ylabel("efficiency")
+    low, high = axes.get_ylim()
+    decimals = 0 if high - low > 0.06 else 1
+    axes.locator_params(axis="y", nbins=6, steps=(1, 2, 5, 10))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{decimals}f} %")
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(length=0)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def _label_ends(axes: Any, lines: Sequence[tuple[str, float, str]]) -> None:
+    """Write each line's name and last value beside its end; `lines` are (name, value, colour)."""
+    low, high = axes.get_ylim()
+    places = spread([value for _, value, _ in lines], label_step(axes) * (high - low))
+    for (name, value, colour), at in zip(lines, places, strict=True):
+        axes.annotate(
+            f"{name} {number(value, 'share')}", (LABEL_PLACE, (at - low) / (high - low)), va="center",
+            xycoords="axes fraction", color=colour, annotation_clip=False,
+        )  # fmt: skip
 
 
 def _caption(study: Study, curve: ForecastCurve, most: int) -> str:
