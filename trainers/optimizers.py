@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from conf.cell import Optimizer
 
-STATES = {
-    "sgd": 1,
-    "adamw": 2,
-}  # numbers kept for each weight: the momentum; the means of the gradient and of its square
+# Numbers kept for each weight: the momentum; the means of the gradient and of its square.
+STATES = {"sgd": 1, "adamw": 2}
 SETTINGS = 5  # numbers that say how a step is taken; see `settings`
 ALL = slice(None)
 

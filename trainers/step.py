@@ -108,6 +108,15 @@ class Training:
         finally:
             self._exchanges = True
 
+    @contextmanager
+    def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:
+        """Step on other batches inside the context."""
+        kept, self.batches = self.batches, batches
+        try:
+            yield
+        finally:
+            self.batches = kept
+
     def close(self) -> None:
         """Give back graphs, servers and shared memory, after the last measurement."""
         if self.graphs:
@@ -130,15 +139,6 @@ class Training:
         self.images += len(batch[0])
         if self._own is not None:
             self.tokens += self._own.tokens(*batch)
-
-    @contextmanager
-    def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:
-        """Step on other batches inside the context."""
-        kept, self.batches = self.batches, batches
-        try:
-            yield
-        finally:
-            self.batches = kept
 
     def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
         if self._own is not None:

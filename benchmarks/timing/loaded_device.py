@@ -4,18 +4,16 @@ A cell's warm-up shows whether its steps get longer, as at a power cap, and brin
 on, the device comes from the cell before, and a cell like one that was warmed up in full need not show it again.
 """
 
-from dataclasses import dataclass, field
-
 from conf.cell import Cell
 
 SHARE = 0.25  # of the warm-up's least time, for a cell like one before
 
 
-@dataclass
 class LoadedDevice:
     """The cells whose full warm-up showed that their steps do not get longer, in this process."""
 
-    _flat: list[Cell] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._flat: list[Cell] = []
 
     def remember(self, cell: Cell) -> None:
         """Take a cell whose steps did not get longer in its full warm-up."""
@@ -23,24 +21,14 @@ class LoadedDevice:
 
     def knows(self, cell: Cell) -> bool:
         """Return whether a cell before computed the same; on a GPU also on batches at least as large, which draw more power."""
-        return any(
-            _computes(one) == _computes(cell) and (cell.device == "cpu" or one.batch_size >= cell.batch_size)
-            for one in self._flat
-        )
+        same = (one for one in self._flat if _computes(one) == _computes(cell))
+        return any(cell.device == "cpu" or one.batch_size >= cell.batch_size for one in same)
 
 
 def _computes(cell: Cell) -> object:
     """Return what decides what the device computes for an image."""
-    return (
-        cell.model,
-        cell.precision,
-        cell.optimize,
-        cell.channels_last,
-        cell.optimizer,
-        cell.data,
-        cell.device,
-        cell.places,
-    )
+    model = cell.model, cell.precision, cell.optimize, cell.channels_last, cell.optimizer
+    return model, cell.data, cell.device, cell.places
 
 
 HERE = LoadedDevice()  # of this process, as the device is

@@ -17,10 +17,7 @@ FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
 GRAPH_STEPS = 40  # before the captures of a cell with CUDA graphs, and to compare them
 FEWEST_STEPS, ABBA_SECONDS = 3, 0.5  # of a window of A B B A
 WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
-CALIBRATION_SECONDS, CALIBRATION_STEPS = (
-    1.5,
-    20,
-)  # of benchmark.calibrate=all, at least; else it takes little
+CALIBRATION_SECONDS, CALIBRATION_STEPS = 1.5, 20  # of benchmark.calibrate=all, at least; else it takes little
 EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
 
 

@@ -7,9 +7,9 @@ from conf.cell import Cell
 from conf.variables import READ_AT_EACH_COMMUNICATOR, TOKEN
 from launch.engines.compile_caches import INDUCTOR, TRITON
 
-EMPTY_FILE = (
-    "NCCL_CONF_FILE"  # of each cell's own folder, so that nothing of the user's is read: all of them say the same
-)
+# NCCL_CONF_FILE is empty, one in each cell's own folder, so that nothing of the user's is read. The last two are read at each
+# compilation.
+MAY_DIFFER = (TOKEN, *READ_AT_EACH_COMMUNICATOR, "NCCL_CONF_FILE", INDUCTOR, TRITON)
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,5 @@ class Needs:
     @staticmethod
     def of(cell: Cell, environment: Mapping[str, str]) -> "Needs":
         """Return those of a cell in an environment."""
-        changing = (
-            TOKEN,
-            *READ_AT_EACH_COMMUNICATOR,
-            EMPTY_FILE,
-            INDUCTOR,
-            TRITON,
-        )  # the last two: at each compilation
-        kept = frozenset((name, value) for name, value in environment.items() if name not in changing)
+        kept = frozenset((name, value) for name, value in environment.items() if name not in MAY_DIFFER)
         return Needs(cell.device, tuple(cell.places), kept)

@@ -7,7 +7,6 @@ What the same model took corrects it: the rule's ratio between the two cells is 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from analysis.report.text import count
 from benchmarks.record import Record
@@ -83,10 +82,12 @@ def _of_cells(cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool
 def _of_records(known: Iterable[Record]) -> list[Beginning]:
     """Return what the cell of each record had found, in the order of the records."""
     found: dict[str, Beginning] = {}
-    sweeps, cached, kept = set(), set[str](), dict[Any, str]()
+    sweeps: set[str] = set()
+    cached: set[str] = set()
+    kept: dict[str, str] = {}  # by pool
     for record in sorted(known, key=lambda one: one.started_at):
         facts, graph = record.ranks[0] if record.ranks else {}, record.cell.graph
-        warm, pool = facts.get("started") == "warm", facts.get("pool")
+        warm, pool = facts.get("started") == "warm", str(facts.get("pool"))
         state = _state_of(graph, kept.get(pool, "") if warm else "", cached)
         found[record.record_id] = Beginning(record.sweep_id not in sweeps, warm, state)
         sweeps.add(record.sweep_id)
@@ -142,13 +143,13 @@ def _measuring(cell: Cell) -> float:
 
 def _similar(cell: Cell, how: Beginning, known: Iterable[tuple[Record, Beginning]]) -> list[tuple[Record, Beginning]]:
     """Return finished records of the same model and benchmark: those of equal cells that began alike, else the latest."""
-    finished = [one for one in known if one[0].state == "finished" and _alike(one[0].cell, cell)]
-    equal = [one for one in finished if all(getattr(one[0].cell, name) == getattr(cell, name) for name in EQUAL)]
-    return ([one for one in equal if one[1] == how] or equal or finished)[-LATEST:]
+    finished = [(one, began) for one, began in known if one.state == "finished" and _alike(one.cell, cell, ALIKE)]
+    equal = [(one, began) for one, began in finished if _alike(one.cell, cell, EQUAL)]
+    return ([(one, began) for one, began in equal if began == how] or equal or finished)[-LATEST:]
 
 
-def _alike(one: Cell, other: Cell) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ALIKE)
+def _alike(one: Cell, other: Cell, names: Sequence[str]) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def duration(seconds: float) -> str:

@@ -28,7 +28,8 @@ def differences(training: Training, drawn: Sequence[Batch], ranks: Ranks) -> dic
 
     Steps with and without exchange are graphs of their own, and each is replayed on another batch than the one that its graph
     holds. `error` is Σ|replayed − not| ÷ Σ|not|, `tolerance` what runs without a graph differ by, MARGIN times, and
-    what is rounded. None where a rank has no room for a second copy of its state. Collective; leaves the state as it was.
+    what is rounded. Empty without graphs, and where a rank has no room for a second copy of its state. Collective; leaves the
+    state as it was.
     """
     kept = Kept.of(training, ranks, whole=True)
     if kept is None or training.graphs is None:
@@ -66,18 +67,18 @@ def _compared(
             return torch.stack([sample.gradient(training), sample.values(training.parameters) - before])
 
     runs = [stepped(training.uncaptured_step) for _ in range(RUNS)]
-    wrong = stepped(training.step) - runs[0]
+    difference = stepped(training.step) - runs[0]
     pairs = [one - other for one, other in itertools.combinations(runs, 2)]
-    digits = torch.tensor([torch.finfo(one.dtype).eps for one in training.parameters], dtype=torch.float64)
+    rounding = torch.tensor([torch.finfo(one.dtype).eps for one in training.parameters], dtype=torch.float64)
     weights = gathered(ranks, sample.by_array(sample.values(training.parameters))).amax(0)
     facts = {}
     for place, name in enumerate(COMPARED):
         repeats = torch.stack([sample.by_array(pair[place]) for pair in pairs]).amax(0)
-        mine = torch.stack([sample.by_array(wrong[place]), repeats, sample.by_array(runs[0][place])])
-        wrongs, repeats, sizes = gathered(ranks, mine).amax(0)
-        smallest = UNITS * digits * weights if name == "weights" else torch.zeros_like(weights)
-        one = worst(wrongs, repeats, sizes, ranks.world_size * digits, smallest)
-        facts[name] = one | {"array": training.names[one["array"]]}
+        here = torch.stack([sample.by_array(difference[place]), repeats, sample.by_array(runs[0][place])])
+        wrong, repeats, sizes = gathered(ranks, here).amax(0)  # the largest of all ranks
+        smallest = UNITS * rounding * weights if name == "weights" else torch.zeros_like(weights)
+        found = worst(wrong, repeats, sizes, ranks.world_size * rounding, smallest)
+        facts[name] = found | {"array": training.names[found["array"]]}
     return facts
 
 
