@@ -72,15 +72,29 @@ def test_every_folder_of_records_is_named_with_the_commit_that_its_records_have(
         assert found <= commits, folder
 
 
-def test_links_lead_to_files_and_headings():
-    anchors = {
-        re.sub(r"[^\w -]", "", line[3:].lower()).replace(" ", "-") for line in TEXT.splitlines() if line[:3] == "## "
+def headings(path):
+    """Return the anchors that GitHub gives the headings of a page."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {
+        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines if line.startswith("#")
     }
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        else:
-            assert (ROOT / "benchmarks" / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "benchmarks/METHOD.md", "benchmarks/RESULTS.md", "trainers/OWN.md", ".github/CHANGELOG.md"]
+)
+def test_links_lead_to_files_and_headings(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        other = path.parent / name if name else path
+        assert other.exists(), target
+        assert not anchor or anchor in headings(other), target
+
+
+def test_every_section_of_the_results_stands_in_their_first_table():
+    first = TEXT.partition("\n## ")[0]
+    assert re.findall(r"^\| \[([^\]]+)\]", first, re.MULTILINE) == list(sections())
 
 
 def test_settings():
