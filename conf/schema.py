@@ -112,8 +112,8 @@ class Engine:
     lost_after_s: float = option(15.0, "seconds without a sign of life before a host is lost", least=3)
     start: str = option(
         "auto",
-        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new processes; warm: "
-        "ranks go on with the next cell where they can",
+        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new programs; warm: "
+        "the ranks of a cell measure the next one too, where they can",
         words=("auto", "exec", "warm"),
     )
     start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
@@ -243,7 +243,7 @@ class Config:
     )  # fmt: skip
     warm_cold: int = option(
         0,
-        "turns in which each cell is measured in new ranks, in ranks that went on, again in these, in new ones; 0: none",
+        "turns in which each cell is measured four times: in new, warm, warm and new ranks; 0: none",
         least=0, most=200,
     )  # fmt: skip
     resume: bool = option(True, "leave out cells that are measured already; false: measure them again")

@@ -40,13 +40,13 @@ def seen(lost_ms, studies=STUDIES // 5):
 def tables(studies=STUDIES) -> Iterator[str]:
     """Yield the tables, line by line."""
     shares, accused = held(studies)
-    yield f"Lines through losses and wires, {studies} studies: the 95 % interval holds what was planted"
+    yield f"Lines through lost time and link times, {studies} studies: the 95 % interval holds what was planted"
     yield f"{'lost':>22}{'share':>8}{'fixed':>8}"
     for quantity, (share, fixed) in shares.items():
         yield f"{quantity:>22}{share:>8.0%}" + (f"{fixed:>8.0%}" if fixed else f"{'none':>8}")
     yield f"Clean studies that accuse a subset: {accused:.0%}"
     yield ""
-    yield f"A subset that loses more than its wires explain, {max(1, studies // 5)} studies of each of {len(BAD)} subsets"
+    yield f"A subset that loses more time than its links explain, {max(1, studies // 5)} studies of each of {len(BAD)} subsets"
     yield f"{'planted ms':>12}{'told':>8}{'alone':>8}"
     for lost_ms in LOST_MS:
         yield f"{lost_ms:>12g}" + "".join(f"{share:>8.0%}" for share in seen(lost_ms, max(1, studies // 5)))

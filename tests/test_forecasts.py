@@ -124,7 +124,7 @@ def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, na
     faulty, sound = (calibrated.measure(gpus, 160, truths=one) for one in (truths, Truths(noise=0.0)))
     assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], "what it was forecast from is the same"
     assert sound.validity.codes == {} and faulty.validity.verdict == "suspect"
-    assert f"{word} than its wires explain" in faulty.validity.codes["unexplained"]
+    assert f"{word} than forecast" in faulty.validity.codes["unexplained"]
     assert "without a fault at most 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
     assert sound.predicted["low"] < sound.metrics["step/ms_median"] < sound.predicted["high"]
 
@@ -319,7 +319,7 @@ def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
         "step_ms": sound.metrics["step/ms_median"] / 1.0001,
     }
     narrow = dataclasses.replace(sound, predicted=predicted)
-    assert "measured 0.010 % slower than its wires explain" in judge(narrow, LIMITS).codes["unexplained"]
+    assert "measured 0.010 % slower than forecast" in judge(narrow, LIMITS).codes["unexplained"]
     assert about_forecasts([slow, sound, make_record()]).startswith("2 of 2 cells before they ran")
     assert about_forecasts([slow, sound]).endswith("; 1 of 2 outside 90 % intervals")
 

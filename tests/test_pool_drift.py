@@ -46,7 +46,7 @@ def test_a_pool_that_became_slower_is_suspect_as_a_whole_and_no_other(quiet):
     told = judged_by_pools([*slow, *sound])
     assert codes(told) == (["suspect"] * 4 + ["valid"] * 4, [True] * 4 + [False] * 4)
     assert told[0].validity.codes[POOL_DRIFT] == (
-        "ranks that went on from cell to cell did not stay as fast as they were: "
+        "warm ranks did not stay as fast as they were: "
         "the first cell's rate changed by -1.0% until their end, allowed -0.5% to +0.5%"
     )
     assert drifted([*slow, *sound]) == {one.record_id for one in slow[:3]}
@@ -135,7 +135,7 @@ def test_verify_finds_an_end_that_states_another_change(quiet, tmp_path):
 
 def test_cells_of_a_pool_that_drifted_go_to_new_ranks(quiet):
     pool = quiet.pool("aa", [1.0, 1.0, 1.0], end=0.99)
-    parts = [PoolPart.BEGINS, PoolPart.GOES_ON, PoolPart.GOES_ON, PoolPart.ENDS]
+    parts = [PoolPart.BEGINS, PoolPart.WARM, PoolPart.WARM, PoolPart.ENDS]
     other = quiet.cell(batch_size=512)
     cells = [PlannedCell(one.cell, part=part) for one, part in zip(pool, parts, strict=True)] + [
         PlannedCell(other.cell)
@@ -173,7 +173,7 @@ def test_the_store_says_that_a_pool_drifted(quiet, output_dir):
                  for run in tracker._client.search_runs([tracker._experiment])}  # fmt: skip
         return [found[one.record_id] for one in pool]
 
-    assert tags("validity") == ["valid"] * 3 + ["suspect"] and tags("ranks") == ["new"] + ["went on"] * 3
+    assert tags("validity") == ["valid"] * 3 + ["suspect"] and tags("ranks") == ["new"] + ["warm"] * 3
     update_values(tracker, output_dir / "scaling", pool, {})
     assert tags("validity") == ["suspect"] * 4 and set(tags("validity.codes")) == {POOL_DRIFT}
     assert all("-1.0%" in note for note in tags("mlflow.note.content"))

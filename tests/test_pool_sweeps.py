@@ -79,9 +79,9 @@ def test_a_clean_pool_is_measured_once(ranks, sweep):
     code, out, records = sweep()
     assert code == 0 and "pool_drift" not in out and len(records) == 5
     assert [one[:2] for one in ranks.measured] == [
-        (2, "new ranks"), (4, "goes on"), (8, "goes on"), (16, "goes on"), (2, "goes on, for the last time")
+        (2, "new ranks"), (4, "warm"), (8, "warm"), (16, "warm"), (2, "warm, for the last time")
     ]  # fmt: skip
-    assert "5 of 5 cells in" in out and out.count("ranks went on") == 4
+    assert "5 of 5 cells in" in out and out.count("ranks warm") == 4
     assert sweep()[0] == 0 and len(ranks.measured) == 5, "everything is done"
 
 

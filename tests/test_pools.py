@@ -19,11 +19,11 @@ from launch.plan.pools import pool_key
 STAYS = {
     PoolPart.ALONE: False,
     PoolPart.BEGINS: True,
-    PoolPart.GOES_ON: True,
+    PoolPart.WARM: True,
     PoolPart.ENDS: False,
     PoolPart.LOT: False,
 }
-FRESH = {PoolPart.ALONE: True, PoolPart.BEGINS: True, PoolPart.GOES_ON: False, PoolPart.ENDS: False, PoolPart.LOT: True}
+FRESH = {PoolPart.ALONE: True, PoolPart.BEGINS: True, PoolPart.WARM: False, PoolPart.ENDS: False, PoolPart.LOT: True}
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def pools_of(order):
     for entry in order:
         if entry.part == PoolPart.BEGINS:
             found.append([entry])
-        elif entry.part in (PoolPart.GOES_ON, PoolPart.ENDS):
+        elif entry.part in (PoolPart.WARM, PoolPart.ENDS):
             found[-1].append(entry)
     return found
 
@@ -67,13 +67,13 @@ def pools_of(order):
 def test_a_dry_run_says_which_cells_go_on(dry_run):
     typed = ("gpus=0,1", "batch_size=2,4,8", "noise_pairs=0")
     (note,), cells = dry_run(*typed, "engine.start=warm", "seed=1")
-    assert note.startswith("note: 2 cells go on in the ranks of the cell before, in 1 pool.")
+    assert note.startswith("note: 2 cells use the ranks of the cell before, in 1 pool.")
     name = "fmnist_cnn · nccl_allreduce · gpus 0,1 · batch"
     assert cells == [
         f"{name} 2 · new ranks",
-        f"{name} 4 · goes on",
-        f"{name} 8 · goes on",
-        f"{name} 2 · pool end · goes on, for the last time",
+        f"{name} 4 · warm",
+        f"{name} 8 · warm",
+        f"{name} 2 · pool end · warm, for the last time",
     ]
     staged = batches(4, strategy=strategy_of({"name": "cpu_staged"}))
     (note,) = about_pools(ordered(staged, 1, 1, may_join=everything))
@@ -208,7 +208,7 @@ def test_cells_that_are_done_are_in_no_pool():
 
 def test_a_proof_measures_new_ranks_and_those_that_went_on_in_turns():
     order = cold_and_warm(batches(2), 3)
-    assert parts(order) == 6 * [PoolPart.BEGINS, PoolPart.GOES_ON, PoolPart.GOES_ON, PoolPart.ALONE]
+    assert parts(order) == 6 * [PoolPart.BEGINS, PoolPart.WARM, PoolPart.WARM, PoolPart.ALONE]
     assert len({entry.cell.key for entry in order}) == 24
     assert [entry.cell.repeat for entry in order if entry.cell.batch_size == 2] == [*range(12)]
 

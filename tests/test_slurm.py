@@ -251,7 +251,7 @@ def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster, how):
             time.sleep(5)
             launcher.send_signal(signal.SIGINT) if how == "Ctrl-C" else cluster.slurm("scancel", job)
     assert launcher.wait() == 130 and f"job {job} has ended" in said[-1], "".join(said)
-    assert said[-1].endswith("; the same command goes on from there\n")
+    assert said[-1].endswith("; the same command continues from there\n")
     assert [record.state for record in cluster.records()] == ["interrupted"], "".join(said)
     assert cluster.left() == []
 

@@ -142,5 +142,5 @@ def test_a_warm_cell_takes_what_warm_ones_took():
     ranks = [{"rank": 0, "started": "warm", "pool": "p", "place": 1}]
     going_on = dataclasses.replace(took(cell, 3.0), record_id="2" * 32, started_at=1100.0, ended_at=1103.0, ranks=ranks)
     known = [first, going_on]
-    assert seconds_of([PlannedCell(cell, part=PoolPart.GOES_ON)], known) == pytest.approx([3.0])
+    assert seconds_of([PlannedCell(cell, part=PoolPart.WARM)], known) == pytest.approx([3.0])
     assert seconds_of([cell], known, begun=False) == pytest.approx([40.0])

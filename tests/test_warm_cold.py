@@ -1,4 +1,4 @@
-"""The proof that ranks which went on measure what new ranks measure: the two one-sided tests, its turns, its report."""
+"""The proof that warm ranks measure what new ranks measure: the two one-sided tests, its turns, its report."""
 
 import math
 
@@ -91,7 +91,7 @@ def test_as_many_pairs_as_are_said_to_be_needed_are_enough():
 
 
 def proof(simulator, turns=8, warm=1.0, cost_ms=0.0, **cell):
-    """The records of a proof; `warm` is planted into the rate of ranks that went on, `cost_ms` into the strategy's cost."""
+    """The records of a proof; `warm` is planted into the rate of warm ranks, `cost_ms` into the strategy's cost."""
     template = simulator.cell(**cell).cell
     made = []
     for number, planned in enumerate(cold_and_warm([template], turns)):
@@ -153,7 +153,7 @@ def test_the_report_has_the_verdict_as_a_sentence_a_figure_and_a_table():
     findings = findings_of(study)
     first, *others = sentences(study, findings, {})[1:]
     text = first.replace(THIN, " ")
-    assert "ranks that went on change the rate by" in text and not others
+    assert "warm ranks change the rate by" in text and not others
     margins = f"±{100 * RATE_MARGIN:g} % of the rate and ±{EXPOSED_MARGIN_MS:g} ms of exposed communication"
     assert text.endswith(f"equivalent to new ranks within {margins}.")
     with style():
@@ -178,7 +178,7 @@ def test_the_named_study_measures_turns_on_cpu_workers(tmp_path):
     assert is_turn(by_repeat) and not any(POOL_DRIFT in one.validity.unchecked for one in Study.of(records).records)
     (found,) = warm_against_cold(Study.of(records))
     assert found.verdict == NOT_ENOUGH and len(found.turns) == 1
-    assert ["ranks went on" in line for line in done.stdout.splitlines() if "  finished  " in line] == [
+    assert ["ranks warm" in line for line in done.stdout.splitlines() if "  finished  " in line] == [
         False,
         True,
         True,
@@ -208,7 +208,7 @@ def test_a_study_with_pools_has_a_section_of_them():
     told = pools(study, Findings())
     assert [(row[3], row[7]) for row in told.tables[0].rows] == [(3, "drifted"), (2, "no change seen")]
     assert told.tables[0].marked == {0}
-    assert told.lines[0] == "5 runs went on in the ranks of the run before, in 2 pools."
+    assert told.lines[0] == "5 runs used the ranks of the run before, in 2 pools."
     assert told.lines[1] == "1 pool did not stay as fast as it was, so 3 runs of these ranks are suspect."
     plain = Study.of([simulator.cell()])
     assert pools(plain, Findings()) is None and warm_cold(plain, Findings()) is None

@@ -119,7 +119,7 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
     few = dataclasses.replace(found, wire_lines=found.wire_lines[:1])
     with style():
         section = wire_lines(study, few)
-    assert any(line.startswith("GPUs 0,3: this subset loses more than its wires explain") for line in section.lines)
+    assert any(line.startswith("GPUs 0,3: this subset loses more time than the speed of its links explains") for line in section.lines)
     assert ">0,3<" in section.pictures[0].svg and "Hollow" in section.pictures[0].caption
 
 
@@ -150,7 +150,7 @@ def test_settings_of_nccl_are_cells_of_one_line():
     assert said["share"]["low"] < said["share"]["value"] < said["share"]["high"] and said["points"][0]["gb_per_s"] > 200
     with style():
         section = wire_lines(study, found)
-    assert any("two speeds only" in text for text in section.lines)
+    assert any("only two speeds here" in text for text in section.lines)
     assert [picture.name for picture in section.pictures] == ["wire-line-1"]
     assert ">0,3 · P2P_LEVEL=LOC<" in section.pictures[0].svg and ">measured GB/s<" in section.pictures[0].svg
 
@@ -158,8 +158,8 @@ def test_settings_of_nccl_are_cells_of_one_line():
 @pytest.mark.parametrize(
     ("study", "why"),
     [
-        ("bootcamp_resnet50", "nccl_allreduce has 3 cells with measured wires, and 4 with different GB/s are needed"),
-        ("strategies", "1 cell with measured wires"),  # across strategies there is no line
+        ("bootcamp_resnet50", "nccl_allreduce has 3 cells with measured links, and 4 with different GB/s are needed"),
+        ("strategies", "1 cell with measured links"),  # across strategies there is no line
     ],
 )
 def test_without_enough_cells_the_report_says_what_to_plan(study, why):
@@ -178,7 +178,7 @@ def test_four_cells_are_enough_and_three_are_not():
 def test_alike_wires_make_no_line():
     alike = [pair for pair in PAIRS if DGX1.link_between(*pair) == "NV2"]
     lines, missing = lines_of(wired_study(1, subsets=alike))
-    assert not lines and "are alike" in missing
+    assert not lines and "are equally fast" in missing
 
 
 def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():

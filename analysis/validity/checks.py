@@ -157,11 +157,11 @@ CHECKS = (
     Check(
         "pool_drift",
         "suspect",
-        "ranks that went on from cell to cell did not stay as fast as they were: {}",
+        "warm ranks did not stay as fast as they were: {}",
         conditions.pool_drift,
     ),
     Check("slow_rank", "suspect", "one rank is slower than the others: {}", timing.slow_rank),
-    Check(UNEXPLAINED, "suspect", "the step is not what its parts give: {}", timing.unexplained),
+    Check(UNEXPLAINED, "suspect", "the step lies outside the interval of its forecast: {}", timing.unexplained),
     Check("input_bound", "finding", "the data loader limits the rate: {}", timing.input_bound),
     Check(
         "reference_exceeded",

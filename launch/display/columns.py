@@ -12,7 +12,7 @@ from conf.cell import Cell, folded
 from launch.plan.order import PlannedCell
 
 NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
-RANKS = "ranks"  # new, or went on from the cell before
+RANKS = "ranks"  # new, or warm: those of the cell before
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (RANKS, TRANSPORT, COST, PREDICTED, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU",

@@ -63,7 +63,7 @@ class Screen:
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
-        self._judged = self.records[:]  # the same with the verdict of their pools, where ranks went on
+        self._judged = self.records[:]  # the same with the verdict of their pools, where ranks were warm
         self._known = list(known)
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent

@@ -168,7 +168,7 @@ class Followed:
         own, _, signal_number = exit_code.partition(":")
         asked_to_end = was_cancelled or signal_number == str(int(signal.SIGTERM))  # the latter before it had begun
         status = int(own) if own.isdecimal() and own != "0" else INTERRUPTED if asked_to_end else ENDED[state]
-        on = "; the same command goes on from there" if status == INTERRUPTED else ""
+        on = "; the same command continues from there" if status == INTERRUPTED else ""
         how = "" if state in ("COMPLETED", "FAILED") else f"{state.lower().replace('_', ' ')}, "
         self._tell(f"has ended ({how}exit status {status}){on}")
         return status

@@ -12,15 +12,15 @@ from launch.plan.pools import FEWEST, why_not_warm
 
 
 def about_pools(order: Sequence[PlannedCell]) -> Iterator[str]:
-    """Yield notices about the pools of an order: how many cells go on in the ranks of another, and why others do not."""
+    """Yield notices about the pools of an order: how many cells use the ranks of another, and why others do not."""
     parts = Counter(one.part for one in order)
     if pools := parts[PoolPart.BEGINS]:
-        goes_on, lot = parts[PoolPart.GOES_ON], parts[PoolPart.LOT]
+        warm, lot = parts[PoolPart.WARM], parts[PoolPart.LOT]
         by_lot = (
-            f"; {count(lot, 'other cell')} could, and {'has' if lot == 1 else 'have'} new ones by lot" if lot else ""
+            f"; {count(lot, 'other cell')} could, and {'has' if lot == 1 else 'have'} new ranks at random, to compare" if lot else ""
         )
         yield (
-            f"{count(goes_on, 'cell')} {'goes' if goes_on == 1 else 'go'} on in the ranks of the cell before, "
+            f"{count(warm, 'cell')} {'uses' if warm == 1 else 'use'} the ranks of the cell before, "
             f"in {count(pools, 'pool')}. The first cell of each pool is measured once more at its end, to see that the ranks are "
             f"as fast as they were{by_lot}"
         )
@@ -31,7 +31,7 @@ def about_pools(order: Sequence[PlannedCell]) -> Iterator[str]:
 
 
 def refuse_warm_cold(config: Config, cells: Sequence[Cell]) -> None:
-    """Refuse a comparison of new ranks with those that went on which cannot be made.
+    """Refuse a comparison of new ranks with warm ones that cannot be made.
 
     Raises:
         Refused: names the option and what is accepted.
@@ -46,4 +46,4 @@ def refuse_warm_cold(config: Config, cells: Sequence[Cell]) -> None:
     if config.noise_pairs not in ("auto", 0):
         raise Refused(f"{asked}: accepted with noise_pairs=0, not with noise_pairs={config.noise_pairs}")
     if reasons := [why for cell in cells if (why := why_not_warm(cell))]:
-        raise Refused(f"{asked}: accepted for cells whose ranks can go on; {reasons[0]}")
+        raise Refused(f"{asked}: accepted for cells that warm ranks can measure; {reasons[0]}")

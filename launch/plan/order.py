@@ -16,10 +16,10 @@ class PoolPart(Enum):
     """The part of a cell in a pool of ranks; the value is for people."""
 
     ALONE = ""  # in new ranks, which end with it
-    BEGINS = "new ranks"  # these go on
-    GOES_ON = "goes on"  # in the ranks of the cell before, which go on
-    ENDS = "goes on, for the last time"  # the pool's first cell once more: the ranks end with it
-    LOT = "new ranks, by lot"  # it could have gone on
+    BEGINS = "new ranks"  # these measure the next cell too
+    WARM = "warm"  # in the ranks of the cell before, which measure the next one too
+    ENDS = "warm, for the last time"  # the pool's first cell once more: the ranks end with it
+    LOT = "new ranks, at random"  # it could have been warm
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class PlannedCell:
     @property
     def fresh(self) -> bool:
         """Whether it needs new ranks."""
-        return self.part not in (PoolPart.GOES_ON, PoolPart.ENDS)
+        return self.part not in (PoolPart.WARM, PoolPart.ENDS)
 
     @property
     def stays(self) -> bool:
         """Whether the ranks may go on with another cell after it."""
-        return self.part in (PoolPart.BEGINS, PoolPart.GOES_ON)
+        return self.part in (PoolPart.BEGINS, PoolPart.WARM)
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ def _flat(stretches: Sequence[Stretch]) -> list[PlannedCell]:
         first, *others = stretch.cells
         if stretch.is_pool:
             order.append(PlannedCell(first, part=PoolPart.BEGINS))
-            order += [PlannedCell(cell, part=PoolPart.GOES_ON) for cell in others]
+            order += [PlannedCell(cell, part=PoolPart.WARM) for cell in others]
             order.append(PlannedCell(first.at_pool_end(), part=PoolPart.ENDS))
         else:
             order.append(PlannedCell(first, part=PoolPart.LOT if stretch.by_lot else PoolPart.ALONE))
@@ -129,11 +129,11 @@ def _flat(stretches: Sequence[Stretch]) -> list[PlannedCell]:
 
 
 def cold_and_warm(cells: Sequence[Cell], turns: int) -> list[PlannedCell]:
-    """Return the order of a proof that ranks that went on measure what new ones do: A B B A, in so many turns of each cell.
+    """Return the order of a proof that warm ranks measure what new ones do: A B B A, in so many turns of each cell.
 
     A begins with new ranks and B goes on in them, so that every B is warm. The repeats of a turn are 4 × turn to 4 × turn + 3.
     """
-    parts = (PoolPart.BEGINS, PoolPart.GOES_ON, PoolPart.GOES_ON, PoolPart.ALONE)
+    parts = (PoolPart.BEGINS, PoolPart.WARM, PoolPart.WARM, PoolPart.ALONE)
     return [
         PlannedCell(dataclasses.replace(cell, repeat=len(parts) * turn + place), part=part)
         for turn in range(turns)

@@ -18,7 +18,7 @@ class PoolEnds:
     def __init__(self, cells: list[PlannedCell]) -> None:
         """`cells` are those of the sweep in their order; this changes what runs at a place."""
         self._cells = cells
-        self.needless: set[int] = set()  # places of ends in whose ranks no cell went on
+        self.needless: set[int] = set()  # places of ends in whose ranks no cell was warm
         self.distrusted: set[int] = set()  # places of cells that are measured again
 
     def needs(self, number: int, measured: Sequence[Record]) -> bool:

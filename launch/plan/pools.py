@@ -1,6 +1,6 @@
-"""Which cells of a list may be measured in the same ranks, one after another (engine.start=warm). METHOD.md, "Ranks that go on".
+"""Which cells of a list may be measured in the same ranks, one after another (engine.start=warm). METHOD.md, "Warm ranks".
 
-A plan knows what was asked. Whether ranks really go on is decided where they run: the engine compares whole environments.
+A plan knows what was asked. Whether ranks really are warm is decided where they run: the engine compares whole environments.
 """
 
 import random
@@ -17,7 +17,7 @@ FEWEST = 3
 # Doubt about a pool is doubt about all its cells. With ten, new ranks and the second look at the first cell cost each of them
 # about a second on two H200s; more cells would not save much more.
 MOST = 10
-LOT = 10  # of so many cells that could go on in ranks, one is measured in new ones
+LOT = 10  # of so many cells that could be warm, one is measured in new ranks
 # What NCCL reads again for each communicator: cells that differ in it only may share ranks.
 FREE = ("NCCL_ALGO", "NCCL_PROTO")
 

@@ -31,7 +31,7 @@ class TimeLeft:
             self._note(
                 f"{cell.name} is not started, nor any other cell that does not fit: it takes about {duration(needed_s)}, the job "
                 f"has {duration(max(0.0, left_s))} left, and {RESERVE_S:.0f} s of that are kept for the report; the same "
-                "command in another job goes on from here (exit status 130)"
+                "command in another job continues from here (exit status 130)"
             )
         self.too_short = True
         return False

@@ -72,8 +72,8 @@ class StatedForecast:
         """Why the step is not explained, as a sentence's part, with how often that happens without a fault."""
         outside = round(1 / (1 - self.level))
         return (
-            f"measured {self._apart(1 if abs(self.error) >= _AS_FAST else 3)} than its wires explain: "
-            f"{self.measured_ms:.4g} ms, forecast {self.step_ms:.4g} ms "
+            f"measured {self._apart(1 if abs(self.error) >= _AS_FAST else 3)} than forecast: "
+            f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
             f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 cell in {outside} lies outside)"
         )
 

@@ -1,4 +1,4 @@
-"""Cells that a study measured in new ranks and in ranks that went on: by lot, in another repeat, or as a second run."""
+"""Cells that a study measured in new ranks and in warm ones: drawn at random, in another repeat, or as a second run."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from analysis.findings.warm.pools import was_warm
 
 @dataclass(frozen=True)
 class BothWays:
-    """How the rate of cells in ranks that went on compares with that of the same cells in new ranks."""
+    """How the rate of cells in warm ranks compares with that of the same cells in new ranks."""
 
     cells: int
     change: Estimate  # mean over the cells, as a share of the rate in new ranks; its interval needs two cells
@@ -46,7 +46,7 @@ def _changes(study: Study) -> Iterator[float]:
 
 
 def _sides(runs: Runs) -> tuple[list[float], list[float]]:
-    """Return the logarithms of the rate in new ranks, and in ranks that went on."""
+    """Return the logarithms of the rate in new ranks, and in warm ones."""
     cold: list[float] = []
     warm: list[float] = []
     for record, rate in zip(runs.rated_records, runs.log_rates, strict=True):

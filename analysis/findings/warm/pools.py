@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.record import Record
 
 POOL_DRIFT = "pool_drift"  # the code of validity
-NEW, WENT_ON = "new", "went on"  # the ranks of a cell in a pool, for people
+NEW, WARM = "new", "warm"  # the ranks of a cell in a pool, for people
 NO_END = "its pool ended before its first cell was measured once more"
 
 
@@ -40,8 +40,8 @@ def was_warm(record: Record) -> bool:
 
 
 def ranks_word(record: Record) -> str:
-    """Return which ranks measured a record, for people: new ones, or ones that went on; empty where they were to end with it."""
-    return "" if place_of(record) is None else WENT_ON if was_warm(record) else NEW
+    """Return which ranks measured a record, for people: new or warm ones; empty where they were to end with it."""
+    return "" if place_of(record) is None else WARM if was_warm(record) else NEW
 
 
 def pools_of(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -70,7 +70,7 @@ def one_of_each_pool(records: Sequence[Record]) -> list[Record]:
 def judged_by_pools(records: Sequence[Record]) -> list[Record]:
     """Return records with the verdict that the ends of their pools give them, each in its place.
 
-    Those of a pool that drifted are suspect; of a pool without an end, cells that went on are unchecked.
+    Those of a pool that drifted are suspect; of a pool without an end, its warm cells are unchecked.
     """
     found = list(records)
     places = {id(record): number for number, record in enumerate(found)}

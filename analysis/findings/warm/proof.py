@@ -1,4 +1,4 @@
-"""The proof that warm equals cold: of each cell, turns of new ranks, ranks that went on, again these, new ones (A B B A).
+"""The proof that warm equals cold: of each cell, turns of new, warm, warm and new ranks (A B B A).
 
 Both B were measured in the ranks that the first A began, so they share its accident. The turns do not: each has new processes.
 A turn therefore gives one difference, mean of B minus mean of A, and the turns are the pairs of the test.

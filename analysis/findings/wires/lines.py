@@ -243,16 +243,16 @@ def _missing(study: Study, machines: Mapping[str, MachineLinks], mechanisms: Seq
     measured = [cell for cell in cells if cell.wire_ms]
     plan = " (gpus=classes adds them)" if machine.has_different_links else " (nccl.max_nchannels=1,2,4,8 adds them)"
     plan = plan if cells[0].runs.cell.device == "cuda" else ""
-    said = "whether the wires explain what cells lose is not known"
+    said = "whether the speed of the links explains what cells lose is not known"
     if not measured:
-        return f"{said}: no cell measured its exchange or its wires"
+        return f"{said}: no cell measured its exchange or its links"
     if not any(cell.lost_ms for cell in measured):
         return f"{said}: no cell of {strategy} measured what the strategy costs, and none ran on one GPU (gpus=each adds that)"
     if len(measured) < FEWEST:
-        have = f"{len(measured)} cell{'s' if len(measured) > 1 else ''} with measured wires"
+        have = f"{len(measured)} cell{'s' if len(measured) > 1 else ''} with measured links"
         return f"{said}: {strategy} has {have}, and {FEWEST} with different GB/s are needed{plan}"
     speeds = [cell.megabytes / min(cell.wire_ms.values()) for cell in measured]
     return (
-        f"{said}: all wires of {strategy} are alike ({min(speeds):.0f} to {max(speeds):.0f} GB/s), and {FEWEST} cells "
+        f"{said}: all links of {strategy} are equally fast ({min(speeds):.0f} to {max(speeds):.0f} GB/s), and {FEWEST} cells "
         f"with different GB/s are needed{plan}"
     )

@@ -12,9 +12,9 @@ WORDS = ("no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "
 
 
 def wire(study: Study, point: Point) -> str:
-    """Return how several hosts compare with one, over which wire they exchange, and whether it limits; empty on one host.
+    """Return how several hosts compare with one, over which network they exchange, and whether it limits; empty on one host.
 
-    `Two hosts train 1.3 × the slowest of them alone. The wire between them limits: …`
+    `Two hosts train 1.3 × the slowest of them alone. The network between them limits: …`
     """
     runs = next((one for one in study.runs if one.records[0].record_id in point.record_ids), None)
     found = None if runs is None else host_wires(runs)
@@ -32,7 +32,7 @@ def wire(study: Study, point: Point) -> str:
 
 
 def _told(found: HostWires) -> str:
-    over = f" over {found.worded}" if found.worded else " over the wire between them"
+    over = f" over {found.worded}" if found.worded else " over the network between them"
     if found.exchange_ms is None:
         return f"they exchange{over}" if found.worded else ""
     took = f"an exchange takes {number(found.exchange_ms)} ms{over}"
@@ -42,5 +42,5 @@ def _told(found: HostWires) -> str:
         return f"{took}{rate}{f' ({nominal[2:]})' if nominal else ''}"
     share = number(min(1.0, found.share), "share")  # up to MOST by noise
     if found.share >= LIMITS:
-        return f"{took}{rate}, and this wire limits it ({share} of what it carries is used{nominal})"
-    return f"{took}{rate}, and this wire does not limit it ({share} of what it carries is used{nominal})"
+        return f"{took}{rate}, and this network limits it ({share} of what it carries is used{nominal})"
+    return f"{took}{rate}, and this network does not limit it ({share} of what it carries is used{nominal})"

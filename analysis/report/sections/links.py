@@ -111,7 +111,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; vertical strokes: what all rings carry at the measured peer copies"
-        caption += ", between hosts what the wire carries" * any(is_between_hosts(wire) for wire in wires)
+        caption += ", between hosts what the network carries" * any(is_between_hosts(wire) for wire in wires)
     rows = [
         (order[key[0]], key[2], gpu_ids(one.gpus), one.transport, one.exchange_gb_per_s, one.p2p_gb_per_s)
         for key in shown for one in groups[key]

@@ -69,7 +69,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         said.append(sentence(findings.no_wire_line))
     table = Table(
         "wire_lines",
-        "What a cell loses per step: a fixed time, and a share of the time that its exchange needs on its wires.",
+        "What a cell loses per step: a fixed time, and a share of the time that its exchange needs on its links.",
         (
             Column("cells", "cells"), Column("strategy", "strategy", shown=False), Column("lost", "lost"),
             Column("source", "GB/s from"), Column("fixed_ms", "fixed ms", MS, True), Column("share", "share", "share", True),
@@ -91,7 +91,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         (
             Column("line", "line", shown=len(names) > 1), Column("lost", "lost", shown=len(lines) > 1),
             Column("cell", unit_of(study)),
-            Column("gb_per_s", "measured GB/s", "number"), Column("wire_ms", "ms on wires", MS),
+            Column("gb_per_s", "measured GB/s", "number"), Column("wire_ms", "ms on links", MS),
             Column("lost_ms", "lost ms", MS), Column("expected_ms", "expected ms", MS, True),
             Column("residual_ms", "difference ms", NumberFormat(decimals=2, sign=True)),
             Column("efficiency", "efficiency", "share"), Column("expected_efficiency", "expected", "share", True),
@@ -108,7 +108,7 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     return Section(
         "wire-lines",
-        "What the wires explain",
+        "Lost time and the speed of the links",
         tuple(said),
         tuple(wire_line_figures(study, lines)),
         (table, cells) if lines else (),
@@ -125,16 +125,16 @@ def _sentences(line: WireLine, name: str) -> list[str]:
     told = [point for point in line.points if point.verdict]
     words = {EFFICIENCY: "a step takes longer than alone by", EXPOSED: "of communication a step does not hide"}
     begins = words.get(line.quantity, "the strategy costs a step")
-    takes = "takes alone" if line.source == "exchange" else "needs on its wires"
+    takes = "takes alone" if line.source == "exchange" else "needs on its links"
     text = (
         f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the exchange {takes} "
         f"(R² {number(line.r_squared, 'ratio')}, {len(line.points) - len(told)} cells; GB/s from {SOURCES[line.source]})"
     )
     said = [sentence(text)]
     if line.speeds == 2:
-        said.append("Its wires have two speeds only, so nothing between them shows whether it is a line.")
+        said.append("The links have only two speeds here, and a line goes through any two points: no cell between them tests it.")
     if line.bends:
-        said.append("Its cells bend away from the line, so it says little of wires between them: read the figure.")
+        said.append("Its cells bend away from the line, so it says little of speeds between them: look at the figure.")
     return said + first_lines(sentence(_told(point)) for point in told)
 
 
@@ -144,7 +144,7 @@ def _told(point: WirePoint) -> str:
         measured = f"efficiency {number(point.efficiency, 'share')}, expected {expected}"
     else:
         measured = f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
-    return f"GPUs {point.label}: this subset loses {point.verdict} than its wires explain ({measured})"
+    return f"GPUs {point.label}: this subset loses {point.verdict} time than the speed of its links explains ({measured})"
 
 
 def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Picture]:
@@ -163,11 +163,11 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
         what = {EFFICIENCY: "Efficiency", EXPOSED: "Exposed communication"}.get(
             line.quantity, "What the strategy costs a step"
         )
-        told = " Hollow: loses more or less than its wires explain." * any(point.verdict for point in line.points)
+        told = " Hollow: loses more or less time than the speed of its links explains." * any(point.verdict for point in line.points)
         more = more_in(lines, FIGURES, "more line", "wire_lines.csv") if place == FIGURES else ""
         yield rendered(
             figure, f"wire-line-{place}",
-            f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on its wires. Band: 95 % of "
+            f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on its links. Band: 95 % of "
             f"further cells. Labels where they fit; {count(len(line.points), 'cell')} in wire_cells.csv.{told}{more}",
             _data(line),
         )  # fmt: skip
@@ -213,7 +213,7 @@ def _percent(share: Estimate) -> Estimate:
 
 
 def _finish(axes: Any, line: WireLine) -> None:
-    axes.set_xlabel("ms that the exchange needs on its wires")
+    axes.set_xlabel("ms that the exchange needs on its links")
     axes.set_ylabel("efficiency, %" if line.quantity == EFFICIENCY else "lost ms per step")
     axes.tick_params(length=0)
     axes.xaxis.label.set_color(INK)

@@ -1,4 +1,4 @@
-"""Ranks that went on from cell to cell: which pools there were, whether they drifted, and how warm compares with cold."""
+"""Warm ranks: which pools there were, whether they drifted, and how warm compares with cold."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def pools(study: Study, findings: Findings) -> Section | None:
         rows, marked,
     )  # fmt: skip
     warm = sum(map(was_warm, study.records))
-    lines = [f"{count(warm, 'run')} went on in the ranks of the run before, in {count(len(found), 'pool')}."]
+    lines = [f"{count(warm, 'run')} used the ranks of the run before, in {count(len(found), 'pool')}."]
     if marked:
         cells = sum(not one.cell.ends_pool for one in every if POOL_DRIFT in one.validity.codes)
         lines.append(
@@ -49,10 +49,10 @@ def pools(study: Study, findings: Findings) -> Section | None:
         most = f"; the largest change of one cell is {number(both.largest, CHANGE)}" if both.cells > 1 else ""
         changed = "changed on average by" if both.cells > 1 else "changed by"
         lines.append(
-            f"{of_cells} measured both ways: in ranks that went on the rate {changed} {estimate(both.change, CHANGE)} "
+            f"{of_cells} measured both ways: in warm ranks the rate {changed} {estimate(both.change, CHANGE)} "
             f"against new ranks{most}."
         )
-    return Section("pools", "Ranks that went on", tuple(lines), tables=(table,), place=106)
+    return Section("pools", "Warm ranks", tuple(lines), tables=(table,), place=106)
 
 
 def _row(number: int, members: list[Record]) -> tuple[Value, ...]:

@@ -1,4 +1,4 @@
-"""Whether ranks that went on measure what new ranks measure: the verdict of warm_cold, as sentences, a figure and a table."""
+"""Whether warm ranks measure what new ranks measure: the verdict of warm_cold, as sentences, a figure and a table."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ def _sentence(one: WarmCold) -> str:
     numbers, margins = f"the rate by {estimate(_share(one.rate), CHANGE)}", OF_RATE if one.cost is None else MARGINS
     if one.cost is not None:
         numbers += f" and exposed communication by {estimate(_ms(one.cost), MS)} ms"
-    said = f"{single_line(one.label, 80)}: ranks that went on change {numbers} (90 % intervals, {turns} of A B B A)"
+    said = f"{single_line(one.label, 80)}: warm ranks change {numbers} (90 % intervals, {turns} of A B B A)"
     if one.verdict == EQUIVALENT:
         return f"{said}: equivalent to new ranks within {margins}."
     if one.verdict == DIFFERENT:
@@ -65,7 +65,7 @@ def warm_cold(study: Study, findings: Findings) -> Section | None:
         for one in found
     )  # fmt: skip
     table = Table(
-        "warm_cold", f"Ranks that went on against new ones, with 90 % intervals; equivalent is within {MARGINS}. "
+        "warm_cold", f"Warm ranks against new ones, with 90 % intervals; equivalent is within {MARGINS}. "
         "p: the chance of this if they differed by so much.",
         (
             Column("cell", "cell"), Column("verdict", "verdict"), Column("turns", "turns", "count"),
@@ -84,7 +84,7 @@ def warm_cold(study: Study, findings: Findings) -> Section | None:
             "were not those that were planned."
         )
     return Section(
-        "warm-cold", "Ranks that went on against new ranks", tuple(lines), tuple(_pictures(found)), (table,), place=84
+        "warm-cold", "Warm ranks against new ranks", tuple(lines), tuple(_pictures(found)), (table,), place=84
     )
 
 
@@ -125,7 +125,7 @@ def _picture(
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: worded(value) if value else "0")
     caption = (
-        f"Change of {what} in ranks that went on: each turn (strokes), and their mean with its 90 % interval. Band: what counts "
+        f"Change of {what} in warm ranks: each turn (strokes), and their mean with its 90 % interval. Band: what counts "
         f"as equal.{more_in(every, ROWS, 'more cell', 'warm_cold.csv')}"
     )
     rows = [(one.label, turn, margin, verdict) for one, turns, _, verdict in shown for turn in turns]
