@@ -145,7 +145,7 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
         "invalid: these numbers are not what was asked for, and take part in no comparison",
         "  noisy: the interval is wide: ±20%",
         "  throttled: the clocks were lowered",
-        "suspect: these numbers count, and a check casts doubt on them",
+        "suspect: these numbers are used, but a check casts doubt on them",
         "  noisy: the interval is wide: ±9%",
     ]
     several = Validity("suspect", {code: "a reason" for code in ("a", "b", "c", "d", "e")})

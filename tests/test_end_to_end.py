@@ -216,7 +216,7 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
     (child,) = runs(folder / "m.db")[1]
     stored = child.data.metrics
     assert stored["cell/overhead_ratio"] == pytest.approx(metrics["cell/seconds"] / metrics["cell/measuring_seconds"])
-    assert re.search(r"^time     .* in 1 cell, \d+ s of that in windows that count$", done.stdout, re.MULTILINE)
+    assert re.search(r"^time     .* in 1 cell, \d+ s of that spent measuring$", done.stdout, re.MULTILINE)
     assert "<h2>What the cells cost</h2>" in (folder / "default" / "report" / "index.html").read_text()
     assert analysis(["seconds", str(folder / "default"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -119,7 +119,9 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
     few = dataclasses.replace(found, wire_lines=found.wire_lines[:1])
     with style():
         section = wire_lines(study, few)
-    assert any(line.startswith("GPUs 0,3: this subset loses more time than the speed of its links explains") for line in section.lines)
+    assert any(
+        line.startswith("GPUs 0,3: this subset loses more time than its link speed explains") for line in section.lines
+    )
     assert ">0,3<" in section.pictures[0].svg and "Hollow" in section.pictures[0].caption
 
 

@@ -135,7 +135,7 @@ CHECKS = (
     Check(
         "noisy",
         "suspect",
-        "the steps of this run vary much: the 95 % interval of their mean is {}",
+        "the steps of this run vary a lot: the 95 % interval of their mean is {}",
         conditions.noisy,
     ),
     Check("cpu_bound", "suspect", "the GPU waits for the CPU to launch work: {}", conditions.cpu_bound),

@@ -114,7 +114,7 @@ _TABLE = (
     Metric("trace/exposed_disagreement_ms", "trace minus difference", "ms", column="difference", signed=True),
     # Neither way is better: what a cell costs says nothing of what it measured, and has no noise floor.
     Metric("cell/seconds", "wall time of the cell", "s", decimals=1),
-    Metric("cell/measuring_seconds", "time in windows that count", "s", decimals=1),
+    Metric("cell/measuring_seconds", "time spent measuring", "s", decimals=1),
     Metric("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
     _lower_is_better("overhead/share", "overhead", "%", decimals=2, signed=True, first=True),
     _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),

@@ -22,7 +22,7 @@ LOG_LINES = 5  # of the log of a failed cell
 # What a verdict means.
 VERDICTS = {
     "invalid": "these numbers are not what was asked for, and take part in no comparison",
-    "suspect": "these numbers count, and a check casts doubt on them",
+    "suspect": "these numbers are used, but a check casts doubt on them",
 }
 
 
@@ -64,9 +64,7 @@ def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
     if not told:
         return lines
     in_cells = sum(record.ended_at - record.started_at for record in measured)
-    where = (
-        f"{duration(in_cells)} in {count(len(measured), 'cell')}, {duration(sum(told))} of that in windows that count"
-    )
+    where = f"{duration(in_cells)} in {count(len(measured), 'cell')}, {duration(sum(told))} of that spent measuring"
     return [*lines, f"time     {duration(seconds)}: {where}"]
 
 

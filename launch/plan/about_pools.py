@@ -17,7 +17,9 @@ def about_pools(order: Sequence[PlannedCell]) -> Iterator[str]:
     if pools := parts[PoolPart.BEGINS]:
         warm, lot = parts[PoolPart.WARM], parts[PoolPart.LOT]
         by_lot = (
-            f"; {count(lot, 'other cell')} could, and {'has' if lot == 1 else 'have'} new ranks at random, to compare" if lot else ""
+            f"; {count(lot, 'other cell')} could, and {'has' if lot == 1 else 'have'} new ranks, drawn at random"
+            if lot
+            else ""
         )
         yield (
             f"{count(warm, 'cell')} {'uses' if warm == 1 else 'use'} the ranks of the cell before, "

@@ -132,7 +132,9 @@ def _sentences(line: WireLine, name: str) -> list[str]:
     )
     said = [sentence(text)]
     if line.speeds == 2:
-        said.append("The links have only two speeds here, and a line goes through any two points: no cell between them tests it.")
+        said.append(
+            "The links have only two speeds here, and a line goes through any two points: no cell between them tests it."
+        )
     if line.bends:
         said.append("Its cells bend away from the line, so it says little of speeds between them: look at the figure.")
     return said + first_lines(sentence(_told(point)) for point in told)
@@ -144,7 +146,7 @@ def _told(point: WirePoint) -> str:
         measured = f"efficiency {number(point.efficiency, 'share')}, expected {expected}"
     else:
         measured = f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
-    return f"GPUs {point.label}: this subset loses {point.verdict} time than the speed of its links explains ({measured})"
+    return f"GPUs {point.label}: this subset loses {point.verdict} time than its link speed explains ({measured})"
 
 
 def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Picture]:
@@ -163,7 +165,9 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
         what = {EFFICIENCY: "Efficiency", EXPOSED: "Exposed communication"}.get(
             line.quantity, "What the strategy costs a step"
         )
-        told = " Hollow: loses more or less time than the speed of its links explains." * any(point.verdict for point in line.points)
+        told = " Hollow: loses more or less time than link speed explains." * any(
+            point.verdict for point in line.points
+        )
         more = more_in(lines, FIGURES, "more line", "wire_lines.csv") if place == FIGURES else ""
         yield rendered(
             figure, f"wire-line-{place}",

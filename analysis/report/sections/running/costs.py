@@ -48,7 +48,7 @@ def costs(study: Study, findings: Findings) -> Section | None:
         for record, cost in known
     )  # fmt: skip
     table = Table(
-        "costs", "Where the wall time of each cell went, in seconds. Ratio: wall time for each second inside windows that count. "
+        "costs", "Where the wall time of each cell went, in seconds. Ratio: wall time for each second of measuring. "
         "Every part is in costs.csv.",
         (
             Column("cell", "cell"), *(Column(f"{_key(name)}_together", name, HUNDREDTHS) for name in BARS),
@@ -84,7 +84,7 @@ def _sentence(known: Sequence[CellSeconds]) -> str:
     of_cells = "" if len(known) == 1 else "; in the median cell "
     each = f"{number(ratio, 'ratio')} s for each second of measuring"
     share = number(math.fsum(measuring) / total, "share")
-    return f"{said}, {share} of it inside windows that count{of_cells or ': '}{each}."
+    return f"{said}, {share} of it spent measuring{of_cells or ': '}{each}."
 
 
 def _figure(known: Sequence[tuple[Record, CellSeconds]]) -> Picture:
