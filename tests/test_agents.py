@@ -15,7 +15,7 @@ import pytest
 from cells import make_cell
 from faults_seen import until
 
-from benchmarks.host import processes, scratch
+from benchmarks.host import processes, scratch, signs_of_life
 from benchmarks.host.messages import MOST_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.own_environ import show_in_environ
 from benchmarks.host.scratch import Scratch
@@ -122,6 +122,8 @@ def answers(program):
         ("print('Welcome to Ubuntu')", "what it said is no message of an agent"),
         ("print('[1]')", "what it said is no message of an agent"),
         ("print('{\"say\": \"hail\"}')", "what it said is no message of an agent"),
+        ("import sys; print('srun: error: failed on node n2\\nsrun: Job step aborted', file=sys.stderr); sys.exit(233)",
+         "it ended with status 233: srun: error: failed on node n2$"),
         ("", "it ended with status 0$"),
         ("import time; time.sleep(60)", "it gave no answer for 0.5 s"),
     ],
@@ -139,6 +141,18 @@ def test_a_command_that_starts_no_agent_is_a_sentence(program, why, monkeypatch)
     before = time.monotonic()
     channel.close()
     assert time.monotonic() - before < 3
+
+
+def test_while_an_agent_imports_its_child_gives_signs_of_life():
+    reading, writing = os.pipe()
+    with signs_of_life.given(Outbox(writing), every_s=0.01):
+        inbox = Inbox(reading)
+        for _ in range(2):
+            assert inbox.receive()[0] == {"say": "beat"}
+    os.close(writing)
+    while inbox.receive() is not None:  # the child has ended, or this would wait for ever
+        pass
+    os.close(reading)
 
 
 def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.host import processes
+from benchmarks.host import processes, signs_of_life
 from benchmarks.host.messages import MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.probe import Listening, reach
 from benchmarks.host.waiting import ready
@@ -161,7 +161,8 @@ class Agent:
                 return
             self._leave_ranks()
             self._say(Say.BUSY, for_s=IMPORT_SECONDS)
-            self._preload(Cell.from_dict(message["asked"]))
+            with signs_of_life.given(self._outbox) if self._launcher_beats else contextlib.nullcontext():
+                self._preload(Cell.from_dict(message["asked"]))
             self._fork(message)
         except OSError as error:
             if self._cell:

@@ -104,7 +104,9 @@ class Channel:
         size = os.fstat(self._printed).st_size
         said = os.pread(self._printed, SAID_BYTES, max(0, size - SAID_BYTES)).decode(errors="replace").strip()
         how = f"it was ended by {processes.signal_name(status)}" if status < 0 else f"it ended with status {status}"
-        return f"{how}: {said.splitlines()[-1]}" if said else how
+        lines = said.splitlines()
+        why = [line for line in lines if "error: " in line] or lines[-1:]  # srun says what it does about it after that
+        return f"{how}: {why[0]}" if why else how
 
     def _read(self) -> None:
         assert self._process.stdout is not None
