@@ -68,7 +68,7 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
     first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
     said = second.predicted
-    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, 1)
+    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, 2)
     assert said["basis"] == "extrapolated" and said["widest"] and said["null_step_ms"] > 0
     assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
     assert "unexplained" not in second.validity.codes, "no error was claimed"
@@ -92,7 +92,7 @@ def test_a_sweep_says_what_was_predicted(sweep):
     records, said = read_study(sweep[0])[0], sweep[1]
     assert said.count("  predicted ") == 1 and "forecast 1 of 2 cells before they ran: mean error of the step " in said
     projected = project(records[-1])
-    assert projected.tags["predicted.basis"] == "extrapolated, from 1 cell, model 1"
+    assert projected.tags["predicted.basis"] == "extrapolated, from 1 cell, model 2"
     found = {name: value for name, value, *_ in projected.metrics}
     assert found["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]

@@ -1,7 +1,6 @@
 """What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
 
 import functools
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,25 +8,23 @@ from typing import Any
 
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.predicted.stated import doubted
-from analysis.findings.runs import Runs, between_runs
+from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
-from analysis.prediction.cells import MeasuredCell, Workload, question_of, workload_of
-from analysis.prediction.draws import Values, about, best, near
+from analysis.prediction.cells import MIB, MeasuredCell, question_of
+from analysis.prediction.draws import best
 from analysis.prediction.links.model import DIRECT, HOST_MEMORY, KnownLinks, TimeCurve
 from analysis.prediction.links.nccl_constants import constants, nvlink
 from analysis.prediction.links.ring import TOGETHER, NvLinks
 from analysis.prediction.links.wires import asked_wire, used_wire
+from analysis.prediction.scatter import COST, EXCHANGE, STEP, Scatter, run_workload
 from analysis.prediction.strategies import HostLink, Known
 from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record
 
-STEP, P95, COST, EXCHANGE = "step/ms_median", "step/ms_p95", "strategy/cost_ms", "comm/exchange_ms"
+P95 = "step/ms_p95"
 LAUNCH, CLOCK, CAPPED = "step/launch_ms", "gpu/sm_mhz", "gpu/power_capped_share"
-# Scatter between runs where too few cells ran twice: shares, of the cost ms.
-_OTHERWISE = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
-_FEWEST_FREEDOM = 3
 _SIGMA_AT_P95 = 1.645
 
 
@@ -64,7 +61,7 @@ class Calibrated:
     @functools.cached_property
     def with_buckets(self) -> tuple[tuple[MeasuredCell, tuple[float, ...]], ...]:
         """The cells whose records have their bucket plan, with the bytes of each bucket."""
-        return tuple((one, found) for one in self.cells if (found := tables.buckets(one.tables)))
+        return tuple((one, found) for one in self.cells if (found := tables.buckets(one.tables) or one.logged_buckets))
 
     @functools.cached_property
     def with_moments(self) -> tuple[tuple[MeasuredCell, tables.StepMoments], ...]:
@@ -80,7 +77,7 @@ class Calibrated:
 def calibrate(study: Study) -> Calibrated:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
     runs = [one for one in study.runs if one.trains]
-    scatter = _Scatter(runs)
+    scatter = Scatter(runs)
     cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
     if not any(cell.timed for cell in cells):
         where = study.folder or study.name
@@ -94,56 +91,17 @@ def calibrate(study: Study) -> Calibrated:
     return replace(calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28"))
 
 
-class _Scatter:
-    """How far runs of equal cells differ, over all cells of a workload."""
-
-    def __init__(self, runs: Sequence[Runs]) -> None:
-        self._alike: dict[Workload, list[Runs]] = {}
-        self._shares: dict[tuple[Workload, str], float] = {}  # of COST in ms
-        for one in runs:
-            self._alike.setdefault(_workload(one), []).append(one)
-
-    def share(self, runs: Runs, metric: str) -> float:
-        """Return the standard deviation of a metric between runs, as a share of it."""
-        key = _workload(runs), metric
-        if key not in self._shares:
-            found, freedom = between_runs(self._alike[key[0]], metric)
-            self._shares[key] = found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
-        return self._shares[key]
-
-    def cost_ms(self, runs: Runs) -> float:
-        """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less."""
-        key = _workload(runs), COST
-        if key not in self._shares:
-            groups = [values for one in self._alike[key[0]] if len(values := one.values(COST)) > 1]
-            freedom = sum(len(values) - 1 for values in groups)
-            squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
-            self._shares[key] = math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else _OTHERWISE[COST]
-        return self._shares[key]
-
-    def drawn(self, runs: Runs, metric: str) -> Values | None:
-        """Return the median of a metric as draws; None without it."""
-        values = [one for one in runs.values(metric) if one > 0 or metric == COST]
-        if not values:
-            return None
-        name = f"{metric} {runs.records[0].record_id}"
-        if metric == COST:
-            return near(statistics.median(values), self.cost_ms(runs) / math.sqrt(len(values)), name)
-        return about(statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name)
-
-
-def _workload(runs: Runs) -> Workload:
-    return workload_of(runs.request, runs.records[0].model)
-
-
-def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
+def _cell(runs: Runs, scatter: Scatter) -> MeasuredCell:
     cell, record = runs.cell, runs.records[0]
     merged: dict[str, Any] = {}
     for one in reversed(runs.records):
         merged |= one.tables
-    question = question_of(cell, _workload(runs), _class_of(record), runs.provenance.get("machine", ""))
+    question = question_of(cell, run_workload(runs), _class_of(record), runs.provenance.get("machine", ""))
     step, p95 = runs.values(STEP), runs.values(P95)
     launch = runs.values(LAUNCH)
+    sent = question.sent_bytes
+    full = question.cap_mib * MIB * (0.5 if question.halves else 1.0)
+    logged = (tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records)
     return MeasuredCell(
         replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
         if question.ranks > 1 and question.hosts == 1 and question.strategy in strategies.BY_NCCL
@@ -157,6 +115,7 @@ def _cell(runs: Runs, scatter: _Scatter) -> MeasuredCell:
         scatter.share(runs, STEP),
         not doubted(runs.records),
         merged,
+        next(filter(None, logged), ()),
         cell.name,
         statistics.fmean(runs.values(CLOCK) or [0.0]),
         statistics.fmean(runs.values(CAPPED) or [0.0]),
@@ -269,7 +228,7 @@ def _notes(calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | N
     """Return a sentence for each thing that the records do not hold."""
     timed = [one for one in cells if one.timed]
     notes = [constants(nccl)[1]]
-    if not any(tables.buckets(one.tables) for one in timed):
+    if not calibration.with_buckets:
         notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")
     if not any(tables.moments(one.tables) for one in timed):
         notes.append("no record has the moments of a step: buckets are taken as ready evenly over the last two thirds")

@@ -85,14 +85,26 @@ class Question:
         return int(self.option("servers", "0"))
 
     @functools.cached_property
-    def assumed_buckets(self) -> tuple[float, ...]:
-        """Bytes of each bucket as sent, in order, if every one but the last is full: no record said better."""
+    def cap_mib(self) -> float:
+        """The gradients in MiB with which a bucket is full."""
         try:
-            cap = float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
+            return float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
         except ValueError:  # auto
             small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
-            cap = _SMALL_CAP if small else _CAP_WITHOUT_OPTION
-        whole, full = self.workload.gradient_bytes, cap * MIB
+            return _SMALL_CAP if small else _CAP_WITHOUT_OPTION
+
+    def fills_alike(self, other: "Question") -> bool:
+        """Tell whether another cell fills its buckets with the same gradients: in the order of their arrival, up to a cap.
+
+        Torch's DDP and all strategies of Ringside do so. Several servers have buckets of their own.
+        """
+        here, there = ((one.gradient_bytes, one.arrays) for one in (self.workload, other.workload))
+        return here == there and self.cap_mib == other.cap_mib and max(self.servers, other.servers) < 2
+
+    @functools.cached_property
+    def assumed_buckets(self) -> tuple[float, ...]:
+        """Bytes of each bucket as sent, in order, if every one but the last is full: no record said better."""
+        whole, full = self.workload.gradient_bytes, self.cap_mib * MIB
         if whole <= 0:  # nothing says how large the gradients are
             return (0.0,)
         count = max(1, round(whole / full))
@@ -114,6 +126,7 @@ class MeasuredCell:
     between_runs: float = 0.0  # standard deviation of the step between runs, as a share
     valid: bool = True  # no check cast doubt on it
     tables: Mapping[str, Any] = field(default_factory=dict)
+    logged_buckets: tuple[float, ...] = ()  # bytes of each, by NCCL's log of its calls
     label: str = ""
     sm_mhz: float = 0.0  # mean clock of its GPUs; 0: not sampled
     capped_share: float = 0.0  # of samples at the power cap

@@ -8,6 +8,7 @@ model       every cell of several GPUs of one model; its steps on one GPU stay
 """
 
 import functools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ from typing import Any
 
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
-from analysis.prediction.draws import best
+from analysis.prediction.draws import best, deviation
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast
 
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 WAYS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
+_MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a normal number, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class HeldOut:
     def cost_ms(self) -> float | None:
         """The measured cost of communication, by steps with and without it in turn; None where it was not measured."""
         return None if self.cell.cost_ms is None else best(self.cell.cost_ms)
+
+    @property
+    def floor(self) -> float | None:
+        """What a perfect forecast of the cost would be off by on average, as a share: measured costs scatter between runs."""
+        if self.cell.cost_ms is None or best(self.cell.cost_ms) <= 0:
+            return None
+        return _MEAN_ABSOLUTE * deviation(self.cell.cost_ms) / best(self.cell.cost_ms)
 
     @property
     def score(self) -> float:

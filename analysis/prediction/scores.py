@@ -1,5 +1,6 @@
 """How good held-out forecasts were, beside the null model and beside what was aimed at."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,9 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from analysis.prediction.draws import best
+from analysis.prediction.draws import best, deviation
 from analysis.prediction.holdout import HeldOut
 from analysis.prediction.links.model import KnownLinks, NoLink, TimeCurve
+from analysis.prediction.scatter import SIGMAS_AT_95
 
 FEWEST_FOR_COVERAGE = 30  # held-out cells
 FEWEST_STRATEGIES = 3  # to rank
@@ -33,6 +35,8 @@ class Ranking:
     name: str
     cells: int
     tau: float  # Kendall's, of the costs
+    pairs: int  # whose measured costs differ by more than runs do
+    tau_of_pairs: float | None  # of these alone: (in the measured order − against it) ÷ pairs; None without any
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Summary:
     cost_cells: int
     cost: float | None
     null_cost: float | None
+    cost_floor: float | None  # of a perfect forecast: runs scatter
     step: float | None
     null_step: float | None
     covered: int | None  # of the cells with an interval
@@ -67,6 +72,7 @@ def summary(held: Sequence[HeldOut]) -> Summary:
         len(costs),
         _mape((measured, found.cost_ms) for measured, found in costs),
         _mape((measured, found.null_cost_ms) for measured, found in costs),
+        fmean(floors) if (floors := [one.floor for one, _ in made if one.floor is not None]) else None,
         _mape((one.step_ms, found.step_ms) for one, found in made),
         _mape((one.step_ms, found.null_step_ms) for one, found in made),
         sum(inside) if inside else None,
@@ -85,15 +91,31 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
             groups[where][question.options].append(one)
     found = []
     for (workload, ranks, *_), strategies in groups.items():
-        if len(strategies) >= FEWEST_STRATEGIES:
-            measured = [fmean(one.cost_ms or 0.0 for one in several) for several in strategies.values()]
-            said = [fmean(one.forecast.cost_ms for one in several if one.forecast) for several in strategies.values()]
-            from scipy.stats import kendalltau  # takes long to import
-
-            tau = float(kendalltau(said, measured).statistic)
-            if math.isfinite(tau):  # not where all are equal
-                found.append(Ranking(f"{workload} on {ranks} GPUs", len(strategies), tau))
+        if len(strategies) >= FEWEST_STRATEGIES and (
+            made := _ranking(f"{workload} on {ranks} GPUs", strategies.values())
+        ):
+            found.append(made)
     return tuple(found)
+
+
+def _ranking(name: str, strategies: Iterable[Sequence[HeldOut]]) -> Ranking | None:
+    """Return how a forecast orders strategies, each with its cells; None where all have one cost."""
+    from scipy.stats import kendalltau  # takes long to import
+
+    rows = []
+    for cells in strategies:
+        measured = [one.cell.cost_ms for one in cells if one.cell.cost_ms is not None]
+        said = fmean(one.forecast.cost_ms for one in cells if one.forecast)
+        rows.append((said, fmean(map(best, measured)), math.hypot(*map(deviation, measured)) / len(measured)))
+    tau = float(kendalltau([said for said, *_ in rows], [ms for _, ms, _ in rows]).statistic)
+    if not math.isfinite(tau):
+        return None
+    orders = [
+        math.copysign(1, (one[0] - other[0]) * (one[1] - other[1])) if one[0] != other[0] else 0.0
+        for one, other in itertools.combinations(rows, 2)
+        if abs(one[1] - other[1]) > SIGMAS_AT_95 * math.hypot(one[2], other[2])
+    ]
+    return Ranking(name, len(rows), tau, len(orders), fmean(orders) if orders else None)
 
 
 @dataclass(frozen=True)

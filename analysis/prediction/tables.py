@@ -4,6 +4,7 @@ Their shapes are those of benchmarks/training/calibration. A record without them
 rests on less, and says so.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import numpy as np
 
 from analysis.prediction.draws import Values
 
+_MOST_SIZES = 12  # of calls of which buckets are looked for
 _MOST_STEPS = 100_000  # residuals that are rebuilt from their quantiles
 
 
@@ -39,6 +41,25 @@ def buckets(tables: Mapping[str, Any]) -> tuple[float, ...] | None:
     rows = _rows(tables, "buckets")
     sizes = [number(row.get("bytes")) for row in rows]
     return tuple(size for size in sizes if size) if rows and all(size and size > 0 for size in sizes) else None
+
+
+def logged_buckets(choices: Any, gradient_bytes: float, cap_bytes: float) -> tuple[float, ...]:
+    """Return the bytes of each bucket by NCCL's log of its calls, the smallest last; empty where it does not say.
+
+    They are the sizes of all-reduces that make up the gradients, of which all but one reach the cap: DDP closes a bucket with
+    the gradient that does. The log has more sizes, such as those of DDP's first step.
+    """
+    rows = [row for row in choices if isinstance(row, Mapping)] if isinstance(choices, list) else []
+    known = {number(row.get("bytes")) for row in rows if row.get("function") == "AllReduce"}
+    sizes = sorted((size for size in known if size and 0 < size < gradient_bytes), reverse=True)[:_MOST_SIZES]
+    made = (
+        (*full, last)
+        for last in sizes
+        for count in range(1, len(sizes))
+        for full in itertools.combinations([size for size in sizes if size >= max(cap_bytes, last)], count)
+    )
+    plans = {plan for plan in made if sum(plan) == gradient_bytes and len(set(plan)) == len(plan)}
+    return plans.pop() if len(plans) == 1 else ()
 
 
 def moments(tables: Mapping[str, Any]) -> StepMoments | None:

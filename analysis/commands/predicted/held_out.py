@@ -21,14 +21,15 @@ def to_json(way: str, held: Sequence[HeldOut], errors: Sequence[CollectiveError]
     cells = [
         {
             "cell": one.cell.label, "records": list(one.cell.record_ids), "step_ms": one.step_ms, "cost_ms": one.cost_ms,
-            "low": one.low, "high": one.high, "inside": one.inside,
+            "cost_floor": one.floor, "low": one.low, "high": one.high, "inside": one.inside,
             "forecast": one.forecast.to_json() if one.forecast else None, "refused": one.why or None,
         }
         for one in held
     ]  # fmt: skip
     found = summary(held)
     said = {name: getattr(found, name) for name in ("cells", "not_forecast", "cost_cells", "cost", "null_cost", "step")}
-    said |= {"null_step": found.null_step, "covered": found.covered, "with_interval": found.with_interval}
+    said |= {"cost_floor": found.cost_floor, "null_step": found.null_step}
+    said |= {"covered": found.covered, "with_interval": found.with_interval}
     said["rankings"] = [vars(one) for one in found.rankings]
     said |= {f"collectives_{size}": mean_error(errors, size == "large") for size in ("large", "small")}
     return {"holdout": way, "level": LEVEL, "cells": cells, "summary": said}
@@ -49,21 +50,22 @@ def print_held_out(held: Sequence[HeldOut], errors: Sequence[CollectiveError], c
         "forecast",
         "error",
         "null's",
+        "floor",
     ):
         table.add_column(heading, justify="right")
     notes = list(calibration.notes)
     for one in held:
         found = one.forecast
         if found is None:
-            table.add_row(escape(one.cell.label), f"{one.step_ms:.2f}", *[ABSENT] * 9)
+            table.add_row(escape(one.cell.label), f"{one.step_ms:.2f}", *[ABSENT] * 10)
             notes.append(f"no forecast of {one.cell.label}: {one.why}")
             continue
         interval = ABSENT if one.low is None else f"{one.low:.2f} to {one.high:.2f}"
         inside = ABSENT if one.inside is None else "yes" if one.inside else "no"
-        cost = [ABSENT] * 4
+        cost = [ABSENT] * 5
         if one.cost_ms:
             cost = [f"{one.cost_ms:.2f}", f"{found.cost_ms:.2f}", error(found.cost_ms, one.cost_ms)]
-            cost.append(error(found.null_cost_ms, one.cost_ms))
+            cost += [error(found.null_cost_ms, one.cost_ms), ABSENT if one.floor is None else share(one.floor)]
         table.add_row(
             escape(one.cell.label), f"{one.step_ms:.2f}", f"{found.step_ms:.2f}", error(found.step_ms, one.step_ms),
             error(found.null_step_ms, one.step_ms), interval, inside, *cost,
@@ -82,7 +84,8 @@ def _sentences(found: Summary, errors: Sequence[CollectiveError]) -> list[str]:
     if found.cost is not None:
         lines.append(
             f"communication cost ({found.cost_cells} cells): mean error {share(found.cost)} "
-            f"(aim: at most {share(AIMS['cost'])}), the null model's {share(found.null_cost)} (aim: at most half of it)"
+            f"(aim: at most {share(AIMS['cost'])}), the null model's {share(found.null_cost)} (aim: at most half of it); "
+            f"a perfect forecast's {share(found.cost_floor)}, because equal runs differ"
         )
     if found.step is not None:
         lines.append(
@@ -98,7 +101,11 @@ def _sentences(found: Summary, errors: Sequence[CollectiveError]) -> list[str]:
         inside = f"{found.covered} of {found.with_interval} cells inside ({share(found.coverage)}"
         lines.append(f"90 % intervals: {inside}; aim: {share(least)} to {share(most)}){enough}")
     for ranking in found.rankings:
-        lines.append(f"order of {ranking.cells} strategies, {ranking.name}: τ = {ranking.tau:.2f} (aim: {AIMS['tau']})")
+        line = f"order of {ranking.cells} strategies, {ranking.name}: τ = {ranking.tau:.2f} (aim: {AIMS['tau']})"
+        if ranking.tau_of_pairs is not None:
+            all_pairs = ranking.cells * (ranking.cells - 1) // 2
+            line += f"; {ranking.tau_of_pairs:.2f} over the {ranking.pairs} of {all_pairs} pairs that measurements can order"
+        lines.append(line)
     for large, words in ((True, "from 1 MiB"), (False, "below 1 MiB")):
         if (mean := mean_error(errors, large)) is not None:
             aim = AIMS["large" if large else "small"]

@@ -12,15 +12,16 @@ import numpy as np
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
-from analysis.prediction.draws import Values, deviation, exactly, near
-from analysis.prediction.links.model import MEASURED, SCALED
+from analysis.prediction.draws import Values, about, best, deviation, exactly, near
+from analysis.prediction.links.model import HOST_MEMORY, MEASURED, NETWORK, SCALED
 from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, own_of_another_model
-from analysis.prediction.parts.exchange import play
+from analysis.prediction.parts.exchange import exchange, play
 from analysis.prediction.parts.nearest import alike, distance
 from analysis.prediction.strategies import occupies
 
 # Mean and spread of γ before anything was measured: overlap slows compute by 18.9 % on average (arXiv 2507.03114).
 SLOWED_BEFORE, SLOWED_SPREAD = 0.189, 0.189
+OF_TRAFFIC = 0.5  # how far γ is from being in proportion to the traffic
 
 
 def slowed(calibration: Calibrated, question: Question) -> StepPart:
@@ -38,14 +39,38 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     together = [one for one in calibration.cells if _same_occupation(one.question, question)]
     same = [one for one in together if one.question.workload == question.workload]
     seen = _seen(calibration, same) or _seen(calibration, together)
+    why = ""
+    if not seen and (seen := _seen_with_more_traffic(calibration, question)):
+        why = f"γ over {question.wire} was not measured: that over {HOST_MEMORY}, by the bytes that pass in a second"
+    elif not seen:
+        why = f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
     before = near(SLOWED_BEFORE, SLOWED_SPREAD, "slowed")
     parts = [(before, SLOWED_SPREAD**2), *((one, max(deviation(one), 1e-3) ** 2) for one in seen)]
     weights = sum(1 / variance for _, variance in parts)
     values = sum((one / variance for one, variance in parts), exactly(0.0)) / weights
-    why = (
-        "" if seen else f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
-    )
-    return StepPart(np.clip(values, 0.0, None), MEASURED if seen else SCALED, why)
+    return StepPart(np.clip(values, 0.0, None), SCALED if why else MEASURED, why)
+
+
+def _seen_with_more_traffic(calibration: Calibrated, question: Question) -> list[Values]:
+    """Return γ over a network by that of host memory: both pass the GPUs' host links, and kernels wait for the memory behind.
+
+    It is in proportion to the bytes that pass in a second. Only from more to less: a γ of little traffic says nothing of much.
+    """
+    if question.wire.transport != NETWORK:
+        return []
+    found, here = [], _bytes_per_ms(calibration, question)
+    for one in calibration.cells:
+        there = one.question
+        if there.wire.transport == HOST_MEMORY and there.workload == question.workload and there.ranks > 1:
+            share = here / _bytes_per_ms(calibration, there)
+            if occupies(there) and share < 1:
+                by_traffic = about(share, OF_TRAFFIC, "traffic")
+                found += [gamma * by_traffic for gamma in _seen(calibration, [one])]
+    return found
+
+
+def _bytes_per_ms(calibration: Calibrated, question: Question) -> float:
+    return question.sent_bytes / best(sum(exchange(calibration, question)[0], exactly(0.0)))
 
 
 def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values]:

@@ -45,10 +45,15 @@ def exchange(calibration: Calibrated, question: Question) -> tuple[list[Values],
 
 
 def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
-    """Return the bytes of each bucket: as a record of this workload and strategy has them, else all full but the last."""
+    """Return the bytes of each bucket: as a record of cells that fill them alike has them, else all full but the last."""
     known = {id(one): found for one, found in calibration.with_buckets}
     nearest = alike((one for one, _ in calibration.with_buckets), question, options=True)
-    return known[id(nearest[0])] if nearest else question.assumed_buckets
+    if nearest:
+        return known[id(nearest[0])]
+    for one, found in calibration.with_buckets:
+        if one.question.fills_alike(question):
+            return tuple(size * question.sent_bytes / sum(found) for size in found)
+    return question.assumed_buckets
 
 
 def play(calibration: Calibrated, question: Question, own_ms: Values, gamma: Values) -> Replayed:
