@@ -17,7 +17,7 @@ from analysis.prediction.links.model import DIRECT, HOST_MEMORY, KnownLinks, Tim
 from analysis.prediction.links.nccl_constants import constants, nvlink
 from analysis.prediction.links.ring import TOGETHER, NvLinks
 from analysis.prediction.links.wires import asked_wire, used_wire
-from analysis.prediction.scatter import COST, EXCHANGE, STEP, Scatter, run_workload
+from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_workload
 from analysis.prediction.strategies import HostLink, Known
 from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
@@ -77,7 +77,7 @@ class Calibrated:
 def calibrate(study: Study) -> Calibrated:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
     runs = [one for one in study.runs if one.trains]
-    scatter = Scatter(runs)
+    scatter = RunScatter(runs)
     cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
     if not any(cell.timed for cell in cells):
         where = study.folder or study.name
@@ -91,7 +91,7 @@ def calibrate(study: Study) -> Calibrated:
     return replace(calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28"))
 
 
-def _cell(runs: Runs, scatter: Scatter) -> MeasuredCell:
+def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
     cell, record = runs.cell, runs.records[0]
     merged: dict[str, Any] = {}
     for one in reversed(runs.records):

@@ -16,7 +16,7 @@ _FEWEST_FREEDOM = 3
 SIGMAS_AT_95 = 1.96  # half a 95 % interval
 
 
-class Scatter:
+class RunScatter:
     """How far runs of equal cells differ, over all cells of a workload."""
 
     def __init__(self, runs: Sequence[Runs]) -> None:
