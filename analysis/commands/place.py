@@ -73,10 +73,11 @@ def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[di
     several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
     usual = [statistics.mode(several)] if several else None
     found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology)))
+    known = KnownScores(calibration)
     said: list[dict[str, Any]] = []
     for workload, of_model in found.items():
         try:
-            advice = advise(calibration, of_model, KnownScores(calibration))
+            advice = advise(calibration, of_model, known)
         except ValueError as error:  # NoLink too
             said.append({"model": str(workload), "refused": str(error)})
             continue

@@ -18,26 +18,26 @@ WORD = "advise:"
 
 def with_advice(configs: Sequence[CheckedConfig], machine: Machine) -> tuple[list[CheckedConfig], list[str]]:
     """Return the configurations with the subsets that `advise:K` means, and a sentence for each K. Raises Refused."""
-    chosen: dict[str, tuple[int, ...]] = {}
+    chosen: dict[str, list[str]] = {}
     notices = []
     for config in configs:
         word = ",".join(config.gpus)
-        if not word.startswith(WORD) or word in chosen:
-            continue
-        by_links = subsets(config, machine)[0]
-        try:
-            if config.nodes or machine.kind == "cpu":
-                raise ValueError("only GPUs of one machine are told apart")
-            chosen[word], why = _by_forecast(config, machine, len(by_links))
-        except (ValueError, OSError) as error:  # UnreadableInput and NoLink too
-            chosen[word], why = (
-                by_links,
-                f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}",
-            )
-        notices.append(f"gpus={word} is {','.join(map(str, chosen[word]))}: {why}")
-    words = {word: [str(gpu) for gpu in gpus] for word, gpus in chosen.items()}
-    kept = [dataclasses.replace(one, gpus=words.get(",".join(one.gpus), one.gpus)) for one in configs]
-    return kept, notices
+        if word.startswith(WORD) and word not in chosen:
+            gpus, why = _chosen(config, machine, word)
+            chosen[word] = [str(gpu) for gpu in gpus]
+            notices.append(f"gpus={word} is {','.join(chosen[word])}: {why}")
+    return [dataclasses.replace(one, gpus=chosen.get(",".join(one.gpus), one.gpus)) for one in configs], notices
+
+
+def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[int, ...], str]:
+    """Return the subset that forecasts put first, without a forecast that of the best links, and why. Raises Refused."""
+    by_links = subsets(config, machine)[0]
+    try:
+        if config.nodes or machine.kind == "cpu":
+            raise ValueError("only GPUs of one machine are told apart")
+        return _by_forecast(config, machine, len(by_links))
+    except (ValueError, OSError) as error:  # UnreadableInput and NoLink too
+        return by_links, f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}"
 
 
 def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tuple[int, ...], str]:

@@ -18,7 +18,7 @@ from analysis.findings.machines.hosts import mapping
 from analysis.findings.machines.identity import gpu_names
 from analysis.findings.warm.pools import ranks_word
 from analysis.report.text import count, single_line
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 from benchmarks.record.metrics import place
 from conf.cell import IMAGES, SAMPLES
 from launch.tracking.run_tags import EFFICIENCY_OF
@@ -197,9 +197,9 @@ def _tags(record: Record) -> dict[str, str]:
         tags["ranks"] = ranks
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
-    if basis := record.predicted.get("basis"):
-        rests_on, model = count(int(record.predicted["cells"]), "cell"), record.predicted["version"]
-        tags["predicted.basis"] = single_line(f"{basis}, from {rests_on}, model {model}", TAG_LENGTH)
+    if (basis := record.predicted.get("basis")) and (cells := finite(record.predicted.get("cells"))) is not None:
+        said = f"{basis}, from {count(int(cells), 'cell')}, model {record.predicted.get('version')}"
+        tags["predicted.basis"] = single_line(said, TAG_LENGTH)
     for name in ("transport", "link_class", "channels"):
         if record.effective.get(name):
             tags[name] = _text(record.effective[name])

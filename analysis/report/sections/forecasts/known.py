@@ -97,11 +97,11 @@ _known: WeakKeyDictionary[Study, StudyForecasts] = WeakKeyDictionary()
 def known(study: Study) -> StudyForecasts:
     """Return what can be said of a study's forecasts; nothing where no cell of several GPUs has a step time."""
     if study not in _known:
-        _known[study] = _look(study)
+        _known[study] = _of_study(study)
     return _known[study]
 
 
-def _look(study: Study) -> StudyForecasts:
+def _of_study(study: Study) -> StudyForecasts:
     stated = tuple(found for one in study.usable if (found := _stated(one)) is not None)
     try:
         calibration = calibrate(study)
