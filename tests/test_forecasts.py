@@ -293,7 +293,8 @@ def test_a_damaged_forecast_is_none(calibrated, damaged):
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
     predicted = made.predicted | damaged if damaged else {"unknown": 1}
     record = with_forecast(dataclasses.replace(made, predicted=predicted))
-    assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {}) and project(record)
+    assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
+    assert project(dataclasses.replace(record, record_id="0" * 32, sweep_id="1" * 32)).tags
     assert about_forecasts([record]) == "" or not damaged.keys() & {"step_ms", "null_step_ms"}
 
 
