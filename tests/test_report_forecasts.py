@@ -6,8 +6,10 @@ import io
 from pathlib import Path
 
 import pytest
+from forecasting import Machine
 
 from analysis.findings.examine import findings_of
+from analysis.findings.predicted.stated import about_forecasts
 from analysis.findings.study import Study, open_study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.holdout import CONDITION, hold_out
@@ -42,7 +44,7 @@ def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(
     assert [float(row["forecast_ms"]) for row in rows(table)] == [one.forecast.step_ms for one in held]
     assert [float(row["step_ms"]) for row in rows(table)] == [one.step_ms for one in held]
     assert {row["made"] for row in rows(table)} == {"held out afterwards"}
-    assert "8 cells were held out and forecast from the others, in hindsight" in found.lines[0]
+    assert "8 cells on several GPUs were held out and forecast from the others, in hindsight" in found.lines[0]
     assert "No error is claimed: 8 cells could be held out, 10 are needed." in found.lines
     cost, *curves = found.pictures
     assert len(rows(cost.data)) == 8 and "in hindsight" in cost.caption
@@ -85,7 +87,7 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
     assert before == sorted(before, reverse=True) and 2 <= sum(before) < len(after) == len(table)
     assert all(row["inside"] == "no" for row in table[: sum(before)]) and len(told.tables[0].marked) == sum(before)
     assert (
-        f"{sum(before)} cells were forecast before their ranks started" in told.lines[0]
+        f"{sum(before)} cells on several GPUs were forecast before their ranks started" in told.lines[0]
         and "hindsight" in told.lines[1]
     )
     assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
@@ -114,3 +116,26 @@ def test_a_cell_that_probed_its_own_exchange_is_modelled_by_that_and_not_by_its_
     assert much.contention_ms == pytest.approx(3 * little.contention_ms, rel=0.1) and little.tail_ms > 0
     assert modelled(0.1, slower=1.5).step_ms == pytest.approx(little.step_ms), "its own steps say nothing"
     assert of_own_parts(known(settings), [records[place].record_id]) is None
+
+
+def test_a_cell_measured_once_more_has_no_row_of_its_own():
+    """With predict=auto the ends of pools and the drift run have forecasts too: they ended the report with a KeyError."""
+    machine = Machine().calibrate(batches=(64, 128))
+    first = machine.measure((0, 2), 64)
+    again = dataclasses.replace(first, started_at=first.started_at + 9, ended_at=first.ended_at + 9)
+    end = dataclasses.replace(first.cell, repeat=first.cell.at_pool_end().repeat)
+    drift = dataclasses.replace(first.cell, repeat=-2)
+    once_more = [
+        dataclasses.replace(again, record_id="e" * 32, cell=end, cell_key=end.key),
+        dataclasses.replace(again, record_id="d" * 32, cell=drift, cell_key=drift.key, drift=True),
+    ]
+    found = known(Study.of([*machine.known, first, *once_more])).forecasts
+    assert [one.record_id for one in found if one.before] == [first.record_id]
+    assert (
+        section(Study.of([*machine.known, first, *once_more]))
+        .lines[0]
+        .startswith("1 cell on several GPUs was forecast")
+    )
+    assert about_forecasts([first, *once_more]).startswith("1 of 1 cells before they ran")
+    late = dataclasses.replace(first, predicted={**first.predicted, "made_at": first.started_at + 1})
+    assert about_forecasts([late]) == "", "what was written afterwards is no forecast"

@@ -5,6 +5,7 @@ needs neither numpy nor scipy.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
@@ -27,6 +28,7 @@ _METRICS = {
     "predicted/null_step_ms": "null_step_ms",
 }
 _AS_FAST = 0.0005  # a smaller difference would be rounded to 0.0 %
+_SHORTEST_MS, _LONGEST_MS = 1e-6, 1e12  # steps that a record may state
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,24 @@ class StatedForecast:
 
 
 def stated_forecast(record: Record) -> StatedForecast | None:
-    """Return the forecast of a finished record; None where none was possible or asked for, or no step was measured."""
+    """Return the forecast of a finished record; None where none was possible or asked for, or no step was measured.
+
+    What a damaged record states, such as a step of 0 ms or an interval whose ends changed places, is none either.
+    """
     said = record.predicted
     times = said.get("step_ms"), said.get("null_step_ms"), record.metrics.get(STEP)
     step, null, measured = map(finite, times)
-    if record.state != "finished" or not step or not null or not measured or min(step, null, measured) < 0:
+    if record.state != "finished" or step is None or null is None or measured is None:
+        return None
+    if not _SHORTEST_MS <= min(step, null, measured) <= max(step, null, measured) <= _LONGEST_MS:
         return None
     made_at, level = finite(said.get("made_at")), finite(said.get("level")) or 0.0
-    ends = (finite(said.get("low")), finite(said.get("high"))) if 0 < level < 1 else (None, None)
+    low, high = finite(said.get("low")), finite(said.get("high"))
+    if not 0 < level < 1 or low is None or high is None or low > high:
+        low = high = None
     in_time = made_at is not None and made_at <= record.started_at
-    least, most = interval(STEP, record.within_run) or (measured, measured)
-    return StatedForecast(step, null, measured, *ends, level, in_time, min(least, measured), max(most, measured))
+    of_run = [measured, *(one for one in interval(STEP, record.within_run) or () if math.isfinite(one))]
+    return StatedForecast(step, null, measured, low, high, level, in_time, min(of_run), max(of_run))
 
 
 def with_forecast(record: Record) -> Record:
@@ -105,8 +114,8 @@ def with_forecast(record: Record) -> Record:
 
 def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
-    told = [one for one in records if one.predicted and one.state == "finished"]
-    made = [found for one in told if (found := stated_forecast(one)) is not None]
+    told = [one for one in records if one.predicted and one.state == "finished" and not _once_more(one)]
+    made = [found for one in told if (found := stated_forecast(one)) is not None and found.in_time]
     if not made:
         return ""
     errors = fmean(abs(one.error) for one in made), fmean(abs(one.measured_ms / one.null_step_ms - 1) for one in made)
@@ -116,6 +125,11 @@ def about_forecasts(records: Iterable[Record]) -> str:
     outside = sum(not one.inside for one in judged)
     beyond = f"; {outside} of {len(judged)} outside {judged[0].level:.0%} intervals" if judged else ""
     return (said + beyond).replace("%", " %")
+
+
+def _once_more(record: Record) -> bool:
+    """Tell whether a record measured a cell once more, to see that nothing drifted."""
+    return record.drift or record.cell.ends_pool
 
 
 def doubted(records: Iterable[Record]) -> bool:

@@ -46,7 +46,7 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         rows,
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
     )  # fmt: skip
-    return Section("forecasts", "Forecast and measured", tuple(_lines(found)), pictures, (table,), place=PLACE)
+    return Section("forecasts", "Forecast and measured", tuple(_lines(found, unit)), pictures, (table,), place=PLACE)
 
 
 def _names(study: Study, told: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
@@ -66,7 +66,7 @@ def _row(one: CellForecast, name: str, gpus: str) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _lines(found: StudyForecasts) -> list[str]:
+def _lines(found: StudyForecasts, unit: str) -> list[str]:
     """Return how good the forecasts were: first of those that were made before, told apart from hindsight."""
     said = []
     for before in (True, False):
@@ -75,7 +75,7 @@ def _lines(found: StudyForecasts) -> list[str]:
             was, its = ("was", "its") if len(told) == 1 else ("were", "their")
             in_hindsight = "held out and forecast from the others, in hindsight"
             how = f"forecast before {its} ranks started" if before else in_hindsight
-            said.append(f"{count(len(told), 'cell')} {was} {how}: {_errors(told)}.")
+            said.append(f"{count(len(told), 'cell')} on several {unit} {was} {how}: {_errors(told)}.")
     if found.forecasts and all(one.low is None for one in found.forecasts):
         said.append(
             f"No error is claimed: {count(len(found.scores), 'cell')} could be held out, {FEWEST_HELD_OUT} are needed."

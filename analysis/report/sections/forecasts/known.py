@@ -102,7 +102,8 @@ def known(study: Study) -> StudyForecasts:
 
 
 def _of_study(study: Study) -> StudyForecasts:
-    stated = tuple(found for one in study.usable if (found := _stated(one)) is not None)
+    of_cells = {record.record_id for runs in study.runs for record in runs.records}  # no drift run, no end of a pool
+    stated = tuple(found for one in study.usable if one.record_id in of_cells and (found := _stated(one)) is not None)
     try:
         calibration = calibrate(study)
     except ValueError:
@@ -153,7 +154,7 @@ def _stated(record: Record) -> CellForecast | None:
         return None
     parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _FIELDS[2:]}
     parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}
-    strategy, cost = str(record.cell.strategy["name"]), record.metrics.get("strategy/cost_ms")
+    strategy, cost = str(record.cell.strategy["name"]), finite(record.metrics.get("strategy/cost_ms"))
     return CellForecast(
         record.record_id, record.cell.world_size, strategy, True, found.measured_ms, cost, found.step_ms,
         low=found.low, high=found.high, null_step_ms=found.null_step_ms, **parts,
