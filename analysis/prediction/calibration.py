@@ -21,7 +21,7 @@ from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_wo
 from analysis.prediction.strategies import HostLink, Known
 from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
-from benchmarks.record import Record
+from benchmarks.record import Record, finite
 
 P95 = "step/ms_p95"
 LAUNCH, CLOCK, CAPPED = "step/launch_ms", "gpu/sm_mhz", "gpu/power_capped_share"
@@ -168,7 +168,7 @@ def _rows_of(record: Record) -> dict[float, float]:
     found: dict[float, float] = {}
     for row in rows if isinstance(rows, list) else ():
         timed = mapping(mapping(row).get("out_of_place")) or mapping(mapping(row).get("in_place"))
-        size, us = tables.number(mapping(row).get("bytes")), tables.number(timed.get("time_us"))
+        size, us = finite(mapping(row).get("bytes")), finite(timed.get("time_us"))
         if size and us and size > 0 and us > 0:
             found[size] = us
     return found
@@ -179,8 +179,8 @@ def _copies(records: Iterable[Record]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for record in records:
         for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
-            value = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s")
-            if value:
+            value = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s", 0.0)
+            if 0 < value < math.inf:
                 found.setdefault(transport, []).append(value)
     return {transport: statistics.median(values) for transport, values in found.items()}
 
@@ -189,21 +189,21 @@ def _host_link(records: Iterable[Record]) -> HostLink:
     found: dict[int, list[float]] = {}
     for record in records:
         for gpus, word in ((1, "one"), (record.cell.world_size, "all")):
-            value = record.metrics.get(f"host_link/{word}_both_gb_per_s")
-            if value:
+            value = record.metrics.get(f"host_link/{word}_both_gb_per_s", 0.0)
+            if 0 < value < math.inf:
                 found.setdefault(gpus, []).append(value)
     return HostLink({gpus: statistics.median(values) for gpus, values in found.items()})
 
 
 def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
     """Return what joins two GPUs, if every two of them have equally many NVLinks and NCCL's rate of one is known."""
-    words: set[object] = set()
+    words: set[str] = set()
     names: set[str] = set()
     for record in records:
-        words |= set(mapping(record.environment.get("links")).values())
+        words |= {str(word) for word in mapping(record.environment.get("links")).values()}
         gpus = mapping(record.environment.get("gpu")).get("gpus")
         names |= {str(mapping(one).get("name")) for one in gpus} if isinstance(gpus, list) else set()
-    counts, kinds = {nvlink_count(str(word)) for word in words}, {nvlink(name) for name in names}
+    counts, kinds = {nvlink_count(word) for word in words}, {nvlink(name) for name in names}
     count, kind = next(iter(counts), None), next(iter(kinds), None)
     alike = len(counts) == len(kinds) == 1
     return NvLinks(count * kind[0], kind[1]) if alike and count and kind else None

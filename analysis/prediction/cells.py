@@ -18,6 +18,7 @@ MIB = float(2**20)
 HALVING = ("fp16", "bf16")
 _CAP_WITHOUT_OPTION = 25.0  # MiB, of every strategy but those through host memory
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
+_CAPS = (0.01, 100_000.0)  # MiB, that the YAML files of the strategies accept
 _SMALL_CAP = 4.0  # MiB, what `auto` becomes for full staging (conf/strategy/cpu_staged.yaml)
 
 
@@ -90,6 +91,8 @@ class Question:
         try:
             return float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
         except ValueError:  # auto
+            cap = 0.0
+        if not _CAPS[0] <= cap <= _CAPS[1]:
             small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
             return _SMALL_CAP if small else _CAP_WITHOUT_OPTION
 

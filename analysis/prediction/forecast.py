@@ -18,7 +18,7 @@ from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import best, deviation
 from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
-from analysis.prediction.parts.base import StepPart
+from analysis.prediction.parts.base import LEAST_STEP, StepPart
 from analysis.prediction.parts.nearest import distance
 
 LEVEL = 0.9  # of an interval
@@ -71,7 +71,7 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
     without = max(best(bare) + best(waiting), launch)
     cost = best(steps) - without
     own_ms = min(best(own), max(cost, 0.0))
-    null_cost = _null_cost(calibration, question)
+    null_cost = max(_null_cost(calibration, question), (LEAST_STEP - 1) * without)
     basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.sources)
     spread, growth = deviation(steps), growth_of(calibration, question)
     half, sentence = _half(spread * growth, scores)

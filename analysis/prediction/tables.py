@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from analysis.prediction.draws import Values
+from benchmarks.record import finite
 
 _MOST_SIZES = 12  # of calls of which buckets are looked for
 _MOST_STEPS = 100_000  # residuals that are rebuilt from their quantiles
+# What a damaged record may say beyond them enters no forecast: bytes of a bucket, ms of anything, γ.
+_MOST_BYTES, _LONGEST_MS, _MOST_SLOWED = 1e13, 1e9, 1e3
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Slowed:
 def buckets(tables: Mapping[str, Any]) -> tuple[float, ...] | None:
     """Return the bytes of each bucket on the wire, in order; None where the record does not say."""
     rows = _rows(tables, "buckets")
-    sizes = [number(row.get("bytes")) for row in rows]
-    return tuple(size for size in sizes if size) if rows and all(size and size > 0 for size in sizes) else None
+    sizes = [_within(row.get("bytes"), 1, _MOST_BYTES) for row in rows]
+    return tuple(size for size in sizes if size) if rows and None not in sizes else None
 
 
 def logged_buckets(choices: Any, gradient_bytes: float, cap_bytes: float) -> tuple[float, ...]:
@@ -66,9 +69,9 @@ def moments(tables: Mapping[str, Any]) -> StepMoments | None:
     """Return the moments of the slowest rank without exchange; None where one of them is not known."""
     found = []
     for row in _rows(tables, "timeline"):
-        ready = _numbers(row.get("ready_ms"))
-        backward, update = number(row.get("backward_ms")), number(row.get("update_ms"))
-        if not row.get("exchange") and ready and backward is not None and update:
+        ready = _numbers(row.get("ready_ms"), 0.0, _LONGEST_MS)
+        backward, update = (_within(row.get(f"{name}_ms"), 0.0, _LONGEST_MS) for name in ("backward", "update"))
+        if not row.get("exchange") and ready and backward is not None and update and backward <= update:
             found.append(StepMoments(ready, backward, update))
     return max(found, key=lambda one: one.update_ms, default=None)
 
@@ -78,7 +81,7 @@ def exchange_curve(tables: Mapping[str, Any]) -> tuple[str, tuple[float, ...], t
     operation = _table(tables, "bucket_exchange").get("operation")
     points = {}
     for row in _rows(tables, "bucket_exchange"):
-        size, ms = number(row.get("bytes")), number(row.get("ms"))
+        size, ms = _within(row.get("bytes"), 1, _MOST_BYTES), _within(row.get("ms"), 0.0, _LONGEST_MS)
         if size and ms:
             points[size] = 1e3 * ms
     if not points or not isinstance(operation, str):
@@ -90,7 +93,8 @@ def slowed(tables: Mapping[str, Any]) -> Slowed | None:
     """Return γ of the slowest rank; None where nothing probed it."""
     found = []
     for row in _rows(tables, "interference"):
-        gamma, error = number(row.get("gamma")), number(row.get("gamma_error"))
+        gamma = _within(row.get("gamma"), -_MOST_SLOWED, _MOST_SLOWED)
+        error = _within(row.get("gamma_error"), 0.0, _MOST_SLOWED)
         if gamma is not None and error is not None:
             found.append(Slowed(gamma, error))
     return max(found, key=lambda one: one.gamma, default=None)
@@ -98,10 +102,11 @@ def slowed(tables: Mapping[str, Any]) -> Slowed | None:
 
 def residuals_ms(tables: Mapping[str, Any]) -> Values | None:
     """Return residuals of one rank's steps, rebuilt from their quantiles; None where the record has none."""
-    probabilities = _numbers(_table(tables, "residuals").get("probabilities"))
+    probabilities = _numbers(_table(tables, "residuals").get("probabilities"), 0.0, 1.0)
     found = []
     for row in _rows(tables, "residuals"):
-        quantiles, count, mean = _numbers(row.get("quantiles_ms")), number(row.get("n")), number(row.get("mean_ms"))
+        quantiles, mean = _numbers(row.get("quantiles_ms"), 0.0, _LONGEST_MS), finite(row.get("mean_ms"))
+        count = finite(row.get("n"))
         if not quantiles or len(quantiles) != len(probabilities) or mean is None:
             continue
         if count and 2 <= count <= _MOST_STEPS:
@@ -115,8 +120,8 @@ def together_for(tables: Mapping[str, Any]) -> float:
     found = []
     for row in _rows(tables, "residuals"):
         total = 1.0
-        noise = 2 / math.sqrt(max(number(row.get("n")) or 1.0, 1.0))
-        for value in _numbers(row.get("acf")):
+        noise = 2 / math.sqrt(max(finite(row.get("n")) or 1.0, 1.0))
+        for value in _numbers(row.get("acf"), -1.0, 1.0):
             if value <= noise:
                 break
             total += 2 * value
@@ -134,13 +139,13 @@ def _rows(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
+def _numbers(values: Any, least: float, most: float) -> tuple[float, ...]:
     """Return a list of numbers; none of it where one is something else."""
-    found = [number(value) for value in values] if isinstance(values, list) else []
+    found = [_within(value, least, most) for value in values] if isinstance(values, list) else []
     return tuple(one for one in found if one is not None) if None not in found else ()
 
 
-def number(value: Any) -> float | None:
-    """Return a finite number; None for anything else."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+def _within(value: Any, least: float, most: float) -> float | None:
+    """Return a number inside its bounds; None for anything else."""
+    found = finite(value)
+    return found if found is not None and least <= found <= most else None

@@ -46,7 +46,7 @@ def current_word(word: str) -> str:
 
 def nvlink_count(word: str) -> int | None:
     """Return the number of bonded NVLinks of an NV# class; None for every other word (NV0 is not a class)."""
-    match = re.fullmatch(r"NV([1-9]\d*)", word)
+    match = re.fullmatch(r"NV([1-9][0-9]{0,3})", word)
     return int(match[1]) if match else None
 
 

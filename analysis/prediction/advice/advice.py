@@ -18,11 +18,11 @@ from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, deviation, exactly
 from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of
 from analysis.prediction.holdout import KnownScores
+from analysis.prediction.parts.base import LEAST_STEP
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 OF_NORMAL = 1.645  # standard deviations that hold 90 % of a normal number
 MOST_CONTENDERS = 48  # cells that are compared with each other; slower ones are listed only
-_LEAST = 0.05  # of a step, below which no draw goes
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
     half = factor * growth * deviation(made.steps())
     low, high = _rates(images, step, half) if enough else (None, None)
     steps = made.steps(next_run=False)
-    steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), _LEAST * step)
+    steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), LEAST_STEP * step)
     return RankedCell(option, images / step, low, high, 0), images / steps
 
 
 def _rates(images: float, step_ms: float, half_ms: float) -> tuple[float | None, float | None]:
     """Return the rates at the ends of an interval of the step."""
-    return images / (step_ms + half_ms), images / max(step_ms - half_ms, _LEAST * step_ms)
+    return images / (step_ms + half_ms), images / max(step_ms - half_ms, LEAST_STEP * step_ms)
 
 
 def same_cell(one: Question, other: Question) -> bool:

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, about, best, exactly, near
@@ -14,6 +16,7 @@ from analysis.prediction.strategies import strategy
 from analysis.prediction.waiting import largest_deviation
 
 _SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
+LEAST_STEP = 0.05  # of a step: below it no scatter of a cost takes one
 _OF_BATCH, _OF_ARRAYS = 0.1, 0.2  # errors of a step in proportion to the batch, of own work in proportion to the arrays
 
 
@@ -95,7 +98,9 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
     slope = (steps[1] - steps[0]) / (nearest[1] - nearest[0])
     between = min(nearest) < question.batch_size < max(nearest)
     why = f"batch {question.batch_size} lies {'between' if between else 'beyond'} {min(nearest)} and {max(nearest)}"
-    return [("", steps[0] + slope * (question.batch_size - nearest[0]))], why
+    share = question.batch_size / nearest[0]  # more images take no less time, and at most as much more as they are more
+    least, most = steps[0] * min(share, 1.0), steps[0] * max(share, 1.0)
+    return [("", np.clip(steps[0] + slope * (question.batch_size - nearest[0]), least, most))], why
 
 
 def waited_ranks(calibration: Calibrated, question: Question) -> int:
@@ -136,10 +141,9 @@ def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:
     assert cell.step_ms is not None
     if cell.question.strategy == "none":
         return cell.step_ms
-    if cell.cost_ms is not None:
-        return cell.step_ms - cell.cost_ms
-    own = own_of_another_model(calibration, cell.question)
-    return cell.step_ms - (own.values if own else exactly(0.0))
+    own = None if cell.cost_ms is not None else own_of_another_model(calibration, cell.question)
+    cost = cell.cost_ms if cell.cost_ms is not None else own.values if own else exactly(0.0)
+    return np.maximum(cell.step_ms - cost, LEAST_STEP * cell.step_ms)
 
 
 def scatter_ms(calibration: Calibrated, question: Question) -> float:
