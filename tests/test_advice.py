@@ -117,6 +117,7 @@ def test_the_command_says_what_to_measure_and_how(capsys):
 
 WRONG = {
     "too many GPUs": (["--gpus", "9"], "has 4; expected 1 to 4"),
+    "no such GPU": (["--gpus", "0+9"], "has no GPU 9; it has 0,1,2,3"),
     "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
     "a strategy": (["--gpus", "2", "--strategy", "magic"], "known are nccl_allreduce"),
     "a word of NCCL's": (["--gpus", "2", "--nccl", "P2P_LEVEL=loc"], "LOC"),
@@ -142,6 +143,11 @@ def test_gpus_without_a_forecast_are_those_of_the_best_links(tmp_path):
     sweep = planned("gpus=advise:2", "study=new", f"output_dir={tmp_path}", "device=cuda")
     assert sweep.cells[0].cell.gpus == (0, 1)
     assert any("no forecast is possible (study new has no cell yet); taken as best:2" in one for one in sweep.notices)
+
+
+def test_placement_on_one_machine_is_not_advised_by_a_study_of_another(capsys):
+    assert main(["place", "--gpus", "2", "--topology", DGX1, "--study", str(WATERFALL)]) == 2
+    assert "other GPUs or links than this topology has" in capsys.readouterr().err
 
 
 def test_placement_says_what_forecasts_put_first(capsys):

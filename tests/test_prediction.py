@@ -301,6 +301,24 @@ def test_a_batch_size_from_the_others():
     assert all(abs(one.forecast.step_ms / one.step_ms - 1) < 0.02 for one in held)  # a line through two other sizes
 
 
+@pytest.mark.parametrize(("small", "large"), [(20.0, 18.0), (20.0, 90.0)])
+def test_scatter_of_two_batch_sizes_takes_no_step_below_nothing(small, large):
+    """A line through two noisy steps fell: a step of −44 ms, or of 0, by which the rate was divided."""
+    alone = Question(WORKLOAD, 8, (("name", "none"),), ExchangeWire(DIRECT), 1, members=(0,))
+    measured = [(alone, small, None), (replace(alone, batch_size=16), large, None)]
+    measured.append((replace(alone, batch_size=16, options=OPTIONS, gpus=2, members=(0, 1)), large + 4, -2 * large))
+    cells = [
+        MeasuredCell(asked, (str(at),), exactly(step), None if cost is None else exactly(cost), exactly(3.0), 0.0, 0.0)
+        for at, (asked, step, cost) in enumerate(measured)
+    ]
+    calibration = Calibrated(tuple(cells), invented().known)
+    for batch, nearest, step in ((1, 8, small), (4, 8, small), (64, 16, large), (4096, 16, large)):
+        said = forecast(calibration, replace(alone, batch_size=batch))
+        assert min(step, step * batch / nearest) <= said.step_ms <= max(step, step * batch / nearest)
+    several = forecast(calibration, replace(measured[2][0], batch_size=8))
+    assert several.null_step_ms > 0 and several.null_cost_ms < 0
+
+
 def test_a_wrong_bucket_size_is_outside_the_interval():
     calibration = invented()
     known = scores(hold_out(calibration, "condition"))
@@ -356,7 +374,11 @@ def test_tables_of_a_calibration_are_read_and_count():
 
 
 @pytest.mark.parametrize("damaged", [{}, {"timeline": None}, {"timeline": {"rows": ["x", {"ready_ms": [None]}]}},
-                                     {"buckets": {"rows": [{"bytes": None}]}}, {"bucket_exchange": {"rows": 3}}])  # fmt: skip
+                                     {"buckets": {"rows": [{"bytes": None}]}}, {"bucket_exchange": {"rows": 3}},
+                                     {"buckets": {"rows": [{"bytes": 10**400}]}}, {"buckets": {"rows": [{"bytes": -1}]}},
+                                     {"timeline": {"rows": [{"ready_ms": [1], "backward_ms": 3, "update_ms": 2}]}},
+                                     {"interference": {"rows": [{"gamma": 1e308, "gamma_error": 0.1}]}},
+                                     {"residuals": {"probabilities": [0, 2], "rows": [{"quantiles_ms": [1, 2]}]}}])  # fmt: skip
 def test_tables_that_are_not_there_are_none(damaged):
     assert tables.moments(damaged) is None and tables.buckets(damaged) is None
     assert tables.slowed(damaged) is None and tables.residuals_ms(damaged) is None
@@ -492,6 +514,11 @@ WRONG = {
     "an unmeasured strategy": (["STUDY", "--strategy", "kvstore_dist_sync"], "kvstore_dist_sync"),
     "a batch": (["STUDY", "--batch", "0"], "expected images per GPU"),
     "a spread": (["STUDY", "--gpu-spread", "2x"], "such as 2%"),
+    "no setting of NCCL's": (["STUDY", "--nccl", "__class__=x"], "--nccl '__class__=x': nccl.__class__=x: unknown"),
+    "a setting twice": (["STUDY", "--nccl", "ALGO=Ring,algo=Tree"], "algo stands there twice"),
+    "no GPUs": (["STUDY", "--gpus", ""], "--gpus '': expected GPUs of this machine"),
+    "no batch": (["STUDY", "--batch", ""], "--batch '': expected images"),
+    "no strategy": (["STUDY", "--strategy", ""], "--strategy '': no forecast knows it"),
     "both": (["STUDY", "--holdout", "size", "--gpus", "0,1"], "asks for others"),
     "nothing to hold out": (["STUDY", "--holdout", "model"], "same model"),
 }

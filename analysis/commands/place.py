@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from analysis.topology.model import Topology
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, place
 from analysis.topology.source import load_topology
+from benchmarks.record import finite
 
 _MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access if there is any
 
@@ -68,7 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[dict[str, Any]]:
     """Return what a study's forecasts put first for each model, with its most frequent strategy. Raises OSError, ValueError."""
     study = open_study(folder)
-    calibration, topology = calibrate(study), topology or topology_of(study)
+    calibration, own = calibrate(study), topology_of(study)
+    if topology is not None and own is not None and (topology.gpus, topology.links) != (own.gpus, own.links):
+        raise ValueError(f"--study {folder}: was measured on a machine with other GPUs or links than this topology has")
+    topology = topology or own
     placed = [(one, farthest(topology, one)) for one in subsets(calibration, topology, count)]
     several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
     usual = [statistics.mode(several)] if several else None
@@ -105,8 +108,8 @@ def read_matrix(text: str, where: str) -> list[list[float]]:
     """
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UnreadableInput(f"{where}: not JSON ({error})") from None
+    except (ValueError, RecursionError):
+        raise UnreadableInput(f"{where}: not JSON; expected that of `python -m analysis p2p`, or a matrix") from None
     matrix = document if isinstance(document, list) else _find(document)
     if matrix is None:
         raise UnreadableInput(f"{where}: no matrices.{_MATRIX}; expected the JSON of `python -m analysis p2p`")
@@ -115,9 +118,8 @@ def read_matrix(text: str, where: str) -> list[list[float]]:
         raise UnreadableInput(f"{where}: the matrix is not square; expected a row and a column for each GPU")
     for a, row in enumerate(matrix):
         for b, cell in enumerate(row):
-            good = isinstance(cell, (int, float)) and not isinstance(cell, bool) and math.isfinite(cell) and cell > 0
-            if a != b and not good:
-                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r}; expected GB/s above 0")
+            if a != b and not (finite(cell) or 0.0) > 0:
+                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r:.100}; expected GB/s above 0")
     return [[float(cell) if a != b else 0.0 for b, cell in enumerate(row)] for a, row in enumerate(matrix)]
 
 

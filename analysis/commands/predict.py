@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a host")
     parser.add_argument("--net", metavar="NET", help=f"the network between hosts that were not measured: {FORM}")
-    parser.add_argument("--nccl", metavar="SETTINGS", default="", help="such as P2P_LEVEL=LOC,ALGO=Ring")
+    parser.add_argument("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
     add_arguments(parser)
     parser.add_argument("--holdout", choices=WAYS, help="forecast measured cells from the others")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -62,12 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     asked = questions(
         calibration,
-        read_subsets(arguments.gpus, arguments.per_node) if arguments.gpus else None,
-        read_nccl(arguments.nccl),
-        arguments.strategy.split(",") if arguments.strategy else None,
-        read_batches(arguments.batch) if arguments.batch else None,
-        read_network(arguments.net) if arguments.net else None,
-        read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
+        None if arguments.gpus is None else read_subsets(arguments.gpus, arguments.per_node),
+        read_nccl(arguments.nccl or ""),
+        None if arguments.strategy is None else arguments.strategy.split(","),
+        None if arguments.batch is None else read_batches(arguments.batch),
+        None if arguments.net is None else read_network(arguments.net),
+        None if arguments.gpu_spread is None else read_spread(arguments.gpu_spread),
     )
     known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
@@ -82,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse(arguments: argparse.Namespace) -> None:
     """Refuse options that would be ignored. Raises ValueError."""
-    if arguments.per_node is not None and not arguments.gpus:
+    if arguments.per_node is not None and arguments.gpus is None:
         raise ValueError(f"--per-node {arguments.per_node}: expected --gpus too, such as --gpus 16,64,256 --per-node 8")
-    if arguments.net and arguments.per_node is None:
+    if arguments.net is not None and arguments.per_node is None:
         raise ValueError(
             f"--net {arguments.net}: expected --gpus and --per-node too, such as --gpus 16,64 --per-node 8"
         )
@@ -101,7 +101,7 @@ def _refuse_of_ladders(arguments: argparse.Namespace) -> None:
 
 
 def _given(arguments: argparse.Namespace, option: str) -> bool:
-    return bool(getattr(arguments, option.replace("-", "_")))
+    return getattr(arguments, option.replace("-", "_")) is not None
 
 
 def _study(folders: Sequence[str]) -> Study:

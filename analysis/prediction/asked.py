@@ -13,7 +13,7 @@ from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import STRATEGIES
 from conf.cell import Cell
-from conf.nccl import Nccl, settings
+from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
 MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
 _FORM = (
@@ -69,12 +69,17 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
 
 def read_nccl(text: str) -> dict[str, str]:
     """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
-    typed = {}
+    typed: dict[str, str] = {}
     for part in text.split(",") if text else ():
-        name, equals, value = part.partition("=")
+        name, equals, value = (one.strip() for one in part.partition("="))
+        setting = name.lower().removeprefix("nccl_")
         if not equals or not value:
             raise ValueError(f"--nccl {part!r}: expected NAME=VALUE, such as P2P_LEVEL=LOC")
-        typed[name.strip().lower().removeprefix("nccl_")] = value.strip()
+        if setting not in FIELDS:
+            raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
+        if setting in typed:
+            raise ValueError(f"--nccl {text!r}: {name} stands there twice; expected each setting once")
+        typed[setting] = value
     nccl = Nccl()
     for name, value in typed.items():
         setattr(nccl, name, int(value) if value.isascii() and value.isdigit() and len(value) < 12 else value)

@@ -56,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         calibration,
         [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, calibration, topology)],
         [_settings(text) for text in arguments.nccl] if arguments.nccl else studied_settings(study),
-        arguments.strategy.split(",") if arguments.strategy else None,
-        read_batches(arguments.batch) if arguments.batch else None,
+        None if arguments.strategy is None else arguments.strategy.split(","),
+        None if arguments.batch is None else read_batches(arguments.batch),
         len(machine_gpus(calibration, topology)),
-        read_spread(arguments.gpu_spread) if arguments.gpu_spread else None,
+        None if arguments.gpu_spread is None else read_spread(arguments.gpu_spread),
     )
     made: list[Advice] = []
     refused: dict[str, str] = {}
@@ -83,12 +83,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _subsets(text: str, calibration: Calibrated, topology: Topology | None) -> Sequence[tuple[Member, ...]]:
     """Return the subsets to choose from. Raises ValueError."""
-    if text.isascii() and text.isdigit():
-        return subsets(calibration, topology, int(text[:8]))
+    if text.isascii() and text.isdigit() and len(text) < 8:
+        return subsets(calibration, topology, int(text))
     chosen = [one.members for one in read_subsets(text, None)]
+    missing = {gpu for one in chosen for gpu in one} - {*machine_gpus(calibration, topology)}
+    if missing and topology is not None:
+        raise ValueError(
+            f"--gpus {text!r}: the machine of the study has no GPU {min(missing)}; it has {_list(topology.gpus)}"
+        )
     if len({len(one) for one in chosen}) > 1:
         raise ValueError(f"--gpus {text!r}: expected subsets of one size, so that their rates can be compared")
     return chosen
+
+
+def _list(gpus: Sequence[int]) -> str:
+    return ",".join(map(str, gpus))
 
 
 def _settings(text: str) -> Settings:
