@@ -71,8 +71,9 @@ def test_half_the_network_takes_longer():
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("{", "no ladder"), ("[]", "no ladder"), ("{}", "no ladder (KeyError"), ("\xff", "no ladder"),
-     ('{"system":"","round":"","gpus_per_node":8,"points":[],"network":"fast"}', "expected <NICs")],
+    [("{", "no ladder"), ("[]", "no ladder"), ("{}", "points is no list"), ("\xff", "no ladder"),
+     ('{"system":"","round":"","gpus_per_node":8,"points":[{"nodes":1,"batch_size":8,"images_per_second":1e999},'
+     '{"nodes":2,"batch_size":8,"images_per_second":9}],"network":"fast"}', "images_per_second is inf")],
 )  # fmt: skip
 def test_a_file_that_is_no_ladder(text, sentence, tmp_path, capsys):
     path = tmp_path / "ladder.json"

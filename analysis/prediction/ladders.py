@@ -10,18 +10,24 @@ H200s of our records. The null model is the same without c and waiting. Nothing 
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from analysis.foreign import read_text
+from analysis.prediction.asked import MOST_BATCH, MOST_GPUS
 from analysis.prediction.draws import best
 from analysis.prediction.links.model import DIRECT, NETWORK, ExchangeWire, KnownLinks, TimeCurve
 from analysis.prediction.links.network import HostNetwork, read_network
 from analysis.prediction.waiting import largest_normal
+from benchmarks.record import finite
 
 SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs: four H200s, tests/data/h200_x4/waterfall
+_LARGEST_BYTES = 1 << 20  # of a file
+_MOST = 1e12  # of a rate, of bytes
+_WORDS = ("system", "round", "network", "source", "same_hosts")
 _LARGE = 1e9  # bytes of the one message that says the bandwidth between the GPUs of a host
 
 
@@ -66,27 +72,46 @@ class RungForecast:
 
 
 def read_ladder(path: Path) -> Ladder:
-    """Read a ladder. Raises OSError, and ValueError with the name of the file."""
+    """Read a ladder. Raises OSError, and ValueError with the name of the file and of the field."""
+    text = read_text(path, _LARGEST_BYTES)
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        rungs = tuple(
-            Rung(int(one["nodes"]), int(one["batch_size"]), float(one["images_per_second"])) for one in found["points"]
-        )
-        ladder = Ladder(
-            str(found["system"]), str(found["round"]), int(found["gpus_per_node"]), read_network(found["network"]),
-            float(found["gpu_link_gb_per_s"]), float(found["gradient_bytes"]),
-            tuple(sorted(rungs, key=lambda one: one.nodes)), str(found["source"]), str(found.get("same_hosts", "")),
-        )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{path}: no ladder ({type(error).__name__}: {error})") from None
-    positive = all(min(one.nodes, one.batch_size, one.images_per_second) > 0 for one in rungs)
-    if (
-        len(rungs) < 2
-        or not positive
-        or min(ladder.gpus_per_node, ladder.gpu_link_gb_per_s, ladder.gradient_bytes) <= 0
-    ):
-        raise ValueError(f"{path}: a ladder needs two points or more, and every number above 0")
-    return ladder
+        return _ladder(json.loads(text))
+    except json.JSONDecodeError:
+        raise ValueError(f"{path}: no ladder (it is no JSON)") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no ladder ({error})") from None
+
+
+def _ladder(found: Any) -> Ladder:
+    """Return the ladder of a JSON object. Raises ValueError."""
+    points = found.get("points") if isinstance(found, Mapping) else None
+    if not isinstance(points, list) or len(points) < 2 or not all(isinstance(one, Mapping) for one in points):
+        raise ValueError("points is no list of two objects or more")
+    sizes = [(_whole(one, "nodes", MOST_GPUS), _whole(one, "batch_size", MOST_BATCH)) for one in points]
+    rungs = [Rung(*size, _number(one, "images_per_second", _MOST)) for size, one in zip(sizes, points, strict=True)]
+    words = {name: found.get(name, "" if name == "same_hosts" else None) for name in _WORDS}
+    if wrong := next((name for name, word in words.items() if not isinstance(word, str)), None):
+        raise ValueError(f"{wrong} is no text")
+    return Ladder(
+        words["system"], words["round"], _whole(found, "gpus_per_node", MOST_GPUS), read_network(words["network"]),
+        _number(found, "gpu_link_gb_per_s", _MOST), _number(found, "gradient_bytes", _MOST),
+        tuple(sorted(rungs, key=lambda one: one.nodes)), words["source"], words["same_hosts"],
+    )  # fmt: skip
+
+
+def _number(found: Mapping[str, Any], name: str, most: float) -> float:
+    """Return a number of an object. Raises ValueError."""
+    value = finite(found.get(name))
+    if value is None or not 1 / most <= value <= most:
+        raise ValueError(f"{name} is {found.get(name)!r:.60}; expected is a number above 0, at most {most:g}")
+    return value
+
+
+def _whole(found: Mapping[str, Any], name: str, most: int) -> int:
+    value = found.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ValueError(f"{name} is {value!r:.60}; expected is a whole number from 1 to {most}")
+    return value
 
 
 def climb(ladders: Sequence[Ladder]) -> list[RungForecast]:
@@ -114,6 +139,10 @@ def _climbed(ladder: Ladder) -> list[RungForecast]:
         alone = slope * one.batch_size + fixed
         said = alone + _together(ladder, one, alone)
         null = null_slope * one.batch_size + null_fixed
+        if min(alone, null) <= 0:
+            raise ValueError(
+                f"{ladder.system}: by its first two points a step of {one.batch_size} images takes no time"
+            )
         found.append(RungForecast(ladder, one, f"{first.nodes}, {second.nodes}", ladder.step_ms(one), said, null))
     return found
 
