@@ -238,6 +238,21 @@ def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):
     assert found.beyond == {"x": {"projection": 0.75}, "y": {"tuning pass": 4.0}}
 
 
+def test_a_clock_that_was_set_back_makes_no_seconds_below_0(tmp_path):
+    launcher = {"host": "h", "pid": 1, "started": 120.0, "boot_id": ""}
+    lines = [line("sweep", 105.0, process=launcher), line("begin", 99.0, token="x", process=launcher)]
+    lines += [
+        line("spent", 98.0, token="x", part="projection", seconds=-3.0, process=launcher),
+        line("end", 97.0, token="x", process=launcher),
+        line("closed", 96.0, process=launcher),
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = journal(tmp_path)
+    (sweep,) = found.sweeps
+    assert [sweep.plan, sweep.before, sweep.of_cells, sweep.between, sweep.after, sweep.total] == [None] * 6
+    assert found.beyond == {} and CellSeconds(-2.0, {}, 1.0).metrics == {"cell/measuring_seconds": 1.0}
+
+
 def test_what_stands_together_in_the_report_adds_up_too():
     cost = CellSeconds(11.0, parts(rank_zero(started="exec", began=11.0, imported=13.5), None, 10.0, 21.0), 2.5)
     assert together(cost) == {

@@ -97,6 +97,11 @@ def test_no_estimate_rests_on_another_model():
     assert rule_of_thumb(slow) > rule_of_thumb(cell)
 
 
+def test_a_clock_that_was_set_back_makes_no_estimate():
+    odd = took(make_cell(), -500.0, ranks=[{"rank": 0, "started": "warm", "pool": ["damaged"]}])
+    assert seconds_of([make_cell()], [odd]) == seconds_of([make_cell()])
+
+
 def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
     known = [took(one, 2 * rule_of_thumb(one, Beginning(first=True)))]

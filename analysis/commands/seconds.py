@@ -17,7 +17,7 @@ from analysis.findings.runs import named
 from analysis.report.names import run_name
 from analysis.report.numbers import ABSENT
 from analysis.report.text import join_words
-from analysis.seconds.cell import named_in_order
+from analysis.seconds.cell import SECONDS, named_in_order
 from analysis.seconds.study import CellCost, StudyCost, cost_of, sweep_parts
 
 LEAST_NAME = 16  # characters of a column of names
@@ -71,7 +71,7 @@ def _cells(cells: Sequence[CellCost]) -> Rows:
     for one in cells:
         cost = one.seconds
         name = run_name(one.record) + ("" if one.record.state == "finished" else f" ({one.record.state})")
-        values = [*(cost.parts.get(part) for part in parts), cost.total, cost.measuring, cost.ratio]
+        values = [*(cost.parts.get(part) for part in parts), cost.metrics.get(SECONDS), cost.measuring, cost.ratio]
         rows.append([name, *map(_text, [*values, *(one.beyond.get(part) for part in beyond)])])
     return rows
 

@@ -19,19 +19,19 @@ SECONDS, MEASURING, RATIO = "cell/seconds", "cell/measuring_seconds", "cell/over
 class CellSeconds:
     """The wall time of a cell, and what of it is known."""
 
-    total: float
+    total: float  # below 0: the clock was set back while it ran, and nothing is known
     parts: Mapping[str, float]  # in order, adding up to the total; empty: not known
     measuring: float | None  # None: not known, or nothing was measured
 
     @property
     def ratio(self) -> float | None:
         """Seconds of the cell for each second of measuring."""
-        return self.total / self.measuring if self.measuring else None
+        return self.total / self.measuring if self.measuring and self.total > 0 else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        known = {SECONDS: self.total, MEASURING: self.measuring, RATIO: self.ratio}
+        known = {SECONDS: self.total if self.total >= 0 else None, MEASURING: self.measuring, RATIO: self.ratio}
         return {name: value for name, value in known.items() if value is not None}
 
     @property

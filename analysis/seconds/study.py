@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.seconds.cell import CellSeconds, from_lines, from_record
+from analysis.seconds.cell import SECONDS, CellSeconds, from_lines, from_record
 from analysis.seconds.sweeps import PROJECTION, Journal, SweepSeconds, journal
 from benchmarks.record import CellFolder, Record, read_lines, read_study
 
@@ -28,8 +28,9 @@ class CellCost:
         record, cost = self.record, self.seconds
         told = {
             "cell": record.name, "marks": record.marks, "record_id": record.record_id, "sweep_id": record.sweep_id,
-            "state": record.state, "started_at": record.started_at, "seconds": cost.total, "parts": dict(cost.parts),
-            "measuring_seconds": cost.measuring, "overhead_ratio": cost.ratio, "beyond": dict(self.beyond),
+            "state": record.state, "started_at": record.started_at, "seconds": cost.metrics.get(SECONDS),
+            "parts": dict(cost.parts), "measuring_seconds": cost.measuring, "overhead_ratio": cost.ratio,
+            "beyond": dict(self.beyond),
         }  # fmt: skip
         return {name: value for name, value in told.items() if value not in (None, {}, [])}
 

@@ -29,34 +29,35 @@ class SweepSeconds:
     @property
     def plan(self) -> float | None:
         """Seconds until the cells were known: Python, its imports, the configuration, the machine."""
-        return None if self.process_at is None else self.planned_at - self.process_at
+        return _seconds(self.process_at, self.planned_at)
 
     @property
     def before(self) -> float | None:
         """Seconds from there to the first cell."""
-        return min(self.begun.values()) - self.planned_at if self.begun else None
+        return _seconds(self.planned_at, min(self.begun.values(), default=None))
 
     @property
-    def of_cells(self) -> float:
-        """Seconds from the begin of each cell to its record, passes too."""
-        return sum(last - self.begun[token] for token, last in self.ended.items())
+    def of_cells(self) -> float | None:
+        """Seconds from the begin of each cell to its record, passes too; None where a clock was set back in one."""
+        spans = [_seconds(self.begun[token], last) for token, last in self.ended.items()]
+        return None if None in spans else sum(filter(None, spans))
 
     @property
     def between(self) -> float | None:
         """Seconds between the record of a cell and the begin of the next; None with fewer than two cells."""
         spans = sorted((self.begun[token], last) for token, last in self.ended.items())
-        return sum(later - last for (_, last), (later, _) in pairwise(spans)) if len(spans) > 1 else None
+        gaps = [_seconds(last, later) for (_, last), (later, _) in pairwise(spans)]
+        return sum(filter(None, gaps)) if gaps and None not in gaps else None
 
     @property
     def after(self) -> float | None:
         """Seconds from the last record to the end of the sweep."""
-        return self.closed_at - max(self.ended.values()) if self.closed_at is not None and self.ended else None
+        return _seconds(max(self.ended.values(), default=None), self.closed_at)
 
     @property
     def total(self) -> float | None:
         """Seconds from the begin of the launcher to the end of the sweep."""
-        known = self.closed_at is not None and self.process_at is not None
-        return self.closed_at - self.process_at if known else None  # type: ignore[operator]
+        return _seconds(self.process_at, self.closed_at)
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,10 @@ def _sweeps(lines: Iterable[Line]) -> list[SweepSeconds]:
 
 def _spent(lines: Iterable[Line]) -> Iterator[tuple[str, str, float]]:
     for line in lines:
-        token, part, seconds = (line.get(name) for name in ("token", "part", "seconds"))
-        if line["kind"] == Kind.SPENT and isinstance(token, str) and isinstance(part, str) and _is_number(seconds):
-            yield token, part, float(seconds)  # type: ignore[arg-type]
+        token, part, seconds = line.get("token"), line.get("part"), line.get("seconds")
+        is_spent = line["kind"] == Kind.SPENT and isinstance(token, str) and isinstance(part, str)
+        if is_spent and seconds is not None and _is_number(seconds) and seconds >= 0:
+            yield str(token), str(part), float(seconds)
 
 
 def _is_of_attempt(line: Line, kind: Kind) -> bool:
@@ -117,6 +119,11 @@ def _process(line: Line) -> tuple[str, str, str] | None:
         return None
     host, pid, boot = (str(process.get(name)) for name in ("host", "pid", "boot_id"))
     return host, pid, boot
+
+
+def _seconds(first: float | None, last: float | None) -> float | None:
+    """Return the seconds between two moments; None where one is not known, or a clock was set back in between."""
+    return None if first is None or last is None or last < first else last - first
 
 
 def _is_number(value: Any) -> bool:

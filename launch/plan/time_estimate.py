@@ -4,6 +4,7 @@ The rule of thumb is the benchmark's own (its YAML's `code.seconds`), with the s
 What the same model took corrects it: the rule's ratio between the two cells is taken. No other model's times are used.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -136,14 +137,16 @@ def _measuring(cell: Cell) -> float:
     """Return the seconds that the cell's benchmark measures. A rule that fails ends no sweep: the time is unknown."""
     rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
     try:
-        return float(called(rule, cell)) if rule else UNKNOWN_SECONDS[cell.device]
-    except (Refused, TypeError, ValueError):
+        seconds = float(called(rule, cell)) if rule else UNKNOWN_SECONDS[cell.device]
+        return seconds if 0 <= seconds < math.inf else UNKNOWN_SECONDS[cell.device]
+    except (Refused, TypeError, ValueError, LookupError, ArithmeticError):  # the options of a damaged record
         return UNKNOWN_SECONDS[cell.device]
 
 
 def _similar(cell: Cell, how: Beginning, known: Iterable[tuple[Record, Beginning]]) -> list[tuple[Record, Beginning]]:
     """Return finished records of the same model and benchmark: those of equal cells that began alike, else the latest."""
-    finished = [(one, began) for one, began in known if one.state == "finished" and _alike(one.cell, cell, ALIKE)]
+    took = [(one, began) for one, began in known if one.ended_at > one.started_at]  # else a clock was set back meanwhile
+    finished = [(one, began) for one, began in took if one.state == "finished" and _alike(one.cell, cell, ALIKE)]
     equal = [(one, began) for one, began in finished if _alike(one.cell, cell, EQUAL)]
     return ([(one, began) for one, began in equal if began == how] or equal or finished)[-LATEST:]
 
