@@ -10,6 +10,7 @@ from typing import Any
 import fuzz_calls as calls
 import fuzz_mutations as mutations
 import fuzz_seeds as seeds
+import fuzz_studies as studies
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,15 @@ READERS = (
     Reader("bundle", seeds.bundle_seeds, calls.verify_bundle,
            (mutations.flip, mutations.replaced_bytes, mutations.splice, mutations.packed), removing=(mutations.cut,),
            needs=("hydra", "jinja2", "matplotlib", "numpy", "rich"), share=0.1, least=20),
+    Reader("forecasts", studies.study_seeds, studies.read_study_by_commands, WITH_JSON, removing=(),
+           needs=("numpy", "rich", "scipy"), share=0.2, least=3),
+    Reader("next-forecast", studies.study_seeds, studies.forecast_the_next_cell, mutations.JSON, removing=(),
+           needs=("numpy", "scipy"), share=0.2, least=1),
+    Reader("sections", studies.study_seeds, studies.read_study_by_sections, mutations.JSON, removing=(),
+           needs=("matplotlib", "numpy", "scipy"), share=0.02, least=1),
+    Reader("journal", studies.journal_seeds, studies.read_journal, WITH_JSON, removing=(mutations.cut, mutations.lost_lines)),
+    Reader("ladder", studies.ladder_seeds, studies.read_ladder, WITH_JSON, needs=("numpy", "rich", "scipy")),
+    Reader("hosts", studies.hosts_seeds, studies.read_hosts, TEXT, removing=(), needs=("hydra",)),
     Reader("report", seeds.report_seeds, calls.read_report, mutations.JSON, removing=(), share=0.005, least=2,
            needs=("hydra", "jinja2", "matplotlib", "rich", "scipy")),
 )  # fmt: skip
