@@ -1,6 +1,7 @@
 """What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -89,12 +89,13 @@ class Question:
     def cap_mib(self) -> float:
         """The gradients in MiB with which a bucket is full."""
         try:
-            return float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
+            cap = float(self.option("bucket_cap_mb", str(_CAP_WITHOUT_OPTION)))
         except ValueError:  # auto
             cap = 0.0
-        if not _CAPS[0] <= cap <= _CAPS[1]:
-            small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
-            return _SMALL_CAP if small else _CAP_WITHOUT_OPTION
+        if _CAPS[0] <= cap <= _CAPS[1]:
+            return cap
+        small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
+        return _SMALL_CAP if small else _CAP_WITHOUT_OPTION
 
     def fills_alike(self, other: "Question") -> bool:
         """Tell whether another cell fills its buckets with the same gradients: in the order of their arrival, up to a cap.

@@ -53,7 +53,7 @@ def logged_buckets(choices: Any, gradient_bytes: float, cap_bytes: float) -> tup
     the gradient that does. The log has more sizes, such as those of DDP's first step.
     """
     rows = [row for row in choices if isinstance(row, Mapping)] if isinstance(choices, list) else []
-    known = {number(row.get("bytes")) for row in rows if row.get("function") == "AllReduce"}
+    known = {finite(row.get("bytes")) for row in rows if row.get("function") == "AllReduce"}
     sizes = sorted((size for size in known if size and 0 < size < gradient_bytes), reverse=True)[:_MOST_SIZES]
     made = (
         (*full, last)

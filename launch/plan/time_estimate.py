@@ -145,7 +145,9 @@ def _measuring(cell: Cell) -> float:
 
 def _similar(cell: Cell, how: Beginning, known: Iterable[tuple[Record, Beginning]]) -> list[tuple[Record, Beginning]]:
     """Return finished records of the same model and benchmark: those of equal cells that began alike, else the latest."""
-    took = [(one, began) for one, began in known if one.ended_at > one.started_at]  # else a clock was set back meanwhile
+    took = [
+        (one, began) for one, began in known if one.ended_at > one.started_at
+    ]  # else a clock was set back meanwhile
     finished = [(one, began) for one, began in took if one.state == "finished" and _alike(one.cell, cell, ALIKE)]
     equal = [(one, began) for one, began in finished if _alike(one.cell, cell, EQUAL)]
     return ([(one, began) for one, began in equal if began == how] or equal or finished)[-LATEST:]
