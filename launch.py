@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from benchmarks.record.visible import close_quietly
 from conf import groups, schema
 from conf.command_line import config_dirs, hydras_options, normalise, refuse_no_cell
 from launch.compose import hydra_errors, sweeper
-from launch.display.lasting_output import close_quietly
 from launch.help import completion
 from launch.help.inform import inform
 from launch.machine.secrets import told
@@ -68,6 +68,8 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2
+    except BrokenPipeError:  # of help: its reader, such as head, has seen enough
+        return 0
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
         return INTERRUPTED

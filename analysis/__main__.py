@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from benchmarks.record.visible import one_line
+from benchmarks.record.visible import close_quietly, one_line
 
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,10 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return int(modules[parsed.command].run(parsed))
+    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+        return 0
     except (ValueError, OSError) as error:
         print(one_line(f"python -m analysis {parsed.command}: {error}"), file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    close_quietly()
+    sys.exit(status)

@@ -28,6 +28,10 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """Let the command end as for any output: rich would end it with status 1, as if something had failed."""
+        raise BrokenPipeError
+
 
 def console() -> SafeConsole:
     """Return the console of a command: the terminal, or plain text without cut columns if the output is a pipe."""

@@ -100,7 +100,10 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, _ = argument.partition("=")
         if argument.startswith("-"):
             if name not in (*FLAGS, *VALUED, *INFO):
-                raise Refused(f"{argument}: unknown; options are -m, --help, --cfg job and those of --hydra-help")
+                raise Refused(
+                    f"{argument}: unknown; write options without dashes, as in gpus=0,1 (with dashes there are -m, --help, "
+                    "--cfg job and those of --hydra-help)"
+                )
             options.append(argument)
             waiting = "" if equals else name
             continue

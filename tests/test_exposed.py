@@ -89,7 +89,7 @@ def test_without_the_cost_on_one_gpu_nothing_is_claimed(simulator):
     first = pair(simulator, 0.8)
     for others, why in (
         ([], "the strategy was not measured on one of its GPUs"),
-        ([alone(simulator, 0, None)], "moves gradients on one GPU too"),  # it does not say that it moves none
+        ([alone(simulator, 0, None)], "exchanges on one device too"),  # it does not say that it moves none
         ([own_work(alone(simulator, 0, None))], "was not measured"),
         ([own_work(alone(simulator, 0, None)), alone(simulator, 0, None, strategy="none")], "too few runs on one GPU"),
     ):

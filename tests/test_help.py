@@ -265,3 +265,16 @@ def test_a_sweep_over_what_cells_share_is_refused_as_typed():
     with pytest.raises(Refused, match=r"^tracking.enabled=True,False: a sweep has one tracking.enabled"):
         refuse_several_values([one, two], [[], []])  # from a study's file
     refuse_several_values([one, one], [["seed=1"], ["seed=2"]])
+
+
+@pytest.mark.parametrize(
+    "command", ["launch.py --help", "launch.py examples", "-m analysis topology topo_dgx1_v100.txt"]
+)
+def test_a_reader_that_leaves_early_gets_no_traceback(command):
+    """As in `python launch.py --help | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = command.replace("launch.py", f"{ROOT}/launch.py").replace("topo_", f"{ROOT}/tests/data/topo_").split()
+    done = subprocess.run([sys.executable, *words], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

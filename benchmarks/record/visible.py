@@ -1,10 +1,14 @@
-"""Text that somebody else wrote, made safe to show: what a terminal or a page would obey is spelled out instead.
+"""Text that somebody else wrote, made safe to show, and the streams that show it: what a terminal would obey is spelled out.
 
 An exception, a log or a file may hold ESC sequences, backspaces, NUL or marks that turn the direction of writing. On a terminal
 they could hide or fake a line. Standard library only.
 """
 
+import contextlib
 import io
+import os
+import signal
+import sys
 import unicodedata
 from typing import TextIO
 
@@ -32,6 +36,24 @@ def forgive(stream: TextIO | None) -> None:
     """Have a stream write `?` for a character that its encoding lacks (a terminal of ASCII) in place of raising."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
+
+
+def close_quietly(interrupted: bool = False) -> None:
+    """Flush stdout and stderr; one that fails is pointed to nowhere, so that Python's own flush at the exit is silent.
+
+    After an interruption further signals are ignored: one that comes while Python ends must not change the exit status.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM) if interrupted else ():
+        signal.signal(number, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 def _is_harmless(char: str) -> bool:

@@ -1,10 +1,6 @@
 """An output that measuring outlives: a closed pipe, a full disk or a lost terminal ends the printing and nothing else."""
 
-import contextlib
 import io
-import os
-import signal
-import sys
 from typing import TextIO
 
 from benchmarks.record.visible import forgive
@@ -49,21 +45,3 @@ class LastingOutput(io.TextIOBase):
             getattr(self._stream, method)(*arguments)
         except (OSError, ValueError):  # ValueError: the stream was closed
             self._stream = None
-
-
-def close_quietly(interrupted: bool = False) -> None:
-    """Flush stdout and stderr; one that fails is pointed to nowhere, so that Python's own flush at the exit is silent.
-
-    After an interruption further signals are ignored: one that comes while Python ends must not change the exit status.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM) if interrupted else ():
-        signal.signal(number, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream.fileno())
-                os.close(nowhere)

@@ -132,7 +132,7 @@ class Exposures:
             ids = [record.record_id for runs in measured.values() for record in runs.records]
             return _mean(costs), ALONE, tuple(ids)
         if not all(own_work_alone(record) for runs in members.values() for record in runs.records):
-            return "this strategy moves gradients on one GPU too, so one GPU does not show its own work alone"
+            return "this strategy exchanges on one device too, so its own work was not measured alone"
         bare = {gpu: self._without.get(_without_strategy(runs), {}) for gpu, runs in members.items()}
         pairs = [(members[gpu], found[gpu]) for gpu, found in bare.items() if gpu in found]
         if not pairs:

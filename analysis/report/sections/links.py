@@ -104,7 +104,7 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         words = [word for word in told if word and word != ABSENT]
         least, most = (number(end(rates)) for end in (min, max))
         row_label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
     axes.set_xlabel("exchange of all buckets, busbw GB/s")
     caption = "Bandwidth of the exchange by link class, a dot for each subset"
     if len(transports) == 1 and any(transports):

@@ -30,8 +30,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     of_hosts = any(p.node_efficiency for curve in curves for p in curve.points)
     rows = tuple(
         (
-            names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.baseline,
-            p.slowest, p.speedup, p.efficiency, *[p.node_efficiency][:of_hosts], p.at_equal_clocks,
+            names[curve.label], curve.kind, gpu_ids(p.gpus), p.world_size, p.runs, p.batch_size, p.rate, p.efficiency,
+            *[p.node_efficiency][:of_hosts], p.at_equal_clocks, p.speedup, p.baseline, p.slowest,
             gpu_ids(p.without_baseline), "suspect" if p.suspect else "",
         )
         for curve in curves for p in curve.points
@@ -51,11 +51,11 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             Column("curve", "cells"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
             Column("world_size", "how many", "count", shown=not of_hosts),
             Column("runs", "runs", "count"), Column("batch_size", f"{things_of(study)} per {one}", "count", shown=not of_hosts),
-            Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("baseline", "slowest alone", "rate", True),
-            Column("slowest", f"slowest {one}", "count"), Column("speedup", "speed-up", "ratio", True),
-            Column("efficiency", "efficiency", "share", True),
+            Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("efficiency", "efficiency", "share", True),
             *[Column("node_efficiency", "by hosts", "share", True)][:of_hosts],
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
+            Column("speedup", "speed-up", "ratio", True), Column("baseline", "slowest alone", "rate", True),
+            Column("slowest", f"slowest {one}", "count"),
             Column("without_baseline", "not measured alone"),
             Column("mark", "verdict"),
         ),
