@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from benchmarks.record.visible import close_quietly
 from conf import groups, schema
 from conf.command_line import config_dirs, hydras_options, normalise, refuse_no_cell
 from launch.compose import hydra_errors, sweeper
+from launch.display.lasting_output import close_quietly
 from launch.help import completion
 from launch.help.inform import inform
 from launch.machine.secrets import told
@@ -41,11 +41,7 @@ def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
 
 
 def main() -> int:
-    """Return the exit status.
-
-    0 done, 1 a cell failed, 2 the request is wrong (one line on stderr), 3 other launchers are measuring cells of it
-    (wait=false), 130 interrupted or out of the job's time.
-    """
+    """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130 interrupted or no time."""
     typed = sys.argv[1:]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
     schema.register()
@@ -68,7 +64,7 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # of help: its reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader of a help, such as head, has seen enough
         return 0
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)

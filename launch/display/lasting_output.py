@@ -3,6 +3,7 @@
 import io
 from typing import TextIO
 
+from benchmarks.record.visible import close_quietly as close_quietly
 from benchmarks.record.visible import forgive
 
 
