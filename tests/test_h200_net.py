@@ -59,3 +59,10 @@ def test_the_efficiency_is_against_the_slowest_member_on_its_own_host():
     (curve,) = findings_of(Study.of(records("allreduce"))).scaling.curves
     (two,) = (point for point in curve.points if point.world_size == 2)
     assert two.efficiency.value == pytest.approx(0.839, abs=0.001) and two.without_baseline == ("b:0",)
+
+
+def test_what_hosts_call_themselves_parts_no_cells():
+    """Each host has an NCCL_HOSTID of its own: both members alone are baselines of the two together."""
+    curves = findings_of(Study.of(records("waterfall"))).scaling.curves
+    of_two = [point for curve in curves for point in curve.points if point.world_size == 2]
+    assert len(curves) == len(of_two) == 3 and all(point.without_baseline == () for point in of_two)

@@ -48,6 +48,8 @@ NO_EFFECT = frozenset((
     "SLURM_JOB_ID", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH", "OMP_NUM_THREADS",
 ))  # fmt: skip
+# Recorded, and what a host calls itself: a part of where a measurement was made, which its hosts tell.
+OF_A_HOST = ("NCCL_HOSTID",)
 OF_GPUS = (
     "NCCL_",
     "NVSHMEM_",
@@ -66,7 +68,10 @@ SAFETY: Mapping[str, str] = {
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
-    """Return the machine, the software and the variables of a record: every name of PROVENANCE, then those of `inherited`."""
+    """Return the machine, the software and the variables of a record: every name of PROVENANCE, then those of `inherited`.
+
+    What a host calls itself is left out: cells on two hosts would be of two conditions.
+    """
     environment = record.environment
     versions, on_gpus = mapping(environment.get("versions")), record.cell.device == "cuda"
     known = {
@@ -82,7 +87,8 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
         "Ringside": _measuring_code(record),
         CONNECTIONS: None,
     }
-    return {name: "" if value is None else str(value) for name, value in known.items()} | inherited(record)
+    from_around = {name: value for name, value in inherited(record).items() if name not in OF_A_HOST}
+    return {name: "" if value is None else str(value) for name, value in known.items()} | from_around
 
 
 def inherited(record: Record, unused: bool = False) -> dict[str, str]:

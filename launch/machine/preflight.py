@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.provenance import NO_EFFECT
+from analysis.findings.provenance import NO_EFFECT, OF_A_HOST
 from analysis.report.text import join_words
 from benchmarks.record.visible import one_line
 from conf.options import Refused
@@ -116,7 +116,7 @@ def compare(fleet: Fleet) -> list[str]:
             if compared.remedy:
                 raise Refused(f"{found}. What to do: {compared.remedy}")
             notes.append(found)
-    names = {name for host in fleet for name in host.variables} - NO_EFFECT - {"CUDA_VISIBLE_DEVICES"}
+    names = {name for host in fleet for name in host.variables} - NO_EFFECT - {"CUDA_VISIBLE_DEVICES", *OF_A_HOST}
     groups = ((name, _groups(fleet, functools.partial(_variable, name))) for name in sorted(names))
     return notes + [found for name, of in groups if (found := _difference(f"the variable {name}", of))]
 
