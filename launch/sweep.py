@@ -5,8 +5,10 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
 
 from rich.console import Console
@@ -32,10 +34,11 @@ from launch.engines.submit import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
+from launch.plan.order import rounds
 from launch.plan.plan import Plan, Request
 from launch.plan.pool_ends import PoolEnds, about_drift, with_verdicts
 from launch.plan.small_form import about_small_form
-from launch.plan.time_estimate import estimates, worded
+from launch.plan.time_estimate import worded
 from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
@@ -126,6 +129,7 @@ class SweepRun:
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's place in the order
         self.held: list[int] = []  # places of cells that other launchers are measuring
         self.skipped: list[int] = []  # places of cells one of whose hosts is lost
+        self._settling = threading.Lock()  # for cells that run at the same time
         self.pools = PoolEnds(self.cells)
         self._ranks_began = False  # a rank of the first cell has reported
         self._writable = True
@@ -152,17 +156,14 @@ class SweepRun:
                 del self.done[number]
         if len(self.done) < len(self.cells):
             open_cells = [one for number, one in enumerate(self.cells) if number not in self.done]
-            self.console.print(worded(estimates(open_cells, known, begun=False)), markup=False)
+            self.console.print(worded(open_cells, known), markup=False)
             self.engine.open(open_cells[0].cell)
             self.forecasts.prepare(known)
             self.projector.open()
             self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
-            for number in range(len(self.cells)):
-                if number in self.done:
-                    screen.settle(number, "done before", self.done[number])
-                else:
-                    self._measure(number, known, screen)
+            for numbers in rounds(self.cells):
+                self._round(numbers, known, screen)
             for number in self.pools.send_to_new_ranks(self.measured, known):
                 self._measure(number, known, screen)
             self._wait_for_others(known, screen)
@@ -193,6 +194,19 @@ class SweepRun:
                 "launchers, and wait=false does not wait for them (exit status 3)"
             )
         return 1 if bad else 3 if self.held else 0
+
+    def _round(self, numbers: Sequence[int], known: list[Record], screen: Screen) -> None:
+        """Measure cells at the same time, those that were not done before."""
+        left = [number for number in numbers if number not in self.done]
+        for number in numbers:
+            if number in self.done:
+                screen.settle(number, "done before", self.done[number])
+        if len(left) == 1:
+            self._measure(left[0], known, screen)
+        elif left:
+            with ThreadPoolExecutor(len(left), "cell") as together:
+                for ended in [together.submit(self._measure, number, known, screen) for number in left]:
+                    ended.result()
 
     def _measure(self, number: int, known: list[Record], screen: Screen) -> None:
         if not self.stopping() and self._writable and self.time_left.fits(self.cells[number], known):
@@ -256,15 +270,16 @@ class SweepRun:
                 known.append(earlier)
                 screen.settle(number, "done before", earlier)
                 return
-            record = self.runner.measure(planned, known, lambda watch: self._progress(number, watch, screen))
-        known.append(record)
-        self.measured.append(record)
-        screen.settle(number, record.state, record)
-        if drift := about_drift(record, self.measured):
-            self._note(drift)
-        self._print_output(record)
-        self.projector.log(record)
-        self.forecasts.learn(known, more=number + 1 < len(self.cells))
+            record = self.runner.measure(planned, [*known], lambda watch: self._progress(number, watch, screen))
+        with self._settling:
+            known.append(record)
+            self.measured.append(record)
+            screen.settle(number, record.state, record)
+            if drift := about_drift(record, self.measured):
+                self._note(drift)
+            self._print_output(record)
+            self.projector.log(record)
+            self.forecasts.learn(known, more=number + 1 < len(self.cells))
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
         self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)

@@ -30,8 +30,9 @@ from launch.machine.fleet import Fleet, Host
 from launch.plan import nodes as nodes_of_plan
 from launch.plan import plan as plans
 from launch.plan.nodes import wanted_hosts
-from launch.plan.order import PlannedCell
+from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
 from launch.plan.plan import Request, plan
+from launch.plan.time_estimate import duration, estimates, worded
 from launch.tracking import siblings
 from launch.tracking.projection import project
 
@@ -232,8 +233,8 @@ def machine(gpus, kind="cuda"):
 
 def fleet_of(**machines):
     """Hosts with these machines, of which nothing else is known."""
-    nothing = {"facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "interfaces": (), "infiniband": [],
-               "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
+    nothing = {"facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "boot_id": "", "interfaces": (),
+               "infiniband": [], "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
     return Fleet(tuple(Host(name, one, **nothing) for name, one in machines.items()))
 
 
@@ -249,6 +250,26 @@ def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
     assert any("b, a are taken to be like this machine" in notice for notice in sweep.notices)
     with pytest.raises(Refused, match="gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="):
         planned(["nodes=2", f"hosts={hosts}", "gpus=0,1,2"])
+
+
+def test_one_rank_on_each_machine_is_measured_at_the_same_time():
+    """Hosts b and c are one machine, d does not say which it is."""
+    boots = {"a": "1", "b": "2", "c": "2", "d": ""}
+    every = [
+        dataclasses.replace(make_cell(gpus), hosts=tuple(on)) for on in (*boots, "ab") for gpus in ((0,), (1,), (0, 1))
+    ]
+    cells = side_by_side(ordered(every, 1, 0), boots)
+    told = [[cells[place].cell.members for place in together] for together in rounds(cells)]
+    assert told[:6] == [
+        [("a:0",), ("b:0",)], [("a:1",), ("b:1",)], [("c:0",)], [("c:1",)], [("d:0",)], [("d:1",)]
+    ]  # fmt: skip
+    assert len(told) == len(every) - 2 and all(len(together) == 1 for together in told[6:])
+    seconds = [one.seconds for one in estimates(cells, [], begun=False)]
+    assert worded(cells, []).startswith(f"15 cells, about {duration(sum(seconds) - seconds[1] - seconds[3])} ")
+    reads = [dataclasses.replace(one.cell, data={"name": "own"}) for one in cells[:2]]
+    traced = [dataclasses.replace(one.cell, profiler="torch") for one in cells[:2]]
+    for alone in (reads, traced):
+        assert not any(one.round for one in side_by_side([*map(PlannedCell, alone)], boots))
 
 
 def test_every_host_of_a_cell_has_its_subset(planned):

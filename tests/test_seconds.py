@@ -223,6 +223,8 @@ def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):
         line("end", 117.0, token="x", process=one),
         line("spent", 118.0, token="x", part="projection", seconds=0.75, process=one),
         line("begin", 118.5, token="y", process=one),
+        line("begin", 119.0, token="beside y, on another host", process=one),
+        line("end", 127.0, token="beside y, on another host", process=one),
         line("spent", 127.5, token="y", part="tuning pass", seconds=4.0, process=one),
         line("end", 128.5, token="y", process=one),
         line("closed", 131.0, sweep_id="a", process=one),

@@ -106,9 +106,9 @@ def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
     known = [took(one, 2 * rule_of_thumb(one, Beginning(first=True)))]
     assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), "the machine is half as fast"
-    assert worded(estimates([PlannedCell(two)], known)).endswith("by what the same model took in this study")
+    assert worded([PlannedCell(two)], known).endswith("by what the same model took in this study")
     other = make_cell(max_seconds=3.0)
-    assert worded(estimates([PlannedCell(two), PlannedCell(other)], known)).endswith(
+    assert worded([PlannedCell(two), PlannedCell(other)], known).endswith(
         "by what the same model took in this study or, of 1, by a rule of thumb for an idle machine"
     )
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from analysis.seconds.windows import open_seconds
 from benchmarks.derived import Line
 from benchmarks.record import Kind, read_lines
 from benchmarks.record.model import LAST_TIME
@@ -38,16 +38,19 @@ class SweepSeconds:
 
     @property
     def of_cells(self) -> float | None:
-        """Seconds from the begin of each cell to its record, passes too; None where a clock was set back in one."""
-        spans = [_seconds(self.begun[token], last) for token, last in self.ended.items()]
-        return None if None in spans else sum(filter(None, spans))
+        """Seconds between the begin of a cell and its record, passes too; those of cells at the same time count once.
+
+        None where a clock was set back in one.
+        """
+        spans = [(self.begun[token], last) for token, last in self.ended.items()]
+        return open_seconds(spans) if None not in [_seconds(*span) for span in spans] else None
 
     @property
     def between(self) -> float | None:
-        """Seconds between the record of a cell and the begin of the next; None with fewer than two cells."""
-        spans = sorted((self.begun[token], last) for token, last in self.ended.items())
-        gaps = [_seconds(last, later) for (_, last), (later, _) in pairwise(spans)]
-        return sum(filter(None, gaps)) if gaps and None not in gaps else None
+        """Seconds between the first begin and the last record in which no cell ran; None with fewer than two cells."""
+        if len(self.ended) < 2 or (of_cells := self.of_cells) is None:
+            return None
+        return max(self.ended.values()) - min(self.begun[token] for token in self.ended) - of_cells
 
     @property
     def after(self) -> float | None:

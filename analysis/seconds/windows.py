@@ -33,10 +33,10 @@ def measuring_seconds(lines: RankLines) -> float | None:
     if any(line["kind"] in SAY_SINCE_LATELY and "window_ms" not in line for line in every):
         return None
     spans = [(line["time"] - seconds, line["time"]) for line in every for seconds in _windows(line)]
-    return _open_seconds(spans) or None
+    return open_seconds(spans) or None
 
 
-def _open_seconds(spans: Iterable[tuple[float, float]]) -> float:
+def open_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return the seconds in which at least one of some spans (from, to) was open."""
     edges = sorted(edge for first, last in spans if last > first for edge in ((first, 1), (last, -1)))
     total, depth = 0.0, 0

@@ -11,6 +11,7 @@ from analysis.findings.predicted.stated import about_forecasts
 from analysis.report.numbers import THIN
 from analysis.report.text import count, first_lines, join_words, single_line
 from analysis.seconds.cell import MEASURING
+from analysis.seconds.windows import open_seconds
 from benchmarks.record import Record
 from launch.plan.time_estimate import duration
 from launch.study.study import StudyFolder
@@ -19,6 +20,7 @@ from launch.supervision.logs import few_lines
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 MOST_CODES = 3  # of one verdict; the report explains all
 LOG_LINES = 5  # of the log of a failed cell
+MEASURED_ELSEWHERE = 3  # an exit status
 # What a verdict means.
 VERDICTS = {
     "invalid": "these numbers are not what was asked for, and take part in no comparison",
@@ -56,6 +58,25 @@ def close(
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
+def exit_status(records: Sequence[Record], stopped: bool, missing: bool, held: int, strict: bool) -> int:
+    """Return the exit status of a sweep: 0 done, 1 a cell failed or is missing, 130 it was stopped, 3 only others hold cells.
+
+    With `strict` an invalid cell is a failed one.
+    """
+    if stopped:
+        return 130
+    bad = [one for one in records if one.state != "finished" or (strict and one.validity.verdict == "invalid")]
+    return 1 if missing or bad else MEASURED_ELSEWHERE if held else 0
+
+
+def about_held(held: int) -> str:
+    """Return the sentence for cells that other launchers measure."""
+    return (
+        f"{count(held, 'cell')} of this sweep {'is' if held == 1 else 'are'} measured by other launchers, and wait=false does "
+        f"not wait for them (exit status {MEASURED_ELSEWHERE})"
+    )
+
+
 def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
     """Return lines on how good the forecasts of a sweep were, and on where its seconds went; none where no cell tells."""
     forecasts = about_forecasts(measured)
@@ -64,8 +85,10 @@ def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
     if not told:
         return lines
     in_cells = sum(record.ended_at - record.started_at for record in measured)
-    where = f"{duration(in_cells)} in {count(len(measured), 'cell')}, {duration(sum(told))} of that spent measuring"
-    return [*lines, f"time     {duration(seconds)}: {where}"]
+    spans = [(record.started_at, record.ended_at) for record in measured]
+    together = ", some at the same time" if open_seconds(spans) < in_cells - 1 else ""
+    where = f"{duration(in_cells)} in {count(len(measured), 'cell')}{together}"
+    return [*lines, f"time     {duration(seconds)}: {where}, {duration(sum(told))} of that spent measuring"]
 
 
 def doubts(records: Sequence[Record]) -> list[str]:

@@ -5,7 +5,7 @@ from rich.console import Console
 from analysis.findings.labels import BETWEEN
 from benchmarks.record import read_study
 from launch.plan.plan import Plan
-from launch.plan.time_estimate import estimates, worded
+from launch.plan.time_estimate import worded
 from launch.study.study import study_folder
 
 
@@ -17,5 +17,5 @@ def print_plan(planned: Plan, console: Console) -> None:
         console.print(f"{number + 1:4d}  {BETWEEN.join(parts)}", markup=False)
     if any(entry.drift for entry in planned.cells):
         console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
-    about = worded(estimates(planned.cells, known, begun=False))
+    about = worded(planned.cells, known)
     console.print(f"{about}; nothing was started (dry_run=true)")

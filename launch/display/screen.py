@@ -3,6 +3,7 @@
 A narrow terminal leaves out whole columns, the least important first; no number is ever cut.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -23,7 +24,7 @@ from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from conf.cell import IMAGES, counted
 from launch.display.columns import COST, EFFICIENCY, GPUS, RANKS, STATE, VALIDITY, asked, filled, fit, measured, verdict
-from launch.plan.order import PlannedCell
+from launch.plan.order import PlannedCell, rounds
 from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
 
@@ -71,9 +72,9 @@ class Screen:
         self._things = counted(planned.cell for planned in cells)
         self._estimates: list[float] = []  # seconds
         self._opened: float = time.monotonic()
-        self._running: tuple[int, float, str] | None = (
-            None  # number of the cell, since when, what its slowest rank does
-        )
+        # By the number of the cell: since when it runs, and what its slowest rank does.
+        self._running: dict[int, tuple[float, str]] = {}
+        self._settling = threading.Lock()
         self._live: Live | None = None
         self._last = False  # the table that stays
 
@@ -92,7 +93,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Draw every cell that was begun a last time, and stop."""
-        self._running, self._last = None, True
+        self._running, self._last = {}, True
         self._measure(range(len(self.cells)))
         if self._live:
             self._live.__exit__(kind, error, trace)
@@ -104,10 +105,10 @@ class Screen:
         """Show the phase of a running cell's slowest rank."""
         behind = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
         phase = PHASES.get(behind.phase, behind.phase)
-        first = self._running is None or self._running[0] != number
-        since = time.monotonic() if first or self._running is None else self._running[1]
+        first = number not in self._running
+        since = time.monotonic() if first else self._running[number][0]
         self.states[number] = phase
-        self._running = (number, since, f"{phase}, {behind.iterations} steps" if behind.iterations else phase)
+        self._running[number] = since, f"{phase}, {behind.iterations} steps" if behind.iterations else phase
         if not self._live and first:
             self.console.print(Text(f"{self._head(number)}  started", style="dim"))
 
@@ -116,19 +117,20 @@ class Screen:
         self.states[number] = ELSEWHERE
 
     def settle(self, number: int, state: str, record: Record | None) -> None:
-        """Show the end of a cell, or that it is not run."""
-        self.states[number], self.records[number] = state, record
-        self._running = None
-        if record:
-            self._known.append(record)
-        self._estimate()
-        self._measure([*self._rows(), number])
-        if not self._live:
-            self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
-            if record and record.failure:
-                self.console.print(
-                    Text(f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}")
-                )
+        """Show the end of a cell, or that it is not run. Cells that ran at the same time may end so."""
+        with self._settling:
+            self.states[number], self.records[number] = state, record
+            self._running.pop(number, None)
+            if record:
+                self._known.append(record)
+            self._estimate()
+            self._measure([*self._rows(), number])
+            if not self._live:
+                self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
+                if record and record.failure:
+                    self.console.print(
+                        Text(f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}")
+                    )
 
     def _head(self, number: int) -> str:
         return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
@@ -235,8 +237,8 @@ class Screen:
         return ", ".join(parts)
 
     def _now(self) -> str:
-        """Return what the running cell does."""
-        return f"cell {self._running[0] + 1}: {self._running[2]}" if self._running else ""
+        """Return what the running cells do."""
+        return "; ".join(f"cell {number + 1}: {does}" for number, (_, does) in sorted(self._running.copy().items()))
 
     def _estimate(self) -> None:
         """Estimate the time of each cell that is not settled."""
@@ -246,8 +248,7 @@ class Screen:
 
     def _left(self) -> int:
         """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
-        seconds = sum(self._estimates)
-        if self._running:
-            number, since, _ = self._running
-            seconds -= min(self._estimates[number], time.monotonic() - since)
-        return 5 * round(seconds / 5)
+        left = list(self._estimates)
+        for number, (since, _) in self._running.copy().items():
+            left[number] -= min(left[number], time.monotonic() - since)
+        return 5 * round(sum(max(left[place] for place in together) for together in rounds(self.cells)) / 5)

@@ -21,7 +21,7 @@ from conf import nccl
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER
 from launch.machine.devices import look, torch_version
-from launch.machine.facts import facts, left_out, nccl_configuration, variables
+from launch.machine.facts import boot_id, facts, left_out, nccl_configuration, variables
 from launch.machine.limits import too_small
 from launch.machine.versions import nccl_version
 
@@ -45,6 +45,7 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
         "left_out": left_out(surrounding),
         "versions": {name: value for name, value in versions.items() if value},
         "kernel": platform.release(),
+        "boot_id": boot_id(),
         "interfaces": [one.to_dict() for one in interfaces()],
         "infiniband": infiniband(),
         "shared_memory_bytes": _free(SHARED_MEMORY_FOLDER),

@@ -27,6 +27,7 @@ RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CU
 # The code that ranks run, and that computes numbers from what they wrote.
 MEASURING = ("benchmarks", "trainers")
 ROOT = Path(__file__).parent.parent.parent
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @functools.lru_cache(maxsize=1)
@@ -69,6 +70,11 @@ def _links() -> dict[str, str] | None:
     except UnreadableInput:
         return None
     return links
+
+
+def boot_id() -> str:
+    """Return what the kernel of this machine calls its own start, the same in all its containers; empty where it does not say."""
+    return (_read(str(BOOT_ID)) or "").strip()
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The hosts of a sweep, as each of them describes itself (launch.machine.describe)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from benchmarks.host.interfaces import Interface
@@ -13,6 +13,8 @@ from conf.options import Refused
 from launch.machine.describe import FORM
 from launch.machine.devices import Device, Machine
 
+# Of a host: other containers come and go, and where it can be reached is tried anew.
+OF_THE_MOMENT = ("boot_id", "interfaces", "shared_memory_bytes")
 LONGEST = 200  # characters of what a host says wrongly
 
 
@@ -27,6 +29,7 @@ class Host:
     left_out: list[str]  # names of those that look like secrets
     versions: dict[str, str]  # python, torch, nccl, as far as they are known
     kernel: str
+    boot_id: str  # of its kernel; hosts with the same one are one machine; empty where it has none
     interfaces: tuple[Interface, ...]
     infiniband: list[dict[str, str]]
     shared_memory_bytes: int  # that are free
@@ -53,6 +56,11 @@ class Host:
                 f"host {name}: what it says of itself is no description by this Ringside "
                 f"({one_line(str(error), LONGEST)}); accepted is the same Ringside on every host (engine.folder=, engine.python=)"
             ) from None
+
+    def changed(self, before: "Host") -> str:
+        """Return what an earlier description of the host says otherwise, `kernel, versions`; empty for nothing of weight."""
+        names = [one.name for one in fields(self) if one.name not in OF_THE_MOMENT]
+        return ", ".join(name for name in names if getattr(self, name) != getattr(before, name))
 
     @property
     def hostname(self) -> str:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count, groupby
 
 from analysis.findings.labels import BETWEEN
 from conf.cell import Cell
@@ -29,6 +30,7 @@ class PlannedCell:
     cell: Cell
     drift: bool = False  # the first cell once more, at the end of a repeated list
     part: PoolPart = PoolPart.ALONE
+    round: int = 0  # cells that follow each other with the same number run at the same time; 0: alone
 
     @property
     def fresh(self) -> bool:
@@ -140,6 +142,40 @@ def cold_and_warm(cells: Sequence[Cell], turns: int) -> list[PlannedCell]:
         for cell in cells
         for place, part in enumerate(parts)
     ]
+
+
+def side_by_side(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> list[PlannedCell]:
+    """Return an order in which cells of one rank that follow each other run at the same time, one on each machine.
+
+    `machines` names the machine of each host; it is empty where that is not known, and such a host measures alone. So does a
+    cell that reads data, which hosts may share, and one with a trace, which the launcher reads.
+    """
+
+    def may(one: PlannedCell) -> bool:
+        cell = one.cell
+        lone = cell.world_size == 1 and len(cell.every_host) == 1 and one.part is PoolPart.ALONE
+        return lone and not cell.data and cell.profiler == "none" and bool(machines.get(cell.hosts[0]))
+
+    numbers = count(1)
+    found: list[PlannedCell] = []
+    for can, stretch in groupby(order, may):
+        waiting = list(stretch)
+        while can and waiting:
+            of_each: dict[str, PlannedCell] = {}
+            for one in waiting:
+                of_each.setdefault(machines[one.cell.hosts[0]], one)
+            together = list(of_each.values())
+            waiting = [one for one in waiting if one not in together]
+            number = next(numbers) if len(together) > 1 else 0
+            found += [dataclasses.replace(one, round=number) for one in together]
+        found += waiting
+    return found
+
+
+def rounds(cells: Iterable[PlannedCell]) -> list[list[int]]:
+    """Return the places of cells, those together that run at the same time."""
+    together = groupby(enumerate(cells), lambda pair: (pair[1].round, 0 if pair[1].round else pair[0]))
+    return [[place for place, _ in group] for _, group in together]
 
 
 def _baselines_first(cell: Cell) -> tuple[bool, bool, int]:

@@ -26,6 +26,7 @@ from launch.plan.order import (
     once_each,
     one_of_each_set,
     ordered,
+    side_by_side,
     without_settings_alone,
 )
 from launch.plan.profilers import with_profilers
@@ -112,6 +113,8 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
         may_join = _is_open(first) if is_warm else None
         order = ordered(unique, first.repeats, first.seed, twice, may_join, first.predict == "auto")
         notices += about_pools(order) if is_warm else ()
+    if fleet is not None:
+        order = side_by_side(order, {host.name: host.boot_id for host in fleet})
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 
 

@@ -15,7 +15,7 @@ from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
 from conf.targets import called
-from launch.plan.order import PlannedCell
+from launch.plan.order import PlannedCell, rounds
 
 # Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells in new ranks (13 to 17 s), 7 in warm
 # ones (7.5 to 9 s), 3 first ones of a sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its graph in the study's
@@ -102,9 +102,14 @@ def _state_of(graph: str, kept: str, cached: Iterable[str]) -> str:
     return graph and ("kept" if graph == kept else "cached" if graph in cached else "new")
 
 
-def worded(found: Sequence[TimeEstimate]) -> str:
-    """Return how long cells will take together, and what that rests on: `2 cells, about 40 s by a rule of thumb …`."""
+def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
+    """Return how long the cells of a sweep will take, and what that rests on: `2 cells, about 40 s by a rule of thumb …`.
+
+    `known` are records of the same study.
+    """
+    found = estimates(cells, known, begun=False)
     measured = sum(one.measured for one in found)
+    seconds = sum(max(found[place].seconds for place in together) for together in rounds(cells))
     thumb = "by a rule of thumb for an idle machine"
     taken = "by what the same model took in this study"
     rests = (
@@ -114,7 +119,7 @@ def worded(found: Sequence[TimeEstimate]) -> str:
         if measured == len(found)
         else f"{taken} or, of {len(found) - measured}, {thumb}"
     )
-    return f"{count(len(found), 'cell')}, about {duration(sum(one.seconds for one in found))} {rests}"
+    return f"{count(len(found), 'cell')}, about {duration(seconds)} {rests}"
 
 
 def _estimate(cell: Cell, how: Beginning, known: Sequence[tuple[Record, Beginning]]) -> TimeEstimate:

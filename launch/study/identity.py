@@ -6,14 +6,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 import psutil
 
 from benchmarks.record import Record
 from benchmarks.record.clock import now
+from launch.machine.facts import boot_id
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MOST_PID = 1 << 22  # Linux gives none above
 CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the host's clock was stepped
 
@@ -30,8 +29,7 @@ class ProcessIdentity:
     @staticmethod
     def own() -> "ProcessIdentity":
         """Return the identity of the calling process."""
-        boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-        return ProcessIdentity(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id)
+        return ProcessIdentity(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id())
 
     @property
     def gone(self) -> bool:
