@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from analysis.console import SafeConsole
 from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.report.text import count, single_line
+from analysis.report.text import single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
 from benchmarks.record.clock import now
@@ -25,12 +24,13 @@ from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
-from launch.display.closing import MESSAGE_LENGTH, about_sweep, close
+from launch.display.closing import MEASURED_ELSEWHERE, MESSAGE_LENGTH, about_held, about_sweep, close, exit_status
 from launch.display.dry_run import print_plan
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
 from launch.engines.submit import submit
+from launch.left_for_the_end import LeftForTheEnd
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
@@ -54,8 +54,6 @@ from launch.study.surroundings import Surroundings
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
-
-HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
 def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
@@ -127,8 +125,7 @@ class SweepRun:
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's place in the order
-        self.held: list[int] = []  # places of cells that other launchers are measuring
-        self.skipped: list[int] = []  # places of cells one of whose hosts is lost
+        self.left = LeftForTheEnd([one.cell for one in self.cells], self._note)
         self._settling = threading.Lock()  # for cells that run at the same time
         self.pools = PoolEnds(self.cells)
         self._ranks_began = False  # a rank of the first cell has reported
@@ -166,7 +163,15 @@ class SweepRun:
                 self._round(numbers, known, screen)
             for number in self.pools.send_to_new_ranks(self.measured, known):
                 self._measure(number, known, screen)
-            self._wait_for_others(known, screen)
+            if self.config.wait:
+                self.left.wait_for_others(
+                    self.study,
+                    lambda: self._look_at_others(known),
+                    lambda: self._writable and not self.stopping(),
+                    lambda number: self._try_cell(number, known, screen),
+                )
+            self.left.try_lost_hosts(self.engine, self.stopping, lambda number: self._measure(number, known, screen))
+            self.left.settle(screen, self.engine)
         self.engine.close()
         self.measured = with_verdicts(self.measured, known)
         if self._writable:
@@ -181,19 +186,13 @@ class SweepRun:
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         unfinished = self.pools.unfinished(self.measured, self.done)
         close(self.console, self.study, self.measured, unfinished, finding, where)
-        if self.stopping() or self.time_left.too_short:
-            return 130
-        if self._refused or self.skipped or not self._writable:
-            return 1
-        strict = self.config.validity.strict
+        stopped = self.stopping() or self.time_left.too_short
+        missing = bool(self._refused or self.left.lost) or not self._writable
         every = [*self.done.values(), *self.measured]
-        bad = [r for r in every if r.state != "finished" or (strict and r.validity.verdict == "invalid")]
-        if self.held and not bad:
-            self._note(
-                f"{count(len(self.held), 'cell')} of this sweep {'is' if len(self.held) == 1 else 'are'} measured by other "
-                "launchers, and wait=false does not wait for them (exit status 3)"
-            )
-        return 1 if bad else 3 if self.held else 0
+        status = exit_status(every, stopped, missing, len(self.left.held), self.config.validity.strict)
+        if status == MEASURED_ELSEWHERE:
+            self._note(about_held(len(self.left.held)))
+        return status
 
     def _round(self, numbers: Sequence[int], known: list[Record], screen: Screen) -> None:
         """Measure cells at the same time, those that were not done before."""
@@ -252,14 +251,12 @@ class SweepRun:
             screen.settle(number, "not needed", None)
             return
         planned = self.cells[number]
-        if lost := self.engine.lost(planned.cell):
-            self.skipped.append(number)
-            screen.settle(number, "skipped: node_lost", None)
-            self._note(f"{planned.cell.name} was not measured: {lost}")
+        if self.engine.lost(planned.cell):
+            self.left.lost.append(number)
             return
         with self.study.lock(planned.cell) as ours:
             if not ours:
-                self.held.append(number)
+                self.left.held.append(number)
                 screen.hold(number)
                 return
             # Another launcher may have finished it while this one was at other cells.
@@ -285,25 +282,12 @@ class SweepRun:
         self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)
         screen.progress(number, watch)
 
-    def _wait_for_others(self, known: list[Record], screen: Screen) -> None:
-        """Wait for the cells that other launchers hold: take over what they finish, and measure what they do not."""
-        if self.config.wait:
-            for cell in (self.cells[number].cell for number in self.held):
-                self._note(f"waiting for {cell.name}: {self.study.who_holds(cell)} (Ctrl-C leaves)")
-            while self.held and self._writable and not self.stopping():
-                time.sleep(HELD_POLL_S)
-                try:
-                    known += self._close_left()
-                except OSError as error:
-                    self._end_here(error)
-                looked_at, self.held = self.held, []
-                for number in looked_at:
-                    if self._writable and not self.stopping():
-                        self._try_cell(number, known, screen)
-                    else:
-                        self.held.append(number)
-        for number in self.held:
-            screen.settle(number, "measured elsewhere", None)
+    def _look_at_others(self, known: list[Record]) -> None:
+        """Close what other launchers left that died meanwhile."""
+        try:
+            known += self._close_left()
+        except OSError as error:
+            self._end_here(error)
 
     def _print_output(self, record: Record) -> None:
         """Print the text of the benchmark, for scripts that read it."""

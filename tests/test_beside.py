@@ -1,4 +1,5 @@
 """What a sweep does beside its cells: the store is opened and written while they run, and the report's imports are made.
+What it leaves for its end: the cells of a host that was lost.
 
 The ranks are lines that a script writes (fake_engine); launcher, store, report and signals are real.
 """
@@ -39,6 +40,9 @@ class Engine(FakeEngine):
 
     def lost(self, cell):
         return None
+
+    def seek(self, cells, stopping):
+        raise AssertionError("no host is lost")
 
     def leave(self):
         pass
@@ -223,3 +227,31 @@ def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells
         engine = Engine(starts, is_done, ends(0), opening=lambda first: happened.append("opens"))
         run(engine, tmp_path, cells, "report=false", "tracking=none")
     assert happened == [1, "opens", "compares", "opens", 2, "opens", "compares", "opens", 2, "compares"]
+
+
+class LosesAHost(Engine):
+    """Its host is lost for cells of batch 1, until it is sought `tries` times."""
+
+    def __init__(self, tries):
+        super().__init__(starts, is_done, ends(0))
+        self.tries, self.order = tries, []
+
+    def lost(self, cell):
+        return "host b is lost: its wire is cut" if cell.batch_size == 1 and self.tries else None
+
+    def seek(self, cells, stopping):
+        self.order.append([cell.batch_size for cell in cells])
+        self.tries -= 1
+
+    def start(self, cell, *arguments, **named):
+        self.order.append(cell.batch_size)
+        return super().start(cell, *arguments, **named)
+
+
+@pytest.mark.parametrize(("tries", "status", "order"), [(1, 0, [2, [1], 1]), (2, 1, [2, [1]])])
+def test_a_cell_of_a_lost_host_is_tried_once_more_after_all_others(run, tmp_path, tries, status, order):
+    engine = LosesAHost(tries)
+    done = run(engine, tmp_path, 2, "report=false", "tracking=none", "noise_pairs=0")
+    assert (done.status, engine.order, len(done.records)) == (status, order, 3 - tries)
+    said = "batch 1 was not measured: host b is lost: its wire is cut"
+    assert (said in done.said, "skipped: node_lost" in done.said) == (tries == 2, tries == 2)

@@ -33,6 +33,7 @@ from benchmarks.record.encoding import decoded, encoded
 
 CHUNK_BYTES = 1 << 20  # of a file in one message
 MOST_BYTES = 1 << 26  # of one message: more is no message of ours
+LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut, and its agent leaves
 MOST_WAITING_BYTES = 1 << 23  # before an agent reads no further files: its launcher is slower than its ranks
 
 

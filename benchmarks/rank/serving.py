@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.host import processes, signs_of_life
-from benchmarks.host.messages import MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
+from benchmarks.host.messages import LONGEST_SILENCE_S, MOST_WAITING_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.host.probe import Listening, reach
 from benchmarks.host.waiting import ready
 from benchmarks.host.wire_watch import WireWatch
@@ -29,7 +29,6 @@ from conf.targets import locate
 
 PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
 BEAT_SECONDS = 1.0  # between two signs of life
-LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut
 DESCRIBE_SECONDS = 120.0  # for the host to be described
 IMPORT_SECONDS = 120.0  # for what a cell needs to be imported, perhaps over a network
 END_SECONDS = 15.0  # beyond its grace, for a cell to be ended

@@ -3,7 +3,7 @@
 Supervision (launch.supervision) keeps the deadlines and names the causes. It knows no process but through a Job.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +71,9 @@ class CellEngine(Protocol):
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
+
+    def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
+        """Try once more to reach the lost hosts of some cells; `lost` then tells which still are."""
 
     def start(
         self,

@@ -3,14 +3,13 @@
 import contextlib
 import threading
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.host.environment import CELL_FOLDER, Variables
-from benchmarks.host.messages import Do, Say
-from benchmarks.record import CellFolder
+from benchmarks.host.messages import LONGEST_SILENCE_S, Do
+from benchmarks.record import CellFolder, clock
 from conf import schema
 from conf.cell import Cell
 from conf.options import Refused
@@ -18,13 +17,15 @@ from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.engine import ALONE, Lives, Lost
 from launch.engines.environment import LOOPBACK, OnHost, asked
-from launch.engines.remote import ANSWER_S, CellOnHost, RemoteHost, first_lost
+from launch.engines.reaching import meeting, refused
+from launch.engines.remote import CellOnHost, RemoteHost, end_agents, first_lost
 from launch.engines.words import command
 from launch.machine.fleet import Fleet, Host
-from launch.machine.meeting import MeetingAddress, candidates, chosen
+from launch.machine.meeting import MeetingAddress
 
 BEAT_S = 3.0  # between two signs of life of this launcher
 FOLDER = CellFolder(Path(CELL_FOLDER))  # each agent puts its scratch folder there
+AGAIN_S = 60.0  # for the new agent of a host that was lost to be ready
 LAST_S = 25.0  # beyond the grace, for agents to end what does not end by itself
 
 
@@ -36,6 +37,8 @@ class HostsEngine:
         self._hosts: dict[str, RemoteHost] = {}
         self._fleet = Fleet(())
         self._meetings: dict[tuple[str, ...], MeetingAddress] = {}
+        self._device = ""  # that of the sweep
+        self._asking_times = threading.Lock()  # an answer that waits for another thread tells less
         self._closed = threading.Event()
 
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
@@ -44,22 +47,22 @@ class HostsEngine:
         Raises:
             Refused: a host cannot be reached, or cannot do what is asked; names it. All agents are ended then.
         """
+        self._device = device
         try:
             for name in names:
-                started_by = command(self._limits, name, self._surrounding)
-                with self._refused(name):
-                    self._hosts[name] = RemoteHost(name, Channel(started_by, self._surrounding))
+                with refused(name):
+                    self._hosts[name] = self._started(name)
             found = []
             with ThreadPoolExecutor(len(names)) as asking:
                 described = asking.map(
                     lambda host: _tried(host, device, self._limits.start_timeout_s), self._hosts.values()
                 )
             for (name, host), one in zip(self._hosts.items(), described, strict=True):
-                with self._refused(name):
+                with refused(name):
                     if isinstance(one, Exception):
                         raise one
                     found.append(one)
-                    host.set_clock()  # one after the other: an answer that waits for another thread tells less
+                    host.set_clock()  # one after the other
         except BaseException:
             self.close()
             raise
@@ -74,7 +77,7 @@ class HostsEngine:
         """Find where the hosts of each cell meet, before the first cell. Raises Refused."""
         for names in dict.fromkeys(cell.every_host for cell in cells):
             if len(names) > 1:
-                self._meetings[names] = self._meeting(names)
+                self._meetings[names] = meeting(self._fleet.some(names), self._hosts, self._limits)
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
@@ -92,12 +95,13 @@ class HostsEngine:
         token = environment[TOKEN]
         parts = [CellOnHost(self._hosts[name], number, token, folder) for number, name in enumerate(cell.every_host)]
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
-        meeting = self._meetings.get(cell.every_host)
-        met: dict[str, object] = {"hosts": len(parts)} | ({"address": meeting.address} if meeting else {})
+        place = self._meetings.get(cell.every_host)
+        met: dict[str, object] = {"hosts": len(parts)} | ({"address": place.address} if place else {})
         watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
         with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
-            for part in parts:
-                part.host.set_clock(self._limits.lost_after_s)
+            with self._asking_times:
+                for part in parts:
+                    part.host.set_clock(self._limits.lost_after_s)
             for part in parts:
                 host = self._fleet[part.host.name]
                 variables = self.variables(cell, host.name, token).to_dict()
@@ -116,8 +120,8 @@ class HostsEngine:
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment of its processes on one of its hosts, without the host's clock."""
-        meeting, host = self._meetings.get(cell.every_host), self._fleet[name]
-        interface = meeting.interfaces[name] if meeting else LOOPBACK
+        place, host = self._meetings.get(cell.every_host), self._fleet[name]
+        interface = place.interfaces[name] if place else LOOPBACK
         forbidden = self._fleet.forbidding_multicast(self._surrounding)
         where = OnHost(name, interface, bool(self._limits.interface), forbidden)
         return asked(cell, host.machine, FOLDER, token, where)
@@ -125,14 +129,56 @@ class HostsEngine:
     def leave(self) -> None:
         """Do nothing: no process waits for another cell."""
 
+    def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
+        """Start a new agent on each lost host of some cells. A host that answers as it did before is lost no more.
+
+        The old agent has left by then, with its ranks: it hears nothing of this launcher.
+        """
+        names = dict.fromkeys(name for cell in cells for name in cell.every_host)
+        lost = {name: one.heard for name in names if (one := self._hosts[name].lost)}
+        end_agents([self._hosts[name] for name in lost])
+        # One that was busy was heard until when it would be again.
+        until = min(clock.now(), max(lost.values(), default=0.0)) + LONGEST_SILENCE_S
+        while lost and not stopping() and clock.now() < until:
+            time.sleep(0.1)
+        if stopping() or not lost:
+            return
+        with ThreadPoolExecutor(len(lost)) as trying:
+            list(trying.map(self._try_again, lost))
+        for together in dict.fromkeys(cell.every_host for cell in cells):
+            back = [name for name in together if name in lost and not self._hosts[name].lost]
+            try:
+                if back and not any(self._hosts[name].lost for name in together):
+                    self.meet([cell for cell in cells if cell.every_host == together])
+            except Refused as error:
+                for name in back:
+                    self._hosts[name].is_lost(f"its agent answers again, but {error}", 0.0)
+
+    def _started(self, name: str) -> RemoteHost:
+        """Return a host whose agent was started. Raises OSError and Refused."""
+        return RemoteHost(name, Channel(command(self._limits, name, self._surrounding), self._surrounding))
+
+    def _try_again(self, name: str) -> None:
+        """Start a new agent on a lost host; take the host as found if it answers as before."""
+        with contextlib.ExitStack() as undo:
+            try:
+                new = self._started(name)
+                undo.callback(new.channel.close)
+                said = new.describe(self._device, AGAIN_S)
+                new.set_clock()
+            except (OSError, Refused) as error:
+                self._hosts[name].is_still_lost(f"tried again: {error}")
+                return
+            if changed := said.changed(self._fleet[name]):
+                self._hosts[name].is_still_lost(f"it answers again, but is not what it was ({changed})")
+                return
+            undo.pop_all()
+            self._hosts[name] = new
+
     def close(self) -> None:
-        """End all agents, at the same time."""
+        """End all agents."""
         self._closed.set()
-        ending = [threading.Thread(target=host.channel.close) for host in self._hosts.values()]
-        for thread in ending:
-            thread.start()
-        for thread in ending:
-            thread.join()
+        end_agents(self._hosts.values())
         self._hosts = {}
 
     def _ports(self, first: CellOnHost) -> tuple[int, int]:
@@ -151,37 +197,6 @@ class HostsEngine:
             if not first.host.answers(self._limits.lost_after_s):
                 raise AgentGone(f"host {first.host.name} is lost")
         return first.ports
-
-    def _meeting(self, names: tuple[str, ...]) -> MeetingAddress:
-        """Return where some hosts meet: an address of the first that all others reach. Raises Refused."""
-        fleet, word = self._fleet.some(names), uuid.uuid4().hex
-        first, *others = fleet.hosts
-        wanted = candidates(first, others, self._limits.interface, self._limits.trusted_network)
-        with self._refused(first.name):
-            channel = self._hosts[first.name].channel
-            channel.send(Do.LISTEN, addresses=wanted, word=word)
-            listening = channel.answer(Say.LISTENING, ANSWER_S)
-        answers = {}
-        for other in others:
-            with self._refused(other.name):
-                self._hosts[other.name].channel.send(Do.REACH, ports=listening["ports"], word=word)
-        for other in others:
-            with self._refused(other.name):
-                answers[other.name] = self._hosts[other.name].channel.answer(Say.REACHED, ANSWER_S)["found"]
-        with self._refused(first.name):
-            channel.send(Do.LISTEN, addresses=[], word=word)
-            channel.answer(Say.LISTENING, ANSWER_S)
-        return chosen(first, wanted, listening["refused"], answers)
-
-    @contextlib.contextmanager
-    def _refused(self, name: str) -> Iterator[None]:
-        """Have an agent that is gone be a sentence that names its host."""
-        try:
-            yield
-        except AgentGone as error:
-            raise Refused(f"nodes={name}: no agent serves there: {error}") from None
-        except OSError as error:
-            raise Refused(f"nodes={name}: its agent could not be started: {error}") from None
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.host import processes
@@ -83,6 +83,9 @@ class LocalEngine:
 
     def lost(self, cell: Cell) -> None:
         """Return that no host is lost."""
+
+    def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
+        """Do nothing: no host is lost."""
 
     def leave(self) -> None:
         """Tell processes that wait for another cell to leave."""

@@ -62,6 +62,11 @@ class RemoteHost:
         """Take the host as lost, unheard for so many seconds. The first reason stays."""
         self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", clock.now() - silent_s)
 
+    def is_still_lost(self, why: str) -> None:
+        """Add to why the host is lost, which it is."""
+        if self.lost:
+            self.lost = Lost(f"{self.lost.said}; {why}", self.lost.heard)
+
     def set_clock(self, answer_s: float = ANSWER_S) -> None:
         """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8).
 
@@ -82,6 +87,15 @@ class RemoteHost:
 def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> Lost | None:
     """Return the first host that is lost; None if none is."""
     return next((host.lost for host in hosts if not host.answers(lost_after_s) or host.lost), None)
+
+
+def end_agents(hosts: Iterable[RemoteHost]) -> None:
+    """End the agents of some hosts, at the same time."""
+    ending = [threading.Thread(target=host.channel.close) for host in hosts]
+    for thread in ending:
+        thread.start()
+    for thread in ending:
+        thread.join()
 
 
 @dataclass

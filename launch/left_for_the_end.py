@@ -1,0 +1,63 @@
+"""The cells that a sweep leaves for its end: other launchers measure them, or one of their hosts was lost."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from analysis.report.text import count
+from conf.cell import Cell
+from launch.display.screen import Screen
+from launch.engines.engine import CellEngine
+from launch.study.study import StudyFolder
+
+HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
+
+
+class LeftForTheEnd:
+    """Places of such cells in the order of a sweep."""
+
+    def __init__(self, cells: Sequence[Cell], note: Callable[[str], None]) -> None:
+        """`note` prints a sentence for the user."""
+        self._cells, self._note = cells, note
+        self.held: list[int] = []  # other launchers measure them
+        self.lost: list[int] = []  # one of their hosts is lost
+
+    def wait_for_others(
+        self,
+        study: StudyFolder,
+        look: Callable[[], None],
+        may_go_on: Callable[[], bool],
+        measure: Callable[[int], None],
+    ) -> None:
+        """Wait for the cells that others hold: take over what they finish, and measure what they do not.
+
+        `look` closes what died; `measure` tries a cell, which may be held again.
+        """
+        for cell in (self._cells[number] for number in self.held):
+            self._note(f"waiting for {cell.name}: {study.who_holds(cell)} (Ctrl-C leaves)")
+        while self.held and may_go_on():
+            time.sleep(HELD_POLL_S)
+            look()
+            looked_at, self.held = self.held, []
+            for number in looked_at:
+                if may_go_on():
+                    measure(number)
+                else:
+                    self.held.append(number)
+
+    def try_lost_hosts(self, engine: CellEngine, stopping: Callable[[], bool], measure: Callable[[int], None]) -> None:
+        """Measure the cells whose host was lost, if it answers again."""
+        if not self.lost or stopping():
+            return
+        left, self.lost = self.lost, []
+        self._note(f"{count(len(left), 'cell')} left, whose host was lost: it is tried once more")
+        engine.seek([self._cells[number] for number in left], stopping)
+        for number in left:
+            measure(number)
+
+    def settle(self, screen: Screen, engine: CellEngine) -> None:
+        """Show which cells were not measured, and say why."""
+        for number in self.held:
+            screen.settle(number, "measured elsewhere", None)
+        for number in self.lost:
+            screen.settle(number, "skipped: node_lost", None)
+            self._note(f"{self._cells[number].name} was not measured: {engine.lost(self._cells[number])}")
