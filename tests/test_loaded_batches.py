@@ -115,11 +115,11 @@ def no_loader(batch_size, rank, world_size, seed):
 @pytest.mark.parametrize(
     ("loader", "sentence"),
     [
-        ("empty", "gave no batch; accepted is what can be read again and again, as torch's DataLoader"),
+        ("empty", "gave no batch; accepted is what can be read again and again, such as torch's DataLoader"),
         ("ends", "ended after 4 batches and did not begin again; accepted is what can be read again and again"),
         ("too_small", r"gave a batch of a tensor \[3, 3\]; accepted are batch_size=4 samples"),
         ("no_targets", r"gave list of a tensor \[4, 3\]; accepted is a tuple of tensors"),
-        ("no_loader", "returned int; accepted is an iterable, as torch's DataLoader"),
+        ("no_loader", "returned int; accepted is an iterable, such as torch's DataLoader"),
     ],
 )
 def test_a_loader_of_another_form_is_one_sentence(loader, sentence):

@@ -272,7 +272,7 @@ def test_a_model_of_ones_own_trains(networks):
 def test_a_builder_that_returns_no_module_says_so(own, monkeypatch):
     monkeypatch.syspath_prepend(str(own.folder / "src"))
     network = Network("mine", "python", "my_package.models:nothing", 1, 10, 28, 0.0, {"width": 8})
-    with pytest.raises(TypeError, match=r"models:nothing: returned str, expected is a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"models:nothing: returned str; accepted is a torch\.nn\.Module"):
         models.build(network)
 
 

@@ -26,7 +26,7 @@ class LoadedBatches:
         loader: Iterable[Any] = locate(cell.data["loader"])(**place, **cell.data["options"])
         if not hasattr(loader, "__iter__"):
             raise TypeError(
-                f"{self._of} returned {type(loader).__name__}; accepted is an iterable, as torch's DataLoader"
+                f"{self._of} returned {type(loader).__name__}; accepted is an iterable, such as torch's DataLoader"
             )
         # A DataLoader has batches ready in its workers.
         self.ready = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", 0) or 0)
@@ -55,5 +55,5 @@ class LoadedBatches:
             if given == before:
                 what = f"ended after {given} batches and did not begin again" if given else "gave no batch"
                 raise ValueError(
-                    f"{self._of} {what}; accepted is what can be read again and again, as torch's DataLoader"
+                    f"{self._of} {what}; accepted is what can be read again and again, such as torch's DataLoader"
                 )

@@ -22,7 +22,9 @@ def build(network: Network) -> nn.Module:
     if network.library == "ringside":
         builders = {"resnet200": _resnet200, "fmnist_cnn": _fmnist_cnn}
         if network.builder not in builders:
-            raise ValueError(f"model.builder={network.builder}: ringside builds {', '.join(builders)}")
+            raise ValueError(
+                f"model.builder={network.builder}: accepted with model.library=ringside are {', '.join(builders)}"
+            )
         return builders[network.builder](**arguments).train()
     if network.library == "python":
         return _own(network).train()
@@ -51,7 +53,7 @@ def _own(network: Network) -> nn.Module:
     model = locate(network.builder)(**sizes, **network.options)
     expected, name = (nn.Module, "torch.nn.Module") if of_images else (OwnModel, "trainers.own_model.OwnModel")
     if not isinstance(model, expected):
-        raise TypeError(f"model.builder={network.builder}: returned {type(model).__name__}, expected is a {name}")
+        raise TypeError(f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a {name}")
     return model
 
 

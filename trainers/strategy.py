@@ -186,6 +186,6 @@ def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
     """
     strategy = locate(target)(**{name: value for name, value in options.items() if name != "name"})
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"{target} returned {type(strategy).__name__}; expected is a trainers.strategy.Strategy")
+        raise TypeError(f"{target} returned {type(strategy).__name__}; accepted is a trainers.strategy.Strategy")
     strategy.hosts = hosts
     return strategy

@@ -115,7 +115,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     with strategy.gradients_only():
         exchange = strategy.exchange_alone(parameters)
         if exchange is None:
-            raise ValueError(f"strategy={cell.strategy['name']}: exchanges nothing that could be measured")
+            raise ValueError(
+                f"strategy={cell.strategy['name']}: it exchanges nothing; accepted is a strategy that exchanges gradients"
+            )
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
         timed(strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter)

@@ -151,7 +151,7 @@ class Bucketed(Strategy):
                 self._gather_and_start(bucket)
         elif len(arrived) != len(self._buckets_of):
             absent = [self._names[number] for number in self._buckets_of if number not in arrived]
-            raise RuntimeError(f"no gradient in this step, but in the first: {', '.join(absent[:NAMED])}")
+            raise RuntimeError(f"this step gave no gradient for {', '.join(absent[:NAMED])}, but the first step did")
         self._missing, self._next = list(self._parts), 0
         self.finish_buckets()
         if self.only_gradients:
@@ -200,7 +200,7 @@ class Bucketed(Strategy):
         if self._buckets_of is None:
             return
         if number not in self._buckets_of:
-            raise RuntimeError(f"{self._names[number]} has a gradient in this step, but had none in the first")
+            raise RuntimeError(f"{self._names[number]} has a gradient in this step, but had none in the first step")
         for bucket in self._buckets_of[number]:
             self._missing[bucket] -= 1
         # In order on every rank: collectives must match, whatever order gradients come in.
