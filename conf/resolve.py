@@ -56,7 +56,6 @@ def resolve(
     config: CheckedConfig,
     gpus: tuple[int, ...],
     device: str,
-    repeat: int = 0,
     everyone: Mapping[str, tuple[int, ...]] | None = None,
     hosts: tuple[str, ...] = (),
 ) -> Cell:
@@ -71,7 +70,7 @@ def resolve(
     benchmark = groups.choice("benchmark", config.benchmark["name"])
     ranks = len(gpus) * max(1, len(hosts))
     options = groups.resolved("benchmark", _calibrated(config, benchmark), device, ranks)
-    common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed, repeat)
+    common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed)
     if not benchmark.trains:
         return _without_training(config, benchmark, common)
     return _training(config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus))
@@ -95,7 +94,6 @@ class _Common:
     hosts: tuple[str, ...]
     device: str
     seed: int
-    repeat: int
 
     def fields(self) -> dict[str, Any]:
         """Return them as arguments of Cell."""

@@ -23,9 +23,9 @@ def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | No
     return interval(values, metric, floor) if values else None
 
 
-def about_intervals(study: Study, metric: str = RATE) -> str:
+def about_intervals(study: Study) -> str:
     """Return what the intervals of a study are: `95 % intervals for the next run, from 12 runs`; empty where it has none."""
-    floors = (runs.floor(metric) for runs in study.runs if runs.values(metric))
+    floors = (runs.floor(RATE) for runs in study.runs if runs.values(RATE))
     known = rests_on(floor.runs for floor in floors if floor is not None)
     return f"95 % intervals {WORDS}, {known} of equal cells" if known else ""
 

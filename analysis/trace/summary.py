@@ -132,9 +132,9 @@ class TraceSummary:
         }
 
 
-def summarize(trace: Trace, meetings: Meetings | None = None) -> TraceSummary:
-    """Compute all numbers of a trace; pass `meetings` if the collectives are matched already."""
-    meetings = match(trace) if meetings is None else meetings
+def summarize(trace: Trace) -> TraceSummary:
+    """Return all numbers of a trace."""
+    meetings = match(trace)
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
     notes = [*trace.notes, *meetings.notes]
     silent = [rank.rank for rank in trace.ranks if not len(rank.collectives)]

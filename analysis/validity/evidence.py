@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from analysis.nccl.model import NcclLog
 
+MOST_NAMED = 4  # things that a sentence names
+
 
 @dataclass(frozen=True)
 class SettingResult:
@@ -33,7 +35,7 @@ class Evidence:
     env_logged: bool | None = None
 
 
-def list_some(items: Sequence[str], most: int = 4) -> str:
+def list_some(items: Sequence[str]) -> str:
     """Join the first items with commas; count the rest."""
-    rest = len(items) - most
-    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(items) - MOST_NAMED
+    return ", ".join(items[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -30,20 +30,20 @@ def by_first(value: Told, group: dist.ProcessGroup | None = None) -> Told:
     return _unpacked(came, type(value), "the first rank")
 
 
-def by_all(value: Told, group: dist.ProcessGroup | None = None) -> list[Told]:
-    """Return the values of a group's ranks, in their order; None: of all ranks. Each gives one of the same type. Collective.
+def by_all(value: Told) -> list[Told]:
+    """Return the values of all ranks, in their order. Each gives one of the same type. Collective.
 
     Raises:
         ValueError: what came from one is no such value.
     """
-    mine, ranks = _packed(value), range(dist.get_world_size(group))
+    mine, ranks = _packed(value), range(dist.get_world_size())
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
     for rank, size in enumerate(sizes):
         _refuse_size(int(size), f"rank {rank}")
     longest = max(int(size) for size in sizes)
     came = [torch.zeros(longest, dtype=torch.uint8) for _ in ranks]
-    dist.all_gather(came, torch.cat([mine, torch.zeros(longest - len(mine), dtype=torch.uint8)]), group=group)
+    dist.all_gather(came, torch.cat([mine, torch.zeros(longest - len(mine), dtype=torch.uint8)]))
     return [_unpacked(came[rank][: int(sizes[rank])], type(value), f"rank {rank}") for rank in ranks]
 
 

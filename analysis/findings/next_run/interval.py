@@ -67,7 +67,10 @@ def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estim
 
 @functools.lru_cache(maxsize=1024)
 def quantile(freedom: int, level: float = LEVEL) -> float:
-    """Return the number of standard deviations on each side of a two-sided interval, by Student's t."""
+    """Return the number of standard deviations on each side of a two-sided interval, by Student's t, without scipy.
+
+    scipy takes a second to import; analysis.findings.estimates has it, also for degrees that are not whole.
+    """
     low, high = 0.0, 1.0
     while _within(high, freedom) < level:
         high *= 2

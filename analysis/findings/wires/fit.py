@@ -13,6 +13,7 @@ from analysis.findings.next_run.interval import LEVEL
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 _LEAST = 1e-6  # of the largest value: residuals below it are rounding
+BENT = 0.99  # level at which a parabola's further term differs from 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _misses(points: Values, degree: int, level: float) -> Values:
     return misses
 
 
-def bends(points: Sequence[tuple[float, float]], level: float = 0.99) -> bool:
+def bends(points: Sequence[tuple[float, float]]) -> bool:
     """Tell whether the points follow a parabola rather than a line: its further term differs from 0."""
     x, y = np.array(points, dtype=float).T
     freedom = len(x) - 3
@@ -109,7 +110,7 @@ def bends(points: Sequence[tuple[float, float]], level: float = 0.99) -> bool:
     basis = _basis(x, 2)
     parts = basis.T @ y
     deviation = math.sqrt(max(float(((y - basis @ parts) ** 2).sum()), 0.0) / freedom)
-    return bool(abs(parts[2]) > quantile(freedom, level) * max(deviation, _LEAST * float(np.abs(y).max())))
+    return bool(abs(parts[2]) > quantile(freedom, BENT) * max(deviation, _LEAST * float(np.abs(y).max())))
 
 
 def _basis(x: Values, degree: int) -> Values:

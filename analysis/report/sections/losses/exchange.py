@@ -90,7 +90,7 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         ),
         tuple(_rows(found)),
     )  # fmt: skip
-    return Section("waterfall", "Where the rate goes", (), tuple(_figures(found, unit_of(study))), (table,), place=22)
+    return Section("waterfall", "Where the rate goes", (), (_figure(found, unit_of(study)),), (table,), place=22)
 
 
 def _measured(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
@@ -131,8 +131,8 @@ def _rows(found: Iterable[CostParts]) -> Iterable[tuple[Value, ...]]:
                 yield (one.name, one.gpus, name, one.measured.get(name), one.modelled.get(name), made)
 
 
-def _figures(found: Sequence[CostParts], unit: str) -> Iterable[Picture]:
-    """Yield the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
+def _figure(found: Sequence[CostParts], unit: str) -> Picture:
+    """Return the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
     shown = sorted(found, key=lambda one: TAIL not in one.measured)[:FIGURE_CELLS]
     figure, axes = new_figure(figure_width(), KEY_IN / max(1, for_width(2)) + 0.45 + 0.62 * len(shown))
     ticks = []
@@ -157,7 +157,7 @@ def _figures(found: Sequence[CostParts], unit: str) -> Iterable[Picture]:
     _key(axes, [name for name in LOOKS if any(name in one.measured or name in one.modelled for one in shown)])
     keys = ("cell", "gpus", "part", "measured_ms", "modelled_ms")
     rows = [row[:5] for row in _rows(shown)]
-    yield rendered(
+    return rendered(
         figure, "cost-parts",
         "What the strategy adds to a step, in parts: as measured by observed steps, and as modelled. Diamonds: all that it "
         "costs, by steps with and without it in turn; what lies between the end of a bar and its diamond is not explained."
