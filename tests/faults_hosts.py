@@ -5,11 +5,13 @@ the two nodes of the Slurm that .ci/slurm starts.
     PYTHONPATH=. RINGSIDE_TEST_SLURM=WHERE python tests/faults_hosts.py FOLDER [FAULT[:PHASE]…]
 
 FOLDER/seen.json gets an entry for each fault in each phase: who was blamed and after how many seconds, what was left, whether a
-line that was here is lost, how the other cell ended, and whether the same command then measured what was missing.
+line that was here is lost, how the other cell ended, and whether the same command then measured what was missing. A table of
+it is printed at the end.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -146,6 +148,27 @@ def broken(folder, fault, phase, hosts):
     return seen | {"again": again.returncode, "finished": sorted(one["state"] for one in ended), "kept": kept}
 
 
+HEAD = ("fault", "phase", "state", "cause", "host", "noticed after s", "left running", "gone after s", "files left",
+        "lost lines", "the other cell", "the same command again")  # fmt: skip
+
+
+def table(seen):
+    """A line for each fault in each phase, as Markdown."""
+    rows = [HEAD, ["---"] * len(HEAD)]
+    for one in seen:
+        found = [one["fault"], one["phase"]]
+        if "error" in one:
+            rows.append([*found, one["error"]])
+            continue
+        host = re.search(r"host (\w+) is lost", one["said"] or "")
+        again = f"{one['again']}, {'+'.join(one['finished'])}" + ("" if one["kept"] else ", measured twice")
+        rows.append([
+            *found, one["state"] or "no record", one["cause"] or "–", host[1] if host else "–", one["noticed_s"] or "–",
+            len(one["left"]), one["gone_s"], len(one["scratch"]), one["lost_lines"], *one["other_cell"], again,
+        ])  # fmt: skip
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
 def main(folder, *words):
     folder = Path(folder)
     os.environ["TMPDIR"] = str(folder / "tmp")
@@ -167,6 +190,7 @@ def main(folder, *words):
                 hosts.end()
             print(json.dumps(seen[-1]), flush=True)
             (folder / "seen.json").write_text(json.dumps(seen))
+    print(table(seen))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from conf.variables import NO_TOKEN, TOKEN
 from launch.engines import channel as channel_module
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import environment
+from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.engines.remote import CellOnHost, RemoteHost
 from launch.machine.devices import Machine
@@ -316,3 +317,42 @@ def test_a_launcher_hears_at_once_that_a_cell_has_ended():
     began = time.monotonic()
     job.wait(10.0)
     assert 0.15 < time.monotonic() - began < 5 and job.poll() == 0
+
+
+class ScriptedChannel:
+    """The agent of a host that answers at once, or that is found to be gone when it is asked for the time."""
+
+    wrong, heard = "", float("inf")
+
+    def __init__(self, gone=False):
+        self._gone, self._status = gone, None
+
+    def listen(self, take):
+        self._take = take
+
+    def send(self, what, **content):
+        if what == Do.STOP and not self._gone:
+            self._take(Say.STOPPED, {"cell": content["cell"], "survivors": []})
+
+    def answer(self, expected, seconds):
+        if self._gone:
+            self._status = 137
+            raise AgentGone(self.why_gone())
+        return {"monotonic": time.monotonic()}
+
+    def ended(self):
+        return self._status
+
+    def why_gone(self):
+        return "it ended with status 137"
+
+
+def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_path):
+    hosts = {name: RemoteHost(name, ScriptedChannel(gone=name == "b")) for name in ("a", "b")}
+    engine = HostsEngine(Engine(), {})
+    engine._hosts = hosts
+    cell = dataclasses.replace(make_cell(gpus=(0,)), hosts=("a", "b"))
+    job = engine.start(cell, CellFolder(tmp_path), {TOKEN: "t"})
+    before = time.monotonic()
+    assert job.stop(0.0) == [] and time.monotonic() - before < 1
+    assert job.lost().said == "host b is lost: its agent is gone, it ended with status 137" and hosts["a"].lost is None

@@ -98,6 +98,8 @@ class HostsEngine:
         place = self._meetings.get(cell.every_host)
         met: dict[str, object] = {"hosts": len(parts)} | ({"address": place.address} if place else {})
         watched, job = 0, HostsJob(cell, token, parts, self._limits.lost_after_s)
+        for part in parts:  # before anything can be wrong: each says that it has stopped
+            part.host.channel.listen(part.take)
         with _ended_on_error(job), contextlib.suppress(AgentGone):  # the job says which host is lost
             with self._asking_times:
                 for part in parts:
@@ -107,7 +109,6 @@ class HostsEngine:
                 variables = self.variables(cell, host.name, token).to_dict()
                 variables["set"] |= logged | part.host.clock
                 gpus = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
-                part.host.channel.listen(part.take)
                 part.host.channel.send(
                     Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
                     environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
