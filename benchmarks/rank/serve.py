@@ -6,6 +6,7 @@ The end of its input means: end every process of mine, and leave.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the cell is ended
+    gc.disable()  # until all is imported (Agent): it would walk through it again and again, a quarter of these seconds
     from benchmarks.rank.serving import Agent  # with torch
 
     with contextlib.suppress(BrokenPipeError):  # the launcher is gone

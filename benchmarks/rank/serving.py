@@ -257,6 +257,7 @@ class Agent:
         An import that fails here fails in a rank too, and the rank reports it.
         """
         targets = [cell.target(group) for group in ("benchmark", "strategy") if group in cell.declared]
+        gc.disable()  # as in benchmarks.rank.serve
         with contextlib.suppress(Exception):
             for target in targets:
                 if target.startswith(OURS):
@@ -269,8 +270,8 @@ class Agent:
                 _load_compiler()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
-            gc.collect()
             gc.freeze()  # a collection in a rank would copy every page of what is imported
+        gc.enable()
 
 
 def _load_compiler() -> None:
