@@ -5,6 +5,7 @@ figure follows a dark scheme; its files keep the colours of paper. The same figu
 """
 
 import contextlib
+import importlib
 import io
 import re
 import warnings
@@ -37,6 +38,7 @@ _OTHERS = ("sky", "brown", "green", "purple")
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 TEXT_PT = 8
+OF_LAYOUT = ("GSUB", "GPOS", "GDEF")  # tables of a font
 _STYLE: Any = {
     "svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": TEXT_PT,
@@ -189,14 +191,32 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
 
 def rendered(figure: "Figure", name: str, caption: str, data: Table) -> Picture:
     """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
-    figure.draw_without_rendering()  # lays out once for both files, which takes as long as drawing
-    figure.set_layout_engine("none")
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)  # once for both files: each would lay out anew, and draw twice for it
+        figure.set_layout_engine(None)
     files = {}
-    for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-        out = io.BytesIO()
-        figure.savefig(out, format=form, metadata=metadata)
-        files[form] = out.getvalue()
+    with _fonts_without_layout():
+        for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+            out = io.BytesIO()
+            figure.savefig(out, format=form, metadata=metadata)
+            files[form] = out.getvalue()
     return Picture(name, caption, files["svg"].decode(), files["pdf"], figure=figure, data=data)
+
+
+@contextlib.contextmanager
+def _fonts_without_layout() -> Iterator[None]:
+    """Have fonts cut for a PDF without the tables by which programs lay out text.
+
+    The text of a PDF is laid out, and to cut those tables takes a third of the time of a PDF. matplotlib cuts fonts with
+    fontTools, which it needs, and has no option for it.
+    """
+    options = importlib.import_module("fontTools.subset").Options
+    kept = options._drop_tables_default
+    options._drop_tables_default = [*kept, *OF_LAYOUT]
+    try:
+        yield
+    finally:
+        options._drop_tables_default = kept
 
 
 def window(estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:
