@@ -84,14 +84,17 @@ class Assembled:
         return max(names, key=lambda name: spread(names.index(name)))
 
     def _play(self, bare: Values, times: list[Values], gamma: Values, own: Values) -> Replayed:
+        """Return the replay of the buckets with some parts as they are given."""
         return replay_with(self.calibration, self.question, bare, times, own, gamma)
 
     def _step(
         self, bare: Values, times: list[Values], gamma: Values, own: Values, waiting: Values, noise: Values
     ) -> Values:
+        """Return the step with all parts as they are given."""
         return self._step_of(self._play(bare, times, gamma, own), times, waiting) + noise
 
     def _step_of(self, played: Replayed, times: list[Values], waiting: Values) -> Values:
+        """Return the step of a replay with its waiting: no shorter than its launches, or than its servers take."""
         whole = played.step_ms + waiting
         if not strategy(self.question.strategy).waits:  # a server answers the pushes of all ranks, one after the other
             whole = np.maximum(whole, sum(times, exactly(0.0)))

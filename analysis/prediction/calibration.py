@@ -93,6 +93,7 @@ def calibrate(study: Study) -> Calibrated:
 
 
 def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
+    """Return what forecasts take from the runs of one cell; of a table in several records the first one's."""
     cell, record = runs.cell, runs.records[0]
     merged: dict[str, Any] = {}
     for one in reversed(runs.records):
@@ -158,6 +159,7 @@ def _curves(records: Iterable[Record]) -> list[TimeCurve]:
 
 
 def _are_collectives(operation: str) -> bool:
+    """Tell whether an operation of one bucket is made of collectives that a curve may be of."""
     return all(one in COLLECTIVES for one in operation.split(TOGETHER))
 
 
@@ -187,6 +189,7 @@ def _copies(records: Iterable[Record]) -> dict[str, float]:
 
 
 def _host_link(records: Iterable[Record]) -> HostLink:
+    """Return the GB/s in sum that one GPU and all at once copy both ways: medians over the records."""
     found: dict[int, list[float]] = {}
     for record in records:
         for gpus, word in ((1, "one"), (record.cell.world_size, "all")):
@@ -211,16 +214,19 @@ def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
 
 
 def _nccl(record: Record) -> str | None:
+    """Return NCCL's version in the environment of a record; None without one."""
     version = mapping(record.environment.get("versions")).get("nccl")
     return version if isinstance(version, str) else None
 
 
 def _class_of(record: Record) -> str | None:
+    """Return the farthest link class between the GPUs of a record; None where it does not say."""
     found = record.effective.get("link_class")
     return found if isinstance(found, str) else None
 
 
 def _link_class(records: Iterable[Record]) -> str | None:
+    """Return the most frequent link class of the records inside hosts; None without any."""
     found = [one for record in records if (one := _class_of(record)) and one != "NET"]
     return statistics.mode(found) if found else None
 

@@ -41,5 +41,6 @@ def deviation(values: Values) -> float:
 
 
 def _normal(name: str) -> Values:
+    """Return standard normal draws, equal for equal names."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS)
     return np.concatenate([[0.0], drawn - drawn.mean()])

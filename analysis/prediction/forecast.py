@@ -118,6 +118,7 @@ def _null_cost(calibration: Calibrated, question: Question) -> float:
 
 
 def _unlike(one: Question, other: Question) -> tuple[object, ...]:
+    """Return a sort key: how unlike two cells are for the null model, workload and places before strategy."""
     places = one.workload != other.workload, (one.hosts > 1) != (other.hosts > 1), one.shares_gpu != other.shares_gpu
     return (*places, one.strategy != other.strategy, distance(one, other))
 
@@ -125,6 +126,7 @@ def _unlike(one: Question, other: Question) -> tuple[object, ...]:
 def _basis(
     calibration: Calibrated, question: Question, parts: Sequence[StepPart], sources: set[str]
 ) -> tuple[str, tuple[str, ...]]:
+    """Return how well founded a forecast is, and a sentence for each part that was not measured."""
     why = [one.why for one in parts]
     if BY_COPIES in sources:
         why.append(f"no collective over {question.wire} was measured: it is in proportion to peer copies")

@@ -104,6 +104,7 @@ class KnownScores:
         return self._of(CONDITION if question.batch_size in sizes else BATCH)
 
     def _of_way(self, way: str) -> list[float]:
+        """Return the scores of one way of holding out; none where there is nothing to hold out."""
         try:
             return scores(hold_out(self._calibration, way))
         except ValueError:  # there is nothing to hold out
@@ -123,16 +124,19 @@ Group = tuple[list[MeasuredCell], Calibrated]
 
 
 def _conditions(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    """Return each condition of the targets, with the calibration that lacks all cells of it."""
     groups = _by(targets, _condition)
     return [(cells, calibration.without(_equals(_condition, key))) for key, cells in groups]
 
 
 def _condition(cell: MeasuredCell) -> tuple[Any, ...]:
+    """Return what cells of one condition share."""
     question = cell.question
     return (question.workload, question.batch_size, question.options, question.wire, question.gpus, question.hosts)
 
 
 def _sizes(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    """Return the cells of each number of ranks but the fewest, with the calibration of fewer ranks alone."""
     several = {one.ranks for one in targets if one.question.hosts == 1}
     groups = _by([one for one in targets if one.question.hosts == 1], lambda one: one.ranks)
     return [
@@ -143,6 +147,7 @@ def _sizes(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Gro
 
 
 def _transports(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    """Return the cells of each transport but the most frequent, with the calibration that lacks their steps."""
     common = Counter(one.question.wire.transport for one in targets).most_common(1)
     groups = _by(targets, lambda one: one.question.wire.transport)
     made = []
@@ -160,6 +165,7 @@ def _transports(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> lis
 
 
 def _batches(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    """Return the cells of each batch size of a workload that has several, with the calibration without that size."""
     sizes: dict[Any, set[int]] = defaultdict(set)
     for one in calibration.cells:
         if one.timed:
@@ -173,6 +179,7 @@ def _batch(cell: MeasuredCell) -> tuple[Any, ...]:
 
 
 def _models(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
+    """Return the cells of each model, where there are several, with the calibration without its cells of several GPUs."""
     groups = _by(targets, _model)
     if len(groups) < 2:
         return []
@@ -188,6 +195,7 @@ def _equals(of: Callable[[MeasuredCell], Any], key: Any) -> Callable[[MeasuredCe
 
 
 def _by(cells: Iterable[MeasuredCell], key: Callable[[MeasuredCell], Any]) -> list[tuple[Any, list[MeasuredCell]]]:
+    """Return cells in groups of equal keys, in the order of their first."""
     groups: dict[Any, list[MeasuredCell]] = defaultdict(list)
     for one in cells:
         groups[key(one)].append(one)

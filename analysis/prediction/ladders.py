@@ -108,6 +108,7 @@ def _number(found: Mapping[str, Any], name: str, most: float) -> float:
 
 
 def _whole(found: Mapping[str, Any], name: str, most: int) -> int:
+    """Return a whole number of an object. Raises ValueError."""
     value = found.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ValueError(f"{name} is {value!r:.60}; expected is a whole number from 1 to {most}")
@@ -124,6 +125,7 @@ def climb(ladders: Sequence[Ladder]) -> list[RungForecast]:
 
 
 def _climbed(ladder: Ladder) -> list[RungForecast]:
+    """Return a forecast of the points of a ladder after the first two, which say how a step grows. Raises ValueError."""
     first, second, *others = ladder.rungs
     if first.nodes == 1:
         slope = (ladder.step_ms(first) - _together(ladder, first, ladder.step_ms(first))) / first.batch_size

@@ -141,6 +141,7 @@ def collective_errors(links: KnownLinks) -> tuple[CollectiveError, ...]:
 
 
 def _errors(curve: TimeCurve, fewer: KnownLinks) -> list[CollectiveError]:
+    """Return the errors of one curve by curves of fewer ranks; none where these lack its collective or wire."""
     known = [one.ranks for one in fewer.joined if (one.kind, one.wire) == (curve.kind, curve.wire)]
     found = []
     for size, us in zip(curve.sizes_bytes, curve.times_us, strict=True) if known else ():
@@ -158,5 +159,6 @@ def mean_error(errors: Iterable[CollectiveError], large: bool) -> float | None:
 
 
 def _mape(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Return the mean absolute error of (measured, said) as a share; None without any."""
     errors = [abs(said / measured - 1) for measured, said in pairs]
     return fmean(errors) if errors else None

@@ -68,10 +68,12 @@ class Known:
 
 
 def _all_reduce(question: Question, size: float, known: Known) -> list[Timed]:
+    """Return one all-reduce."""
     return [_call(question, "all_reduce", size, known)]
 
 
 def _kvstore_device(question: Question, size: float, known: Known) -> list[Timed]:
+    """Return the collectives of `reduce`, one after the other."""
     kind = collective(question)
     assert kind
     return [_call(question, kind, size, known)]
@@ -125,14 +127,17 @@ def _device_servers(question: Question, size: float, known: Known) -> list[Timed
 
 
 def _nothing(question: Question, size: float, known: Known) -> list[Timed]:
+    """Return no time: there is no exchange."""
     return []
 
 
 def _call(question: Question, kind: str, size: float, known: Known) -> Timed:
+    """Return the time of one collective over the wire of a question. Raises NoLink."""
     return known.links.time(kind, size, question.ranks, question.wire, question.hosts, question.network)
 
 
 def _through_host(question: Question, moved_bytes: float, known: Known) -> Timed:
+    """Return the time of bytes that all GPUs move through host memory together. Raises NoLink."""
     found = known.host.at(question.gpus)
     if found is None:
         raise NoLink("the host link was not measured; add a cell of benchmark=host_link")

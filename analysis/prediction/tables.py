@@ -130,11 +130,13 @@ def together_for(tables: Mapping[str, Any]) -> float:
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a table of a record; an empty one where it has none."""
     table = tables.get(name)
     return table if isinstance(table, Mapping) else {}
 
 
 def _rows(tables: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the rows of a table of a record that are objects."""
     rows = _table(tables, name).get("rows")
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 

@@ -76,6 +76,7 @@ def scores_by_machine(study: Study) -> Scores:
 
 
 def _key(way: str, question: Question) -> ScoreKey:
+    """Return the key of the scores of a way of holding out, for the machine and device of a question."""
     return way, question.machine, dict(question.workload.rest).get("device", "")
 
 

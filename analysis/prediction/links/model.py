@@ -119,6 +119,7 @@ class KnownLinks:
         return joined(self.curves)
 
     def _has(self, kind: str, wire: ExchangeWire) -> bool:
+        """Tell whether a collective was measured on a wire, apart from gradients."""
         return any(
             one.kind == kind and one.wire.transport == wire.transport and not one.of_gradients for one in self.curves
         )
@@ -170,6 +171,7 @@ class KnownLinks:
         return Timed(about(min(times) / 1e3, share, f"{kind} {network} {hosts}"), ASSUMED, source)
 
     def _split(self, curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
+        """Return the time of a curve's collective at a size in parts, fixed and growing with the size, in µs."""
         return _split(curve, size_bytes, self._hop_us(curve.wire), self._base_us())
 
     def _on_other_ranks(self, curve: TimeCurve, size_bytes: float, ranks: int) -> tuple[float, float]:
@@ -186,6 +188,7 @@ class KnownLinks:
         return max(fixed + more, 0.0), growing * factor(kind, ranks) / factor(kind, there)
 
     def _base_us(self) -> float:
+        """Return the µs that NCCL takes before the first step of a ring of small messages (protocol LL)."""
         return constants(self.nccl)[0].base_us[(RING, LL)]
 
     def _hop_us(self, wire: ExchangeWire) -> float:
@@ -219,6 +222,7 @@ def _split(curve: TimeCurve, size_bytes: float, hop_us: float, base_us: float) -
 
 @functools.lru_cache(maxsize=256)
 def _pieces(sizes_bytes: tuple[float, ...], times_us: tuple[float, ...]) -> tuple[Piece, ...]:
+    """Return the lines of a fit of times to sizes; kept, as every forecast asks for the same."""
     found = fit([int(one) for one in sizes_bytes], times_us)
     assert found is not None
     return found.pieces

@@ -113,6 +113,7 @@ def waited_ranks(calibration: Calibrated, question: Question) -> int:
 def _bare_at(
     calibration: Calibrated, question: Question, cells: Sequence[MeasuredCell]
 ) -> tuple[list[tuple[object, Values]], str]:
+    """Return (GPU or GPUs, their step without any strategy) of the cells that say most, and why they are others."""
     chosen, why = _chosen(question, cells)
     found: dict[object, list[Values]] = {}
     for one in chosen:
@@ -138,6 +139,7 @@ def _chosen(question: Question, cells: Sequence[MeasuredCell]) -> tuple[list[Mea
 
 
 def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:
+    """Return the step of a cell without what its strategy adds, in ms; at least LEAST_STEP of it."""
     assert cell.step_ms is not None
     if cell.question.strategy == "none":
         return cell.step_ms

@@ -36,6 +36,7 @@ def slowed(calibration: Calibrated, question: Question) -> StepPart:
 
 
 def _slowed(calibration: Calibrated, question: Question) -> StepPart:
+    """Return γ: what was seen and what is published, each weighted by one over its variance."""
     together = [one for one in calibration.cells if _same_occupation(one.question, question)]
     same = [one for one in together if one.question.workload == question.workload]
     seen = _seen(calibration, same) or _seen(calibration, together)
@@ -70,6 +71,7 @@ def _seen_with_more_traffic(calibration: Calibrated, question: Question) -> list
 
 
 def _bytes_per_ms(calibration: Calibrated, question: Question) -> float:
+    """Return the bytes that each rank sends, by the time that their exchange takes alone."""
     return question.sent_bytes / best(sum(exchange(calibration, question)[0], exactly(0.0)))
 
 
@@ -82,6 +84,7 @@ def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values
 
 
 def _same_occupation(one: Question, other: Question) -> bool:
+    """Tell whether a cell's exchange takes the same resources as that of a question: its wire and GPUs."""
     alike = one.wire == other.wire and one.shares_gpu == other.shares_gpu
     return one.ranks > 1 and occupies(one) and alike and other.network is None
 
@@ -126,6 +129,7 @@ def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
 
 
 def _same_gpu(one: Question, other: Question) -> bool:
+    """Tell whether two cells train the same on the same GPUs, whatever their strategy."""
     here, there = ((each.workload, each.batch_size, each.members, each.machine) for each in (one, other))
     return here == there
 
@@ -140,6 +144,7 @@ def _likest_first(question: Question) -> list[Callable[[Question], bool]]:
 
 
 def _may_show(one: Question, other: Question, same_hosts: bool, same_workload: bool, same_strategy: bool) -> bool:
+    """Tell whether a cell may show the own work of another, by rules that are kept or given up."""
     alike = one.strategy == other.strategy if same_strategy else _alike_in_kind(one, other)
     return (
         alike
