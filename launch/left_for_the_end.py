@@ -49,7 +49,9 @@ class LeftForTheEnd:
         if not self.lost or stopping():
             return
         left, self.lost = self.lost, []
-        self._note(f"{count(len(left), 'cell')} left, whose host was lost: it is tried once more")
+        self._note(
+            f"{count(len(left), 'cell')} left, whose host was lost: in about half a minute it is tried once more"
+        )
         engine.seek([self._cells[number] for number in left], stopping)
         for number in left:
             measure(number)

@@ -9,6 +9,7 @@ from cells import make_cell
 from described import described
 from faults_seen import until
 
+from conf.options import Refused
 from conf.schema import Engine
 from launch.engines import hosts
 from launch.engines.hosts import HostsEngine
@@ -75,6 +76,22 @@ def test_a_host_that_does_not_stays_lost_and_says_why(lost, tmp_path, change, wh
         (tmp_path / "said.json").write_text(json.dumps(said | change))
     engine.seek([CELL], lambda: False)
     assert engine.lost(CELL).startswith("host b is lost: its agent is gone, ") and why in engine.lost(CELL)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (
+            "exit 127",
+            r"status 127; accepted are hosts with Ringside \(engine\.folder=\) and a Python that has what it needs",
+        ),
+        ("echo Permission denied >&2; exit 255", "status 255: Permission denied$"),
+    ],
+)
+def test_a_host_without_an_agent_is_refused_with_what_it_needs(command, why):
+    engine = HostsEngine(Engine(name="command", prefix=["sh", "-c", command, "{host}"]), {})
+    with pytest.raises(Refused, match=rf"^nodes=b: no agent serves there: it ended with {why}"):
+        engine.open_on(["b"], "cpu")
 
 
 def test_a_sweep_that_stops_tries_no_host(lost):

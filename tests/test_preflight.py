@@ -93,6 +93,12 @@ def test_what_is_no_description_is_one_sentence(said):
     assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)
 
 
+def test_the_description_of_another_commit_names_both():
+    plain = described(**WITH_GPUS, **{"facts.git": {"commit": 40 * "f"}}) | {"new": 1}
+    with pytest.raises(Refused, match=r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); accepted is the"):
+        Host.described("b", plain)
+
+
 # The comparison.
 
 REFUSED = [

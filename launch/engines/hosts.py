@@ -58,7 +58,7 @@ class HostsEngine:
                     lambda host: _tried(host, device, self._limits.start_timeout_s), self._hosts.values()
                 )
             for (name, host), one in zip(self._hosts.items(), described, strict=True):
-                with refused(name):
+                with refused(name, host.channel.ended()):
                     if isinstance(one, Exception):
                         raise one
                     found.append(one)

@@ -12,6 +12,10 @@ from launch.engines.remote import ANSWER_S, RemoteHost
 from launch.machine.fleet import Fleet
 from launch.machine.meeting import MeetingAddress, candidates, chosen
 
+# Statuses of a shell or a Python that cannot run the agent. That of ssh, if it does not come that far, is 255.
+NOT_RUN = (1, 2, 126, 127)
+NEEDS = "; accepted are hosts with Ringside (engine.folder=) and a Python that has what it needs, torch too (engine.python=)"
+
 
 def meeting(fleet: Fleet, hosts: Mapping[str, RemoteHost], limits: schema.Engine) -> MeetingAddress:
     """Return where the hosts of `fleet` meet. `hosts` has their agents.
@@ -40,11 +44,12 @@ def meeting(fleet: Fleet, hosts: Mapping[str, RemoteHost], limits: schema.Engine
 
 
 @contextlib.contextmanager
-def refused(name: str) -> Iterator[None]:
-    """Have an agent that is gone be a sentence that names its host."""
+def refused(name: str, status: int | None = None) -> Iterator[None]:
+    """Have an agent that is gone be a sentence that names its host. `status` is that of the command that started it."""
     try:
         yield
     except AgentGone as error:
-        raise Refused(f"nodes={name}: no agent serves there: {error}") from None
+        needs = NEEDS if status in NOT_RUN else ""
+        raise Refused(f"nodes={name}: no agent serves there: {error}{needs}") from None
     except OSError as error:
         raise Refused(f"nodes={name}: its agent could not be started: {error}") from None

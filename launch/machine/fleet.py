@@ -12,6 +12,7 @@ from conf.nccl import forbidding_multicast, refuse_multicast
 from conf.options import Refused
 from launch.machine.describe import FORM
 from launch.machine.devices import Device, Machine
+from launch.machine.facts import facts
 
 # Of a host: other containers come and go, and where it can be reached is tried anew.
 OF_THE_MOMENT = ("boot_id", "interfaces", "shared_memory_bytes")
@@ -43,6 +44,7 @@ class Host:
             Refused: the host cannot do what is asked, or says something else than a description of this Ringside.
         """
         try:
+            plain: Any = None
             plain = decoded(said) if isinstance(said, str | bytes) else said
             if not isinstance(plain, Mapping) or plain.get("form") != FORM:
                 raise TypeError(f"{said!r:.100}")
@@ -54,7 +56,8 @@ class Host:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise Refused(
                 f"host {name}: what it says of itself is no description by this Ringside "
-                f"({one_line(str(error), LONGEST)}); accepted is the same Ringside on every host (engine.folder=, engine.python=)"
+                f"({_other_commit(plain) or one_line(str(error), LONGEST)}); accepted is the same Ringside on every host "
+                "(engine.folder=, engine.python=)"
             ) from None
 
     def changed(self, before: "Host") -> str:
@@ -66,6 +69,15 @@ class Host:
     def hostname(self) -> str:
         """Return what the host calls itself."""
         return str(self.facts.get("host", self.name))
+
+
+def _other_commit(plain: Any) -> str:
+    """Return which commit of Ringside wrote a description and which one reads it; empty where they are equal or not known."""
+    try:
+        there, here = (one_line(str(one["git"]["commit"]))[:12] for one in (plain["facts"], facts()))
+    except (TypeError, LookupError):
+        return ""
+    return f"it is of commit {there}, and this is {here}" if there != here else ""
 
 
 def _host(name: str, plain: Mapping[str, Any]) -> Host:
