@@ -16,8 +16,10 @@ from launch.engines.hosts import HostsEngine
 
 CELL = dataclasses.replace(make_cell((0,)), hosts=("b",))
 AGENT = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
+if sys.argv[-1] == "benchmarks.host.scratch":
+    sys.exit((folder / "cleaned").touch())
 if (folder / "down").exists():
     sys.exit("no route to host")
 def say(**what): print(json.dumps(what), flush=True)
@@ -28,6 +30,8 @@ for line in sys.stdin:
         say(say="looked", said=(folder / "said.json").read_text())
     elif asked["do"] == "time":
         say(say="time", sent=asked["sent"], monotonic=time.monotonic())
+    elif (folder / "is_killed").exists():
+        os.kill(os.getpid(), 9)
     elif (folder / "dies").exists():
         sys.exit("the power is gone")
 """
@@ -98,3 +102,13 @@ def test_a_sweep_that_stops_tries_no_host(lost):
     engine, _ = lost
     engine.seek([CELL], lambda: True)
     assert engine.lost(CELL).endswith("the power is gone")
+
+
+@pytest.mark.parametrize("how", ["dies", "is_killed"])
+def test_what_a_killed_agent_left_is_removed_by_another_program(lost, tmp_path, how):
+    engine, _ = lost
+    engine.seek([CELL], lambda: False)
+    (tmp_path / how).touch()
+    until(lambda: engine.lost(CELL), 10)
+    engine.close()
+    assert (tmp_path / "cleaned").exists() == (how == "is_killed")

@@ -15,6 +15,7 @@ from conf.cell import Cell
 from conf.options import Refused
 from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
+from launch.engines.cleaning import clean
 from launch.engines.engine import ALONE, Lives, Lost
 from launch.engines.environment import LOOPBACK, OnHost, asked
 from launch.engines.reaching import meeting, refused
@@ -177,9 +178,11 @@ class HostsEngine:
             self._hosts[name] = new
 
     def close(self) -> None:
-        """End all agents."""
+        """End all agents, and remove what those left that were killed."""
         self._closed.set()
+        statuses = {name: host.channel.ended() for name, host in self._hosts.items()}
         end_agents(self._hosts.values())
+        clean(statuses, self._limits, self._surrounding)
         self._hosts = {}
 
     def _ports(self, first: CellOnHost) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.schema import Engine
@@ -10,6 +10,7 @@ from launch.engines import slurm
 from launch.engines.environment import ROOT
 
 AGENT = ("-m", "benchmarks.rank.serve")
+CLEANER = ("-m", "benchmarks.host.scratch")  # removes what a killed agent left
 HOST = "{host}"  # in engine.prefix
 # No question is ever asked; a host whose key is not known is refused; a dead connection ends after 15 s. An existing shared
 # connection (ControlMaster) is used, but none of ours outlives its host's agent, and no port of the user's is forwarded.
@@ -19,8 +20,8 @@ SSH = ("ssh", "-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "StrictHostKeyCheck
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--kill-on-bad-exit=1", "--export=ALL", "--mpi=none")
 
 
-def command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the agent of a host, whose stdin and stdout are then those of the agent.
+def command(engine: Engine, host: str, surrounding: Mapping[str, str], program: Sequence[str] = AGENT) -> list[str]:
+    """Return the command that starts the agent of a host, or another program there, with its stdin and stdout.
 
     Raises:
         Refused: engine=slurm outside an allocation.
@@ -28,11 +29,11 @@ def command(engine: Engine, host: str, surrounding: Mapping[str, str]) -> list[s
     python, folder = engine.python or sys.executable, engine.folder or str(ROOT)
     if engine.name == "ssh":
         configured = ["-F", str(Path(engine.ssh_config).expanduser().absolute())] if engine.ssh_config else []
-        there = f"cd {shlex.quote(folder)} && exec {shlex.join([python, *AGENT])}"  # a shell of that host reads it
+        there = f"cd {shlex.quote(folder)} && exec {shlex.join([python, *program])}"  # a shell of that host reads it
         return [*SSH, *configured, "--", host, there]
     if engine.name == "slurm":
         # Without it a step may have one core (Slurm 22.05), or as many as one task of the job (24.11).
         cores = [f"--cpus-per-task={of_host}"] if (of_host := slurm.cores(host, surrounding)) else []
-        return [*SRUN, *cores, f"--nodelist={host}", f"--chdir={folder}", python, *AGENT]
+        return [*SRUN, *cores, f"--nodelist={host}", f"--chdir={folder}", python, *program]
     # Not every such program keeps the working folder.
-    return [*(word.replace(HOST, host) for word in engine.prefix), "env", f"--chdir={folder}", python, *AGENT]
+    return [*(word.replace(HOST, host) for word in engine.prefix), "env", f"--chdir={folder}", python, *program]
