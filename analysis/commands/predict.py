@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.commands.predicted import forecasts, held_out, ladders
+from analysis.commands.predicted.notes import print_notes
 from analysis.findings.study import Study, open_study
 from analysis.prediction.asked import add_arguments, questions, read_batches, read_nccl, read_spread, read_subsets
 from analysis.prediction.calibration import Calibrated, calibrate
@@ -21,6 +22,8 @@ from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
 from analysis.prediction.scores import collective_errors
 
+_ALONE = "--gpus {0} is GPU {0} alone; a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -28,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "study", metavar="STUDY", nargs="+", help="the folder of a study; several are read as one; or files of ladders"
     )
     parser.add_argument(
-        "--gpus", metavar="LIST", help="0,1,2,3 is one subset; with --per-node numbers of GPUs: 16,64,256"
+        "--gpus", metavar="LIST", help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers of GPUs: 16,64,256"
     )
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a host")
     parser.add_argument("--net", metavar="NET", help=f"the network between hosts that were not measured: {FORM}")
@@ -60,9 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             held_out.print_held_out(held, errors, calibration)
         return 0
+    subsets = None if arguments.gpus is None else read_subsets(arguments.gpus, arguments.per_node)
     asked = questions(
         calibration,
-        None if arguments.gpus is None else read_subsets(arguments.gpus, arguments.per_node),
+        subsets,
         read_nccl(arguments.nccl or ""),
         None if arguments.strategy is None else arguments.strategy.split(","),
         None if arguments.batch is None else read_batches(arguments.batch),
@@ -77,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(forecasts.to_json(calibration, made, len(known.of(asked[0])))))
     else:
         forecasts.print_forecasts(calibration, made)
+        print_notes([_ALONE.format(*one.members) for one in subsets or () if len(one.members) == 1])
     return 0
 
 
