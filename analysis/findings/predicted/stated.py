@@ -31,8 +31,33 @@ _AS_FAST = 0.0005  # a smaller difference would be rounded to 0.0 %
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e12  # steps that a record may state
 
 
+class BesideForecast:
+    """A step in ms beside its forecast."""
+
+    step_ms: float  # the forecast
+    low: float | None  # of its interval; None: no error was claimed
+    high: float | None
+    null_step_ms: float  # by the null model
+    measured_ms: float
+
+    @property
+    def error(self) -> float:
+        """The measured step against the forecast, as a share; more than 0: slower."""
+        return self.measured_ms / self.step_ms - 1
+
+    @property
+    def null_error(self) -> float:
+        """The measured step against the null model, as a share."""
+        return self.measured_ms / self.null_step_ms - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
+
+
 @dataclass(frozen=True)
-class StatedForecast:
+class StatedForecast(BesideForecast):
     """What a record says that its step would take, and what it took. Times are ms."""
 
     step_ms: float
@@ -44,16 +69,6 @@ class StatedForecast:
     in_time: bool  # written before the attempt began
     least_ms: float  # the ends of the interval of the measured step inside its run; without one, the measured step
     most_ms: float
-
-    @property
-    def error(self) -> float:
-        """The measured step against the forecast, as a share; more than 0: slower."""
-        return self.measured_ms / self.step_ms - 1
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the measured step lies in the interval; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
 
     @property
     def unexplained(self) -> bool:
@@ -118,7 +133,7 @@ def about_forecasts(records: Iterable[Record]) -> str:
     made = [found for one in told if (found := stated_forecast(one)) is not None and found.in_time]
     if not made:
         return ""
-    errors = fmean(abs(one.error) for one in made), fmean(abs(one.measured_ms / one.null_step_ms - 1) for one in made)
+    errors = fmean(abs(one.error) for one in made), fmean(abs(one.null_error) for one in made)
     said = f"{len(made)} of {len(told)} cells before they ran: mean error of the step {errors[0]:.1%}, "
     said += f"of the null model {errors[1]:.1%}"
     judged = [one for one in made if one.inside is not None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from analysis.findings.predicted.stated import stated_forecast
+from analysis.findings.predicted.stated import BesideForecast, stated_forecast
 from analysis.findings.study import Study
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated, calibrate
@@ -33,7 +33,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class CellForecast:
+class CellForecast(BesideForecast):
     """What one cell was forecast to give, and what it gave. Times are ms; None: not known or not claimed."""
 
     record_id: str  # of the cell's first run
@@ -59,21 +59,6 @@ class CellForecast:
     def made(self) -> str:
         """When it was made."""
         return "before it ran" if self.before else "held out afterwards"
-
-    @property
-    def error(self) -> float:
-        """The measured step against the forecast, as a share."""
-        return self.measured_ms / self.step_ms - 1
-
-    @property
-    def null_error(self) -> float:
-        """The same of the null model."""
-        return self.measured_ms / self.null_step_ms - 1
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the step lies in the interval; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
 
 
 @dataclass(frozen=True)
