@@ -223,7 +223,7 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: say before each cell what it should give, and calibrate for that: 1.5 s a cell, or 20 steps",
+        "auto: say before each cell what it should give, and calibrate for that: up to 1.5 s a cell",
         words=("auto", "False"),
     )
     waterfall: bool = option(False, "add the control cells that explain the efficiency of each cell")

@@ -30,7 +30,8 @@ STRATEGIES = {
     "two_hosts": {"name": "hierarchical"},
     "staged": {"name": "cpu_staged"},
 }
-QUICK = {"MOST_STEPS": 3, "EXCHANGES_MS": 5.0, "INTERFERENCE_MS": 0.0}
+QUICK = {"MOST_STEPS": 3, "EXCHANGES_MS": 5.0, "INTERFERENCE_MS": 0.0, "ALL_MS": 1e6}
+SHORT_OF_TIME = {"a timeline": 300.0, "no timeline": 100.0}  # ms: six and twenty steps of STEP_MS take 120 and 400
 SLEPT_MS, SLOW_MS = 60.0, 15.0  # a layer's backward, a collective
 STEP_MS, CALL_MS = 20.0, 12.0  # of steps that sleep, and of collectives that hold them up
 
@@ -49,6 +50,9 @@ def calibrate(rank, folder):
             if name == "two_hosts":
                 of = changed_cell(of, gpus=[0], hosts=["a", "b"])
             found[name] = tables(of, ranks, folder, name)
+        for name, budget_ms in SHORT_OF_TIME.items():
+            with mock.patch.object(measure, "ALL_MS", budget_ms):
+                found[name] = tables(cell, ranks, folder, name)
         with mock.patch.object(Compilation, "since", return_value={"graphs": 1}):
             found["recompiled"] = tables(cell, ranks, folder, "recompiled")
         found["slept"] = tables(cell, ranks, folder, "slept", a_layer_sleeps)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from calibrating import BUCKETS, CALL_MS, SLEPT_MS, SLOW_MS, STEP_MS, STRATEGIES
+from calibrating import BUCKETS, CALL_MS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STEP_MS, STRATEGIES
 from cells import BENCHMARK, make_cell, options_of
 from derived_results import write_record
 
@@ -89,6 +89,14 @@ def test_steps_that_were_compiled_again_have_no_times(found):
     for row in found["recompiled"]["timeline"]["rows"]:
         assert set(row["unknown"]) == {*MOMENTS, "ready_ms"} and "another graph" in row["unknown"]["ready_ms"]
         assert all(row[moment] is None for moment in MOMENTS) and row["ready_ms"] == []
+
+
+@pytest.mark.parametrize("case", SHORT_OF_TIME)
+def test_what_there_is_no_time_for_is_left_out_and_said(found, case):
+    assert found[case]["interference"]["rows"] == [] and "no time for enough" in found[case]["interference"]["unknown"]
+    assert ("rows" in found[case]["timeline"]) == (case == "a timeline")
+    of_buckets = {row["bytes"] for row in found[case]["buckets"]["rows"]}
+    assert {64 << 10, 1 << 20} | of_buckets <= {row["bytes"] for row in found[case]["bucket_exchange"]["rows"]}
 
 
 def test_nothing_stays_on_the_model(found):

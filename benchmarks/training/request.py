@@ -17,7 +17,7 @@ FIRST_STEPS, WARM_UP_STEPS, CHECKED_STEPS, LEAD_IN = 2, 10, 6, 1
 GRAPH_STEPS = 40  # before the captures of a cell with CUDA graphs, and to compare them
 FEWEST_STEPS, ABBA_SECONDS = 3, 0.5  # of a window of A B B A
 WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
-CALIBRATION_SECONDS, CALIBRATION_STEPS = 1.5, 20  # of benchmark.calibrate=all, at least; else it takes little
+CALIBRATION_SECONDS = 1.5  # of benchmark.calibrate=all, at most; else it takes little
 EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
 
 
@@ -38,7 +38,7 @@ def throughput(cell: Cell) -> float:
     rounds = int(options["exposed_rounds"]) if cell.world_size > 1 else 0
     # Without a loader the timed windows are the steps with exchange, mostly; a power cap or asynchronous ranks need their own.
     windows = WITHOUT_IT if rounds_between(options) and not cell.data else WITH_IT + WITHOUT_IT
-    calibration = max(CALIBRATION_SECONDS, CALIBRATION_STEPS * step) if options.get("calibrate") == "all" else 0.0
+    calibration = CALIBRATION_SECONDS if options.get("calibrate") == "all" else 0.0
     return _begun(cell, step) + timed + rounds * windows * window + calibration
 
 

@@ -103,8 +103,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
         )
     if first.predict == "auto":
         notices.append(
-            "predict=auto says before each cell what it should give; calibrating for that takes a cell 1.5 s, or 20 steps where "
-            "these take longer"
+            "predict=auto says before each cell what it should give; calibrating for that takes a cell up to 1.5 s"
         )
     if first.warm_cold:
         order = cold_and_warm(unique, first.warm_cold)

@@ -4,6 +4,9 @@
 Every time is in ms and, of a step, after that step's start on the device's clock of its rank. A spread is the distance between
 the quartiles. `tables` of a record hold these, each only where its lines are there; `rows` may be empty, and `unknown` says why:
 
+`all` takes about ALL_MS at most: steps beside collectives are left out where there is no time for enough of them, then the
+timeline, and the collective above all buckets.
+
 buckets          {rows, unknown?}: one row a bucket, in the order of exchange; with one rank too.
                  bytes           on the wire, with padding; null: the compression does not say
                  dtype           on the wire: float32, float16, bfloat16, float64
@@ -24,7 +27,7 @@ bucket_exchange  {rows, operation, unknown?}: one collective alone, as a step ha
                  calls           that were timed
                  ms, spread_ms   of one
 interference     {rows, operation, unknown?}: steps without exchange, and the same beside collectives that nothing waits for.
-                 rank, steps     steps of each kind, in the order A B B A
+                 rank, steps     steps of each kind, in the order A B B A (the two B in one window)
                  bytes, calls    of one collective; collectives beside each step
                  alone_ms        a step without them          + alone_spread_ms
                  beside_ms       a step beside them           + beside_spread_ms

@@ -1,5 +1,6 @@
 """The phases of a calibration: the last of a training cell, because replicas drift apart in them."""
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,10 +23,14 @@ NONE, TIMELINE, ALL = "none", "timeline", "all"
 USUAL = TIMELINE  # what a cell has that does not say
 # What `timeline` may take, on CPU workers as a share of benchmark.max_seconds: a cell with longer steps has none.
 USUAL_GPU_MS, USUAL_CPU_SHARE = 500.0, 0.025
-TIMELINE_MS, EXCHANGES_MS, INTERFERENCE_MS = 600.0, 200.0, 600.0
-FEWEST_STEPS, MOST_STEPS = 3, 10  # of a window
-FEWEST_BESIDE = 2  # of each of the four windows of A B B A
+TIMELINE_MS, EXCHANGES_MS, INTERFERENCE_MS = 600.0, 200.0, 750.0
+ALL_MS = 1400.0  # what `all` may take: what does not fit into it is left out, and the record says so
+FEWEST_STEPS, MOST_STEPS = 2, 10  # of a window
+# Steps of each window of A B B A. Those of GPUs scatter so little that, where two take too long, one is enough.
+USUAL_BESIDE, FEWEST_BESIDE = 2, {"cuda": 1, "cpu": 2}
+LEAD_INS_OF_ABBA = 3  # its two B are one window
 FEWEST_CALLS, MOST_CALLS = 3, 50  # of a collective of one size
+CALLS_BEFORE = 3  # of these: the first connects, the second says how many fit, the third is a lead-in
 SMALLEST_BYTES = (64 << 10, 1 << 20)
 TIMES_THE_LARGEST = 4  # the last size, by bytes of the largest bucket
 # Collectives beside a step take at most this share of it alone, and are at most so many: each costs the host a launch.
@@ -38,6 +43,7 @@ RECOMPILED = "torch.compile made another graph because of a hook"
 REPLAYED = "a step is the replay of a CUDA graph, in which no moment is seen"
 NO_COLLECTIVE = "a bucket of the strategy is not exchanged by collectives alone"
 LAUNCHES = "launches take as long as the step: those of the collectives would delay it"
+TOO_LONG = "steps take so long that there is no time for enough of them"
 
 
 @dataclass(frozen=True)
@@ -58,19 +64,31 @@ class Calibration:
         if level == NONE:
             return
         self.reporter.phase("timeline")
+        began = time.perf_counter()
         buckets = self.training.strategy.buckets()
         self.plan(buckets)
         windows = 1 if cell.strategy["name"] == "none" else 2
-        usual_ms = (
-            USUAL_GPU_MS if cell.device == "cuda" else 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
-        )
-        budget_ms = TIMELINE_MS if level == ALL else usual_ms
+        budget_ms = self._timeline_ms(level, windows)
         if self.training.graphs:
             self.unseen(windows)
-        elif level == ALL or windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
+        elif windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
             self.timeline(buckets, windows, budget_ms)
         if level == ALL and self.ranks.world_size > 1:
-            self.interference(self.bucket_exchange(buckets))
+            exchanges = self.bucket_exchange(buckets, began)
+            self.interference(exchanges, ALL_MS - self._elapsed_ms(began))
+
+    def _timeline_ms(self, level: str, windows: int) -> float:
+        """Return what a timeline may take: of `all`, so that what follows has the time that it needs at least, if it can."""
+        cell = self.training.cell
+        if level != ALL:
+            share_ms = 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
+            return USUAL_GPU_MS if cell.device == "cuda" else share_ms
+        alone = self.ranks.world_size == 1
+        most_ms = ALL_MS if alone else ALL_MS - EXCHANGES_MS
+        fewest_ms = windows * (1 + FEWEST_STEPS) * self.step_ms
+        after_ms = [] if alone else [self._abba_ms(count) for count in (USUAL_BESIDE, self._fewest_beside)]
+        budget_ms = next((most_ms - ms for ms in after_ms if most_ms - ms >= fewest_ms), most_ms)
+        return max(min(TIMELINE_MS, budget_ms), fewest_ms) if fewest_ms <= most_ms else 0.0
 
     def plan(self, buckets: Sequence[SentBucket] | None) -> None:
         """Write what the exchange sends together."""
@@ -87,10 +105,13 @@ class Calibration:
 
     def timeline(self, buckets: Sequence[SentBucket] | None, windows: int, budget_ms: float) -> None:
         """Observe steps without exchange, and with it."""
-        steps = self._fitting(budget_ms, windows, FEWEST_STEPS)
+        began = time.perf_counter()
         observed = Timeline(self.training, buckets)
         compilation = Compilation(self.training.cell.compiled)
         for exchange in (False, True)[:windows]:
+            left_ms = budget_ms - self._elapsed_ms(began)
+            fitting = int(left_ms / (windows - exchange) / self.step_ms) - 1
+            steps = min(MOST_STEPS, max(FEWEST_STEPS, fitting))
             with nullcontext() if exchange else self.training.without_exchange():
                 seen = observed.observe(self.clock, steps, self.reporter.beat)
             unknown = {}
@@ -111,8 +132,11 @@ class Calibration:
         for exchange in (False, True)[:windows]:
             self.reporter.line(Kind.TIMELINE, exchange=exchange, steps=0, unknown=unknown, **seen)
 
-    def bucket_exchange(self, buckets: Sequence[SentBucket] | None) -> list[dict[str, Any]]:
-        """Time collectives as they exchange one bucket. Return a row for each size, with its median in ms."""
+    def bucket_exchange(self, buckets: Sequence[SentBucket] | None, began: float) -> list[dict[str, Any]]:
+        """Time collectives as they exchange one bucket. Return a row for each size, with its median in ms.
+
+        The last size, above all buckets, is left out where time is up: `began` is when the calibration did, by this rank's clock.
+        """
         self.reporter.phase("bucket exchange")
         sent = [(one.sent_bytes, one.dtype) for one in buckets or () if one.sent_bytes]
         largest = max(sent, default=None)
@@ -120,16 +144,22 @@ class Calibration:
         if not largest or not exchange:
             self.reporter.line(Kind.BUCKET_EXCHANGE, operation=None, rows=[], unknown=NO_COLLECTIVE)
             return []
-        sizes = {(size, largest[1]) for size in (*SMALLEST_BYTES, TIMES_THE_LARGEST * largest[0])} | set(sent)
-        rows = [self._collective(*size, EXCHANGES_MS / len(sizes)) for size in sorted(sizes)]
+        sizes = sorted({(size, largest[1]) for size in SMALLEST_BYTES} | set(sent))
+        budget_ms = EXCHANGES_MS / (len(sizes) + 1)
+        rows = [self._collective(*size, budget_ms) for size in sizes]
+        expected_ms = TIMES_THE_LARGEST * (CALLS_BEFORE + FEWEST_CALLS) * self._median_ms(rows[-1])
+        if expected_ms <= ALL_MS - self._elapsed_ms(began):
+            rows.append(self._collective(TIMES_THE_LARGEST * largest[0], largest[1], budget_ms))
         self.reporter.line(Kind.BUCKET_EXCHANGE, operation=exchange.operation, rows=rows)
-        return [row | {"median_ms": statistics.median(self.ranks.slowest(row["ms"]))} for row in rows]
+        return [row | {"median_ms": self._median_ms(row)} for row in rows]
+
+    def _median_ms(self, row: dict[str, Any]) -> float:
+        return statistics.median(self.ranks.slowest(row["ms"]))
 
     def _collective(self, size_bytes: int, dtype: str, budget_ms: float) -> dict[str, Any]:
         """Return a row with the ms of calls that were enqueued while the device was held."""
         exchange = self.training.strategy.bucket_exchange(size_bytes, dtype)
         assert exchange is not None
-        exchange.run()  # connects
         (once_ms,) = self.ranks.slowest(self.clock.block(exchange.run, 1, self.reporter.beat).ms)
         calls = min(MOST_CALLS, max(FEWEST_CALLS, int(budget_ms / once_ms)))
         held = self.ranks.device.type == "cuda"
@@ -143,12 +173,17 @@ class Calibration:
 
         return {"bytes": size_bytes, "dtype": dtype, "ms": self.clock.block(run, calls, self.reporter.beat).ms}
 
-    def interference(self, exchanges: Sequence[dict[str, Any]]) -> None:
+    def interference(self, exchanges: Sequence[dict[str, Any]], left_ms: float) -> None:
         """Step without exchange, alone and beside collectives, in the order A B B A."""
         self.reporter.phase("interference")
         is_bound = self.ranks.device.type == "cuda" and self.launch_ms > LAUNCH_BOUND * self.step_ms
-        if not exchanges or is_bound or self.training.graphs:
-            why = REPLAYED if self.training.graphs else LAUNCHES if is_bound else NO_COLLECTIVE
+        reasons = {
+            REPLAYED: bool(self.training.graphs),
+            LAUNCHES: is_bound,
+            NO_COLLECTIVE: not exchanges,
+            TOO_LONG: self._abba_ms(self._fewest_beside) > left_ms,
+        }
+        if why := next((said for said, holds in reasons.items() if holds), ""):
             self.reporter.line(Kind.INTERFERENCE, operation=None, rows=[], unknown=why)
             return
         most_ms = SHARE_BESIDE * self.step_ms
@@ -158,12 +193,14 @@ class Calibration:
         calls = min(MOST_BESIDE, max(1, int(most_ms / chosen["median_ms"])))
         exchange = self.training.strategy.bucket_exchange(chosen["bytes"], chosen["dtype"])
         assert exchange is not None
-        steps = self._fitting(INTERFERENCE_MS, 4, FEWEST_BESIDE)
+        budget_ms = min(INTERFERENCE_MS, left_ms)
+        fitting = [count for count in range(self._fewest_beside, MOST_STEPS + 1) if self._abba_ms(count) <= budget_ms]
+        steps = max(fitting, default=self._fewest_beside)
         observed, alone_ms, beside_ms, comm_ms = Timeline(self.training, None), [], [], []
         with self.training.without_exchange():
-            for with_calls in (False, True, True, False):
+            for with_calls, count in ((False, steps), (True, 2 * steps), (False, steps)):
                 beside = Beside(exchange.run, calls, self.ranks.device) if with_calls else None
-                ms = observed.observe(self.clock, steps, self.reporter.beat, beside)["update_ms"]
+                ms = observed.observe(self.clock, count, self.reporter.beat, beside)["update_ms"]
                 if beside is None:
                     alone_ms += ms
                 else:
@@ -174,6 +211,15 @@ class Calibration:
         row |= {"alone_ms": alone_ms, "beside_ms": beside_ms, "comm_ms": comm_ms}
         self.reporter.line(Kind.INTERFERENCE, operation=exchange.operation, rows=[row])
 
-    def _fitting(self, budget_ms: float, windows: int, fewest: int) -> int:
-        """Return the steps of each window, beside its lead-in."""
-        return min(MOST_STEPS, max(fewest, int(budget_ms / windows / self.step_ms) - 1))
+    @property
+    def _fewest_beside(self) -> int:
+        return FEWEST_BESIDE[self.ranks.device.type]
+
+    def _abba_ms(self, steps: int) -> float:
+        """Return what A B B A takes with so many steps of each window, at most: collectives may hold up the steps beside them."""
+        return self.step_ms * (LEAD_INS_OF_ABBA + 4 * steps + SHARE_BESIDE * (1 + 2 * steps))
+
+    def _elapsed_ms(self, began: float) -> float:
+        """Return the time since each rank's `began`, equal on all. Collective."""
+        (elapsed,) = self.ranks.slowest([time.perf_counter() - began])
+        return 1e3 * elapsed
