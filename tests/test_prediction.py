@@ -389,7 +389,7 @@ def test_every_condition_from_the_others(conditions):
     found = summary(conditions)
     assert (found.cells, found.not_forecast, found.cost_cells) == (52, 2, 50)
     assert (found.covered, found.with_interval) == (45, 50)
-    assert (found.cost, found.null_cost) == pytest.approx((0.118, 0.140), abs=1e-3)  # near twins are in the studies
+    assert (found.cost, found.null_cost) == pytest.approx((0.114, 0.140), abs=1e-3)  # near twins are in the studies
     assert found.cost_floor == pytest.approx(0.044, abs=1e-3)
     assert (found.step, found.null_step) == pytest.approx((0.0040, 0.0033), abs=1e-4)
     assert [one.tau for one in found.rankings] == pytest.approx([0.86, 0.67, 0.33], abs=5e-3)
@@ -438,6 +438,13 @@ def test_a_strategy_that_fills_its_buckets_alike_has_those_of_the_log(h200):
     assert buckets(h200, replace(asked, options=half)) == (15128528, 14183424, 13127680, 8674432)
     small = tuple((name, "4.0" if name == "bucket_cap_mb" else value) for name, value in asked.options)
     assert len(buckets(h200, replace(asked, options=small))) == 24
+
+
+def test_contention_with_another_setting_is_that_of_the_same_transport(conditions):
+    """γ over host memory with ALGO=Ring is that without the setting, not the published one."""
+    (one,) = (one for one in conditions if "ALGO=Ring · P2P_LEVEL=LOC" in one.cell.label)
+    assert "that over host memory with other settings" in " ".join(one.forecast.why)
+    assert one.forecast.cost_ms == pytest.approx(one.cost_ms, rel=0.05)
 
 
 def test_contention_over_a_network_follows_that_of_host_memory_by_their_traffic(h200):

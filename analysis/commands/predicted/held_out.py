@@ -85,7 +85,7 @@ def _sentences(found: Summary, errors: Sequence[CollectiveError]) -> list[str]:
         lines.append(
             f"communication cost ({found.cost_cells} cells): mean error {share(found.cost)} "
             f"(aim: at most {share(AIMS['cost'])}), the null model's {share(found.null_cost)} (aim: at most half of it); "
-            f"a perfect forecast's {share(found.cost_floor)}, because equal runs differ"
+            f"a perfect forecast would err by {share(found.cost_floor)}, because equal runs differ"
         )
     if found.step is not None:
         lines.append(

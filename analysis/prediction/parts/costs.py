@@ -41,7 +41,10 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     same = [one for one in together if one.question.workload == question.workload]
     seen = _seen(calibration, same) or _seen(calibration, together)
     why = ""
-    if not seen and (seen := _seen_with_more_traffic(calibration, question)):
+    alike = [one for one in calibration.cells if _same_occupation(one.question, question, settings=False)]
+    if not seen and (seen := _seen(calibration, [one for one in alike if one.question.workload == question.workload])):
+        why = f"γ over {question.wire} was not measured: that over {question.wire.transport} with other settings"
+    elif not seen and (seen := _seen_with_more_traffic(calibration, question)):
         why = f"γ over {question.wire} was not measured: that over {HOST_MEMORY}, by the bytes that pass in a second"
     elif not seen:
         why = f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
@@ -83,9 +86,13 @@ def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values
     return [made for one in cells if (made := _slowed_by_cost(calibration, one)) is not None]
 
 
-def _same_occupation(one: Question, other: Question) -> bool:
-    """Tell whether a cell's exchange takes the same resources as that of a question: its wire and GPUs."""
-    alike = one.wire == other.wire and one.shares_gpu == other.shares_gpu
+def _same_occupation(one: Question, other: Question, settings: bool = True) -> bool:
+    """Tell whether a cell's exchange takes the same resources as that of a question: its wire and GPUs.
+
+    Without `settings` the same transport is enough.
+    """
+    wire = one.wire == other.wire if settings else one.wire.transport == other.wire.transport
+    alike = wire and one.shares_gpu == other.shares_gpu
     return one.ranks > 1 and occupies(one) and alike and other.network is None
 
 

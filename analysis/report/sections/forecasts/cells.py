@@ -101,7 +101,10 @@ def _errors(told: Sequence[CellForecast]) -> str:
         own, nulls = (fmean(abs(error) for error in errors) for errors in zip(*costs, strict=True))
         said += f"; the cost of communication by {number(own, 'share')}, the null model by {number(nulls, 'share')}"
     judged = [one.inside for one in told if one.inside is not None]
-    return said + (f"; {sum(judged)} of {len(judged)} lie in their {100 * LEVEL:.0f} % intervals" if judged else "")
+    if judged:
+        said += f"; {sum(judged)} of {len(judged)} lie in their {100 * LEVEL:.0f} % intervals "
+        said += f"(without a fault at most 1 in {round(1 / (1 - LEVEL))} is meant to lie outside)"
+    return said
 
 
 SECTIONS = (forecasts,)
