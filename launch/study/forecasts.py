@@ -18,9 +18,9 @@ from analysis.validity.hosts import class_between
 from benchmarks.record import Record
 from benchmarks.record.clock import now
 from conf.cell import Cell
+from launch.study.beside import Job
 
 MODEL = "analysis.prediction.upcoming"
-Job = Callable[[], object]
 
 
 class Forecasts:

@@ -1,1 +1,1 @@
-"""Parts of a loss that other measurements tell: clocks, and the moments of a step."""
+"""Parts of a loss: those that control cells, clocks and the moments of a step tell."""

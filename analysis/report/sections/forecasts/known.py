@@ -20,16 +20,8 @@ from analysis.report.text import single_line
 from benchmarks.record import Record, finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
-_FIELDS = (
-    "step_ms",
-    "null_step_ms",
-    "cost_ms",
-    "null_cost_ms",
-    "tail_ms",
-    "contention_ms",
-    "own_work_ms",
-    "waiting_ms",
-)
+# Of a Forecast, and under the same names of a record.
+_COSTS = ("cost_ms", "null_cost_ms", "tail_ms", "contention_ms", "own_work_ms", "waiting_ms")
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ def _held(one: HeldOut) -> CellForecast | None:
     found, question = one.forecast, one.cell.question
     if found is None:
         return None
-    said = {name: getattr(found, name) for name in _FIELDS}
+    said = {name: getattr(found, name) for name in ("step_ms", "null_step_ms", *_COSTS)}
     return CellForecast(
         one.cell.record_ids[0], question.ranks, question.strategy, False, one.step_ms, one.cost_ms,
         low=one.low, high=one.high, basis=found.basis, widest=found.widest, **said,
@@ -137,7 +129,7 @@ def _stated(record: Record) -> CellForecast | None:
     found = stated_forecast(record)
     if found is None or not found.in_time or record.cell.world_size < 2:
         return None
-    parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _FIELDS[2:]}
+    parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _COSTS}
     parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}
     strategy, cost = str(record.cell.strategy["name"]), finite(record.metrics.get("strategy/cost_ms"))
     return CellForecast(
