@@ -121,6 +121,7 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
         cell.name,
         statistics.fmean(runs.values(CLOCK) or [0.0]),
         statistics.fmean(runs.values(CAPPED) or [0.0]),
+        0.0 if runs.median_log_rate is None else math.exp(runs.median_log_rate),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.findings.model import Member
-from analysis.prediction.draws import Values
+from analysis.prediction.draws import Values, best
 from analysis.prediction.links.model import ExchangeWire
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
@@ -134,6 +134,14 @@ class MeasuredCell:
     label: str = ""
     sm_mhz: float = 0.0  # mean clock of its GPUs; 0: not sampled
     capped_share: float = 0.0  # of samples at the power cap
+    images_per_second: float = 0.0  # the median of its runs; 0: not known
+
+    @property
+    def rate_share(self) -> float | None:
+        """Images per second, of those that its median step would give: long steps make it less than 1; None if not known."""
+        if self.step_ms is None or not self.images_per_second or not self.question.batch_size:
+            return None
+        return self.images_per_second * best(self.step_ms) / (self.ranks * self.question.batch_size * 1e3)
 
     @property
     def ranks(self) -> int:

@@ -19,7 +19,7 @@ from analysis.prediction.cells import Question
 from analysis.prediction.draws import best, deviation
 from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
 from analysis.prediction.parts.base import LEAST_STEP, StepPart
-from analysis.prediction.parts.nearest import distance
+from analysis.prediction.parts.nearest import distance, rate_share
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
@@ -33,7 +33,9 @@ class Forecast:
     step_ms: float
     low: float | None
     high: float | None
-    images_per_second: float
+    images_per_second: (
+        float  # as a run gives them, whose mean step is longer than its median (parts.nearest.rate_share)
+    )
     efficiency: float  # against one GPU with the same strategy
     cost_ms: float  # the step minus that of the same GPUs without exchange
     exposed_ms: float  # tail, contention and waiting: what one GPU with this strategy does not have
@@ -81,7 +83,7 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
         ms,
         None if half is None else max(ms - half, 0.0),
         None if half is None else ms + half,
-        question.ranks * question.batch_size * 1e3 / ms,
+        rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / ms,
         alone_ms / ms,
         cost,
         cost - own_ms + best(waiting),

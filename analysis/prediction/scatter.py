@@ -13,6 +13,7 @@ STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
 _OTHERWISE = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
 _FEWEST_FREEDOM = 3
+_LONGEST_MS = 1e9  # a damaged record may say more
 SIGMAS_AT_95 = 1.96  # half a 95 % interval
 
 
@@ -47,7 +48,7 @@ class RunScatter:
 
     def drawn(self, runs: Runs, metric: str) -> Values | None:
         """Return the median of a metric as draws; None without it."""
-        values = [one for one in runs.values(metric) if one > 0 or metric == COST]
+        values = [one for one in runs.values(metric) if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)]
         if not values:
             return None
         name = f"{metric} {runs.records[0].record_id}"
@@ -59,7 +60,8 @@ class RunScatter:
 
 def _between_ms(alike: Iterable[Runs]) -> float | None:
     """Return the standard deviation of the cost between runs of equal cells, in ms; None where too few ran again."""
-    groups = [values for one in alike if len(values := one.values(COST)) > 1]
+    costs = ([ms for ms in one.values(COST) if abs(ms) <= _LONGEST_MS] for one in alike)
+    groups = [values for values in costs if len(values) > 1]
     freedom = sum(len(values) - 1 for values in groups)
     squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
     return math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else None
@@ -68,7 +70,7 @@ def _between_ms(alike: Iterable[Runs]) -> float | None:
 def _within_ms(runs: Runs) -> float:
     """Return the standard error of the cost of one run by the intervals inside the runs, in ms; 0 without any."""
     made = (interval(COST, one.within_run) for one in runs.records)
-    ends = [found for found in made if found and all(map(math.isfinite, found))]
+    ends = [found for found in made if found and all(abs(end) <= _LONGEST_MS for end in found)]
     return math.sqrt(statistics.fmean((high - low) ** 2 for low, high in ends)) / 2 / SIGMAS_AT_95 if ends else 0.0
 
 

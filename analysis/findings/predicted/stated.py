@@ -77,8 +77,10 @@ class StatedForecast(BesideForecast):
 
     @property
     def compared(self) -> str:
-        """What was measured against the forecast: `4.1 % slower`, `as fast`."""
-        return "as fast" if abs(self.error) < _AS_FAST else self._apart(1)
+        """What was measured against the forecast: `step 4.1 % longer`, `step as long`. A rate counts the long steps too."""
+        if abs(self.error) < _AS_FAST:
+            return "step as long"
+        return f"step {100 * abs(self.error):.1f} % {'longer' if self.error > 0 else 'shorter'}"
 
     def _apart(self, decimals: int) -> str:
         word = "slower" if self.error > 0 else "faster"

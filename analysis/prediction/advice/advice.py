@@ -7,6 +7,7 @@ between means. Draws of forecasts are widened as their intervals are.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from analysis.prediction.draws import Values, best, deviation, exactly
 from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.parts.base import LEAST_STEP
+from analysis.prediction.parts.nearest import rate_share
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 OF_NORMAL = 1.645  # standard deviations that hold 90 % of a normal number
@@ -99,12 +101,13 @@ def advise(calibration: Calibrated, options: Sequence[Candidate], known: KnownSc
 def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) -> tuple[RankedCell, Values]:
     """Return a cell and draws of its rate over many runs. Raises NoLink, ValueError."""
     question = option.question
-    images = question.ranks * question.batch_size * 1e3
+    images = rate_share(calibration, question) * question.ranks * question.batch_size * 1e3
     measured = [one for one in calibration.cells if one.step_ms is not None and same_cell(one.question, question)]
     if measured:
         runs = sum(len(one.record_ids) for one in measured)
         steps = sum((one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)) / len(measured)
         step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
+        images = step * fmean(one.images_per_second for one in measured) or images  # the rate of the report
         return RankedCell(option, images / step, *_rates(images, step, half), runs), images / steps
     made, scores = assemble(calibration, question), known.of(question)
     enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
@@ -134,5 +137,5 @@ def same_cell(one: Question, other: Question) -> bool:
 def _of_a_run(calibration: Calibrated, cell: RankedCell) -> float:
     """Return the variance of the rate of one run."""
     question = cell.option.question
-    step_ms = question.ranks * question.batch_size * 1e3 / cell.rate
+    step_ms = rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / cell.rate
     return (cell.rate * between_runs_ms(calibration, question) / step_ms) ** 2

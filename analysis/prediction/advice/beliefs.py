@@ -46,12 +46,12 @@ class Beliefs:
 
     def chances(self) -> Values:
         """Return the chance of each cell to be the fastest; equals share it."""
-        highest = self._drawn >= self._drawn.max(axis=1, keepdims=True) * (1 - EQUAL)
+        highest = self._drawn >= _or_equal(self._drawn.max(axis=1, keepdims=True))
         return np.asarray((highest / highest.sum(axis=1, keepdims=True)).mean(axis=0))
 
     def as_fast_as(self, place: int) -> Values:
         """Return the chance of each cell to be as fast as one of them, or faster."""
-        return np.asarray((self._drawn >= self._drawn[:, [place]] * (1 - EQUAL)).mean(axis=0))
+        return np.asarray((self._drawn >= _or_equal(self._drawn[:, [place]])).mean(axis=0))
 
     def loss(self, measured: Sequence[int] = ()) -> float:
         """Return how far the choice lies below the fastest cell on average, once some cells have been measured."""
@@ -82,3 +82,8 @@ class Beliefs:
             left = after[place]
             found.append((place, left))
         return found
+
+
+def _or_equal(rates: Values) -> Values:
+    """Return rates less what counts as equal; where runs scatter much, a draw may lie below 0."""
+    return np.asarray(rates - EQUAL * np.abs(rates))

@@ -1,6 +1,7 @@
 """Which measured cells are most like a question."""
 
 import math
+import statistics
 from collections.abc import Iterable
 
 from analysis.prediction.calibration import Calibrated
@@ -21,6 +22,20 @@ def alike(cells: Iterable[MeasuredCell], question: Question, options: bool) -> l
         and (not options or one.question.options == question.options)
     ]
     return sorted(found, key=lambda one: distance(one.question, question))
+
+
+def rate_share(calibration: Calibrated, question: Question) -> float:
+    """Return images per second, of those that the median step gives: the median of the cells that are alike.
+
+    A rate counts every step; a power cap, or servers that answer late, make some steps much longer than the median.
+    """
+    key = rate_share, question.workload, question.strategy
+    if key not in calibration.memo:
+        same = [one for one in calibration.cells if one.question.workload == question.workload]
+        of_strategy = [one for one in same if one.question.strategy == question.strategy]
+        found = ([share for one in cells if (share := one.rate_share) is not None] for cells in (of_strategy, same))
+        calibration.memo[key] = statistics.median(next(filter(None, found), [1.0]))
+    return float(calibration.memo[key])
 
 
 def nearest_exchange(calibration: Calibrated, question: Question) -> MeasuredCell | None:
