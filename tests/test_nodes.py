@@ -425,6 +425,10 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
             "engine.interface=eth0: accepted with engine=ssh or engine=slurm or engine=command",
         ),
         (
+            ["nodes=a", "engine=ssh", "engine.ssh_config=/nowhere"],
+            "engine.ssh_config='/nowhere': is no file; accepted is one of this machine",
+        ),
+        (
             ["nodes=a", *COMMAND, "engine.interface='eth0;x'"],
             "engine.interface='eth0;x': accepted is the name of one network",
         ),

@@ -328,6 +328,13 @@ def test_a_wrong_bucket_size_is_outside_the_interval():
     assert not said.low < forecast(calibration, wrong).step_ms < said.high
 
 
+def test_what_is_missing_is_named_where_a_strategy_ran_on_one_gpu_without_a_control():
+    calibration = invented(sizes=(), batches=(64,))
+    (with_it,) = (replace(one, cost_ms=None) for one in calibration.cells if one.question.strategy != "none")
+    with pytest.raises(ValueError, match=r"it ran on one GPU, but no GPU ran without it.*strategy=none"):
+        forecast(replace(calibration, cells=(with_it,), memo={}), replace(with_it.question, gpus=2, members=(0, 1)))
+
+
 def test_few_cells_claim_no_error():
     calibration = invented(sizes=(2, 4))  # eight can be held out
     held = hold_out(calibration, "condition")

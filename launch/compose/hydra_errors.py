@@ -19,7 +19,12 @@ from conf.schema import Config
 
 # What a field accepts by its type.
 SETS = {"gpus": f"GPU ids; {gpus.FORMS}", "nodes": f"hosts; {nodes.FORMS}"}
-KINDS: dict[Any, str] = {bool: "true or false", str: "a text", dict: "a mapping, {key: value}"}
+KINDS: dict[Any, str] = {
+    bool: "true or false",
+    str: "a text",
+    dict: "a mapping, {key: value}",
+    list: "a list, [one,two]",
+}
 
 
 # Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.

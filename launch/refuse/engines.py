@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from conf import groups
 from conf.options import Refused, canonical
@@ -84,6 +85,8 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
             f"engine.interface={engine.interface!r}: accepted is the name of one network interface, at most 15 letters, digits, "
             "'.', '_', ':' and '-'"
         )
+    if engine.ssh_config is not None and not Path(engine.ssh_config).expanduser().is_file():
+        yield f"engine.ssh_config={engine.ssh_config!r}: is no file; accepted is one of this machine, as ssh -F has it"
     for name in ("python", "folder"):
         value = getattr(engine, name)
         if value is not None and not (value.isprintable() and value.startswith("/")):

@@ -117,9 +117,12 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
             return found
     if found := own_of_another_model(calibration, question):
         return found
+    if any(one.ranks == 1 and one.timed for one in alike(calibration.cells, question, options=True)):
+        why, add = "it ran on one GPU, but no GPU ran without it", "strategy=none on the same GPU (waterfall=true)"
+    else:
+        why, add = "no cell of it was measured", f"strategy={question.strategy} on one GPU"
     raise ValueError(
-        f"strategy {question.strategy}: no cell of it was measured, so nothing says what it does on one GPU; "
-        f"add a cell with strategy={question.strategy} on one GPU"
+        f"strategy {question.strategy}: {why}, so nothing says what it does on one GPU; add a cell with {add}"
     )
 
 
