@@ -43,11 +43,11 @@ def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(
     (table,) = found.tables
     assert [float(row["forecast_ms"]) for row in rows(table)] == [one.forecast.step_ms for one in held]
     assert [float(row["step_ms"]) for row in rows(table)] == [one.step_ms for one in held]
-    assert {row["made"] for row in rows(table)} == {"held out afterwards"}
-    assert "8 cells on several GPUs were held out and forecast from the others, in hindsight" in found.lines[0]
+    assert {row["made"] for row in rows(table)} == {"afterwards, from the other cells"}
+    assert "8 cells on several GPUs were forecast afterwards, each from the other cells" in found.lines[0]
     assert "No error is claimed: 8 cells could be held out, 10 are needed." in found.lines
     cost, *curves = found.pictures
-    assert len(rows(cost.data)) == 8 and "in hindsight" in cost.caption
+    assert len(rows(cost.data)) == 8 and "forecast afterwards" in cost.caption
     assert [one.name for one in curves] == ["forecast-curve-1"] and "No band" in curves[0].caption
     drawn = rows(curves[0].data)
     assert [row["gpus"] for row in drawn] == ["1", "2", "4", "8"] and float(drawn[0]["null_efficiency"]) == 1.0
@@ -88,7 +88,7 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
     assert all(row["inside"] == "no" for row in table[: sum(before)]) and len(told.tables[0].marked) == sum(before)
     assert (
         f"{sum(before)} cells on several GPUs were forecast before their ranks started" in told.lines[0]
-        and "hindsight" in told.lines[1]
+        and "forecast afterwards" in told.lines[1]
     )
     assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
 

@@ -246,7 +246,7 @@ class HostsJob:
             part, ear = (first, "no other host hears it") if len(silent) == len(self._parts) - 1 > 1 else (
                 self._parts[number], f"host {first.host.name} hears nothing from it")  # fmt: skip
             part.host.is_lost(
-                f"{ear} for {seconds:.0f} s over the wire of the ranks, which may be cut at either end", seconds
+                f"{ear} for {seconds:.0f} s over the network of the ranks, which may be cut at either end", seconds
             )
         return first_lost((part.host for part in self._parts), self._lost_after_s)
 

@@ -73,7 +73,7 @@ def _lines(found: StudyForecasts, unit: str) -> list[str]:
         told = [one for one in found.forecasts if one.before == before]
         if told:
             was, its = ("was", "its") if len(told) == 1 else ("were", "their")
-            in_hindsight = "held out and forecast from the others, in hindsight"
+            in_hindsight = "forecast afterwards, each from the other cells"
             how = f"forecast before {its} ranks started" if before else in_hindsight
             said.append(f"{count(len(told), 'cell')} on several {unit} {was} {how}: {_errors(told)}.")
     if found.forecasts and all(one.low is None for one in found.forecasts):

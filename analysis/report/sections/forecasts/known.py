@@ -50,7 +50,7 @@ class CellForecast(BesideForecast):
     @property
     def made(self) -> str:
         """When it was made."""
-        return "before it ran" if self.before else "held out afterwards"
+        return "before it ran" if self.before else "afterwards, from the other cells"
 
 
 @dataclass(frozen=True)

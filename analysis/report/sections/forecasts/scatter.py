@@ -117,9 +117,9 @@ def _caption(shown: Sequence[CellForecast], unit: str) -> str:
     if all(one.before for one in shown):
         how = "All were forecast before their ranks started."
     elif not any(one.before for one in shown):
-        how = "All were held out and forecast from the others, in hindsight."
+        how = "All were forecast afterwards, each from the other cells."
     else:
-        how = "Filled: forecast before its ranks started; hollow: held out afterwards."
+        how = "Filled: forecast before its ranks started; hollow: forecast afterwards, from the other cells."
     bars = f" Bars: {100 * LEVEL:.0f} % intervals." if any(one.low is not None for one in shown) else ""
     return (
         f"What communication costs a step on several {unit}, as forecast and as measured; on the dashed line both are equal. "

@@ -79,14 +79,13 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         return None  # the waterfall says as much
     table = Table(
         "cost_parts",
-        "What the strategy adds to a step, in parts of ms. Measured: observed steps with the exchange and without it, what one "
-        "GPU has too taken off as own work; all that it costs: steps with and without it in turn. Modelled: by what the cell "
-        "itself measured of its buckets, without its steps, else by its forecast. Nothing makes the parts add up: the rest is "
-        "not explained.",
+        "What the strategy adds to a step, in ms. Measured parts are from steps that were observed with the exchange and without "
+        "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
+        "Modelled parts are from the cell's own buckets, else from its forecast. Parts need not add up: the rest is unexplained.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("measured_ms", "measured ms", MS, True), Column("modelled_ms", "modelled ms", MS),
-            Column("modelled_from", "modelled"),
+            Column("modelled_from", "modelled how"),
         ),
         tuple(_rows(found)),
     )  # fmt: skip
@@ -159,8 +158,8 @@ def _figure(found: Sequence[CostParts], unit: str) -> Picture:
     rows = [row[:5] for row in _rows(shown)]
     return rendered(
         figure, "cost-parts",
-        "What the strategy adds to a step, in parts: as measured by observed steps, and as modelled. Diamonds: all that it "
-        "costs, by steps with and without it in turn; what lies between the end of a bar and its diamond is not explained."
+        "What the strategy adds to a step, in parts: measured, and modelled. Diamonds: all that it costs, from steps with and "
+        "without it in turn. What lies between the end of a bar and its diamond is not explained."
         f"{more_in(found, len(shown), 'more cell', 'cost_parts.csv')}",
         drawn(keys, rows),
     )  # fmt: skip
