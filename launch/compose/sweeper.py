@@ -1,9 +1,10 @@
 """Hydra made cheap: jobs that differ in values alone share one composition, none is made to learn the mode, none writes.
 
 Hydra's own sweeper composes each job twice from all YAML files: 0.3 to 0.5 s of CPU a job. Here Hydra composes each combination
-of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy. Before that, and before a single run,
-Hydra composes everything once more for `hydra.mode` alone. Only a study or files of the user's own can set it. Hydra's own sweep
-and run make folders and files, which would need a scratch folder that has room.
+of group choices (`model=`, `strategy=`) once, and sets the values of each job in a copy; where no group is swept, that is what it
+composed to find its sweeper. Before that, and before a single run, Hydra composes everything once more for `hydra.mode` alone.
+Only a study or files of the user's own can set it. Hydra's own sweep and run make folders and files, which would need a scratch
+folder that has room.
 """
 
 import contextlib
@@ -50,14 +51,29 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
     _refuse_too_many(asked)
     (jobs,) = sweeper.split_arguments(asked, None)
     overrides = {text: parse([text])[0] for text in dict.fromkeys(itertools.chain(*jobs))}
+    of_all = _Base(sweeper.config) if not sweeper._parse_config() and _differ_in_values(asked, loader) else None
     bases: dict[tuple[str, ...], _Base] = {}
     for number, job in enumerate(jobs):
-        choices = tuple(text for text in job if _is_composed(overrides[text], loader))
-        if choices not in bases:
-            bases[choices] = _Base(loader.load_sweep_config(sweeper.config, list(choices)))
-        with bases[choices].of_job([overrides[text] for text in job], choices) as config:
+        every = [overrides[text] for text in job]
+        if of_all:  # Hydra has applied all but the swept ones
+            base, values = of_all, [own for own, one in zip(every, asked, strict=True) if one.is_sweep_override()]
+        else:
+            choices = tuple(text for text in job if _is_composed(overrides[text], loader))
+            if choices not in bases:
+                bases[choices] = _Base(loader.load_sweep_config(sweeper.config, list(choices)))
+            base, values = bases[choices], [one for one in every if one.input_line not in choices]
+        with base.of_job(every, values) as config:
             launcher.task_function(config)
         _tell(number + 1, len(jobs))
+
+
+def _differ_in_values(asked: Sequence[Override], loader: ConfigLoaderImpl) -> bool:
+    """Tell whether jobs differ in values alone, and in none inside or around which another argument sets something."""
+    swept = [one for one in asked if one.is_sweep_override()]
+    keys = [f"{one.key_or_group}." for one in swept]
+    others = [f"{one.key_or_group}." for one in asked if not one.is_sweep_override()]
+    apart = not any(key.startswith(other) or other.startswith(key) for key in keys for other in others)
+    return apart and not any(_is_composed(one, loader) for one in swept)
 
 
 def _refuse_too_many(overrides: Sequence[Override]) -> None:
@@ -101,12 +117,11 @@ class _Base:
         self.config = config
 
     @contextlib.contextmanager
-    def of_job(self, overrides: Sequence[Override], choices: Sequence[str]) -> Iterator[DictConfig]:
-        """Yield the configuration with the values of one job, and make its overrides known to HydraConfig.
+    def of_job(self, overrides: Sequence[Override], values: Sequence[Override]) -> Iterator[DictConfig]:
+        """Yield the configuration with the values of one job, and make all its overrides known to HydraConfig.
 
         Only the parts that the values change are copied: a copy of all of them takes most of the time of a job.
         """
-        values = [one for one in overrides if one.input_line not in choices]
         parts: dict[str, Any] = vars(self.config)["_content"]
         before = dict(parts)
         for name in {one.key_or_group.partition(".")[0] for one in values} & parts.keys():
