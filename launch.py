@@ -1,5 +1,6 @@
 """Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it, hands it to `launch`."""
 
+import gc
 import os
 import sys
 
@@ -72,6 +73,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # while all is imported and planned: Python would walk through it again and again (launch.study.beside)
     status = main()
     close_quietly(interrupted=status == INTERRUPTED)
     sys.exit(status)

@@ -43,7 +43,7 @@ from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
-from launch.study.beside import BesideCells
+from launch.study.beside import BesideCells, look_for_garbage, needs_quiet
 from launch.study.done_before import done_before
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
@@ -128,7 +128,7 @@ class SweepRun:
         self.left = LeftForTheEnd([one.cell for one in self.cells], self._note)
         self._settling = threading.Lock()  # for cells that run at the same time
         self.pools = PoolEnds(self.cells)
-        self._ranks_began = False  # a rank of the first cell has reported
+        self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
 
@@ -157,7 +157,8 @@ class SweepRun:
             self.engine.open(open_cells[0].cell)
             self.forecasts.prepare(known)
             self.projector.open()
-            self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._ranks_began))
+            self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._quiet))
+            self.beside.do(look_for_garbage)
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for numbers in rounds(self.cells):
                 self._round(numbers, known, screen)
@@ -172,7 +173,7 @@ class SweepRun:
                 )
             self.left.try_lost_hosts(self.engine, self.stopping, lambda number: self._measure(number, known, screen))
             self.left.settle(screen, self.engine)
-        self.engine.close()
+        self.beside.do(self.engine.close)  # it waits for processes to end
         self.measured = with_verdicts(self.measured, known)
         if self._writable:
             self._refuse_another_folder()
@@ -279,7 +280,7 @@ class SweepRun:
             self.forecasts.learn(known, more=number + 1 < len(self.cells))
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
-        self._ranks_began = self._ranks_began or any(rank.pid for rank in watch.everyone)
+        self._quiet = self._quiet or needs_quiet(watch)
         screen.progress(number, watch)
 
     def _look_at_others(self, known: list[Record]) -> None:

@@ -19,11 +19,12 @@ from faults_seen import until
 from hydra import compose
 from omegaconf import OmegaConf
 
-from benchmarks.record import own_files, read_lines, read_study
+from benchmarks.record import CellFolder, own_files, read_lines, read_study
 from conf.command_line import normalise
 from launch import sweep
-from launch.study.beside import BesideCells
+from launch.study.beside import BesideCells, needs_quiet
 from launch.study.report import NEEDED, StudyReport
+from launch.supervision.progress import Watch
 from launch.tracking import store, tracker
 
 
@@ -217,6 +218,19 @@ def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, ask
     monkeypatch.setattr("importlib.import_module", imported.append)
     StudyReport(tmp_path, asked, print).prepare(may_go_on=lambda: len(imported) < 3)
     assert imported == [*NEEDED[:parts]]
+
+
+@pytest.mark.parametrize(
+    "phases, cores, quiet",
+    [([None, None], 4, False), (["first step", None], 4, False), (["first step", "warm-up"], 4, True),
+     (["timed", "timed"], 64, True), (["connect", None], 3, True), ([None], 1, False), (["something"], 64, True)],
+)  # fmt: skip
+def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(tmp_path, monkeypatch, phases, cores, quiet):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    watch = Watch(CellFolder(tmp_path), len(phases))
+    for rank, phase in zip(watch.ranks, phases, strict=True):
+        rank.pid, rank.phase = (None, "") if phase is None else (1000, phase)
+    assert needs_quiet(watch) == quiet
 
 
 def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(run, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ class _Base:
         for name in {one.key_or_group.partition(".")[0] for one in values} & parts.keys():
             parts[name] = copy.deepcopy(parts[name])
         try:
-            ConfigLoaderImpl._apply_overrides_to_config(values, self.config)
+            ConfigLoaderImpl._apply_overrides_to_config([*values], self.config)
             known: Any = HydraConfig.instance().cfg
             with read_write(known.hydra):
                 known.hydra.overrides.task = [one.input_line for one in overrides if not one.is_hydra_override()]

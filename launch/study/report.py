@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from analysis.gc_pause import gc_paused
 from benchmarks.record.os_errors import because
 
 REPORT = "report"  # the folder in a study's
@@ -28,7 +29,7 @@ class StudyReport:
         return self._asked != "False"
 
     def prepare(self, may_go_on: Callable[[], bool]) -> None:
-        """Import what it needs, part by part as long as `may_go_on`: while the agent imports torch another core has time.
+        """Import what it needs, part by part as long as `may_go_on`: before ranks measure another core has time.
 
         What fails is told when it is written.
         """
@@ -55,11 +56,12 @@ def write_report(study_folder: Path, note: Callable[[str], None], asked: str = "
     `asked` may name the width of figures (analysis.report.style.WIDTHS_IN).
     """
     try:
-        from analysis.report.build import examine, write  # a second to import
-        from analysis.report.style import ON_PAGE, WIDTHS_IN
+        with gc_paused():
+            from analysis.report.build import examine, write  # a second to import
+            from analysis.report.style import ON_PAGE, WIDTHS_IN
 
-        content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
-        return write(content, study_folder / REPORT), content.finding
+            content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
+            return write(content, study_folder / REPORT), content.finding
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         reason = because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         note(f"the report could not be written: {reason}; to write it later: python -m analysis report {study_folder}")
