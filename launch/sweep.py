@@ -43,7 +43,7 @@ from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
-from launch.study.beside import BesideCells, look_for_garbage, needs_quiet
+from launch.study.beside import BesideCells, look_for_garbage
 from launch.study.done_before import done_before
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
@@ -280,7 +280,7 @@ class SweepRun:
             self.forecasts.learn(known, more=number + 1 < len(self.cells))
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:
-        self._quiet = self._quiet or needs_quiet(watch)
+        self._quiet = self._quiet or watch.needs_quiet
         screen.progress(number, watch)
 
     def _look_at_others(self, known: list[Record]) -> None:

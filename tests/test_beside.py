@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from benchmarks.record import CellFolder, own_files, read_lines, read_study
 from conf.command_line import normalise
 from launch import sweep
-from launch.study.beside import BesideCells, needs_quiet
+from launch.study.beside import BesideCells
 from launch.study.report import NEEDED, StudyReport
 from launch.supervision.progress import Watch
 from launch.tracking import store, tracker
@@ -230,7 +230,7 @@ def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(tmp_path, mo
     watch = Watch(CellFolder(tmp_path), len(phases))
     for rank, phase in zip(watch.ranks, phases, strict=True):
         rank.pid, rank.phase = (None, "") if phase is None else (1000, phase)
-    assert needs_quiet(watch) == quiet
+    assert watch.needs_quiet == quiet
 
 
 def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(run, tmp_path, monkeypatch):

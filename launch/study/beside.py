@@ -6,15 +6,11 @@ of a busy core from the ranks, later, in windows that count.
 """
 
 import gc
-import os
 import queue
 import threading
 from collections.abc import Callable
 
-from launch.supervision.progress import Watch
-
 Job = Callable[[], object]
-BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 
 
 class BesideCells:
@@ -52,13 +48,6 @@ class BesideCells:
                 job()
             except Exception as error:
                 self._error = self._error or error
-
-
-def needs_quiet(watch: Watch) -> bool:
-    """Tell whether ranks of a cell have begun that measure soon, or that leave no core idle: each has two busy threads."""
-    begun = [rank for rank in watch.everyone if rank.pid]
-    few_cores = 2 * len(watch.everyone) > len(os.sched_getaffinity(0))
-    return bool(begun) and (few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun))
 
 
 def look_for_garbage() -> None:
