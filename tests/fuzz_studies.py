@@ -151,7 +151,7 @@ def forecast_the_next_cell(seed, folder, number):
     from benchmarks.record import read_study
     from conf.cell import Cell
     from launch.plan.order import PlannedCell
-    from launch.plan.time_estimate import estimates, worded
+    from launch.plan.time_estimate import estimates
 
     records, _ = read_study(_placed(seed, folder))
     if not records:
@@ -163,7 +163,6 @@ def forecast_the_next_cell(seed, folder, number):
     (told,) = estimates([PlannedCell(cell)], records)
     if not told.seconds >= 0:
         raise Wrong(f"a cell takes {told.seconds} s")
-    worded([told])
 
 
 def read_ladder(seed, folder, number):
