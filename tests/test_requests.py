@@ -235,7 +235,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["resnet50"], "'resnet50':", "accepted is option=value"),
         (["=1"], "'=1':", "accepted is option=value"),
         ([""], "'':", "accepted is option=value"),
-        (["--gpus", "0"], "--gpus: unknown;", "options are -m, --help"),
+        (["--gpus", "0"], "--gpus: unknown;", "write options without dashes, as in gpus=0,1"),
         (["nccl.socket_ifname=eth,^docker"], "nccl.socket_ifname=eth,^docker: not in Hydra's grammar", "in quotes"),
         (['study="a'], "study=\"a: not in Hydra's grammar", "in quotes"),
     ],
