@@ -31,10 +31,14 @@ ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
+# Else hundreds of processes would compile all of Ringside anew; pytest-xdist's processes inherit it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 LONGEST = (  # test_measuring waits for the ranks of `forked`; nobody else should
     "test_measuring", "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_own_code", "test_requests",
     "test_report", "test_tracking", "test_living_ranks", "test_agents", "test_forecasts", "test_warm_faults", "test_warm_cold",
-    "test_own_page", "test_lasting_output", "test_sweeper", "test_compare_store", "test_sync", "test_planted",
+    "test_own_page", "test_hosts", "test_written_paths", "test_mlflow_ui", "test_fuzz", "test_lasting_output", "test_sweeper",
+    "test_compare_store", "test_sync", "test_planted",
 )  # fmt: skip
 
 
@@ -227,6 +231,7 @@ def forked(tmp_path_factory):
         if not (folder / "done").exists():
             (folder / "cases.json").write_text(json.dumps(CASES))
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # fewer page faults of ranks that live for a second
             done = subprocess.run(
                 [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
                 env=environment, capture_output=True, text=True, timeout=200,
