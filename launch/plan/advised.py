@@ -54,6 +54,7 @@ def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tu
 
     def is_here(record: Record) -> bool:
         ours = set(machine.uuids(machine.everyone))
-        return not ours or bool(ours & set(record.environment.get("planned_uuids") or ()))
+        planned = record.environment.get("planned_uuids")
+        return not ours or (isinstance(planned, list) and bool(ours & {str(one) for one in planned}))
 
     return placement(open_study(folder), topology_of(config, machine, None), size, cell_on, is_here)
