@@ -24,7 +24,7 @@ USUAL = TIMELINE  # what a cell has that does not say
 # What `timeline` may take, on CPU workers as a share of benchmark.max_seconds: a cell with longer steps has none.
 USUAL_GPU_MS, USUAL_CPU_SHARE = 500.0, 0.025
 TIMELINE_MS, EXCHANGES_MS, INTERFERENCE_MS = 600.0, 200.0, 750.0
-ALL_MS = 1400.0  # what `all` may take: what does not fit into it is left out, and the record says so
+ALL_MS = 1400.0  # what `all` may take, as calculated from the steps: what does not fit is left out
 FEWEST_STEPS, MOST_STEPS = 2, 10  # of a window
 # Steps of each window of A B B A. Those of GPUs scatter so little that, where two take too long, one is enough.
 USUAL_BESIDE, FEWEST_BESIDE = 2, {"cuda": 1, "cpu": 2}
