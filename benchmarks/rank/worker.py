@@ -115,6 +115,7 @@ class Process:
         from conf.cell import Cell
         from conf.targets import locate
         from trainers.devices import stay_near
+        from trainers.host_memory import keep_freed_memory
 
         anew = self._started == "exec"  # else the imports were there before the process was
         how |= {"imported": now()} if anew else {}
@@ -126,6 +127,8 @@ class Process:
         if device.type == "cuda":
             torch.cuda.set_device(device)
             stay_near(device)
+        else:
+            keep_freed_memory()
         # A forked process has the threads of its agent, which began with other variables.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
         if self._staying:
