@@ -5,7 +5,7 @@ import sys
 
 ROUNDS = """
 import ctypes, resource, torch
-from trainers.host_memory import keep_freed_memory
+from trainers.devices import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):

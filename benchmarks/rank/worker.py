@@ -114,8 +114,7 @@ class Process:
         from benchmarks.rank.giving_back import Baseline, KeptGraphs
         from conf.cell import Cell
         from conf.targets import locate
-        from trainers.devices import stay_near
-        from trainers.host_memory import keep_freed_memory
+        from trainers.devices import keep_freed_memory, stay_near
 
         anew = self._started == "exec"  # else the imports were there before the process was
         how |= {"imported": now()} if anew else {}
