@@ -231,9 +231,6 @@ def forked(tmp_path_factory):
         if not (folder / "done").exists():
             (folder / "cases.json").write_text(json.dumps(CASES))
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-            environment["GLIBC_TUNABLES"] = (
-                "glibc.malloc.hugetlb=1"  # fewer page faults of ranks that live for a second
-            )
             done = subprocess.run(
                 [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
                 env=environment, capture_output=True, text=True, timeout=200,
