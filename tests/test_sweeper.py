@@ -24,6 +24,7 @@ SWEEPS = (
     "-m gpus=0+1,0+3 strategy=nccl_allreduce,none nccl.other.NCCL_WIN_ENABLE=1 repeats=3",
     "-m nccl.other.NCCL_WIN_ENABLE=1 strategy=none repeats=3 optimizer.momentum=0,0.5 gpus=0+1,0+3",
     "-m seed=1,2 seed=3",
+    "-m precision=fp32 seed=1,2 precision=bf16",
     "+experiment=mxnet_bandwidth strategy=kvstore_local optimizer.momentum=0",
     "-m +experiment=nccl_sweep,scaling",
 )

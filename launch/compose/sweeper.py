@@ -68,7 +68,12 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
 
 
 def _differ_in_values(asked: Sequence[Override], loader: ConfigLoaderImpl) -> bool:
-    """Tell whether jobs differ in values alone, and in none inside or around which another argument sets something."""
+    """Tell whether jobs differ in values alone, and in none inside or around which another argument sets something.
+
+    Of an option that is named twice jobs have the last value only.
+    """
+    if len({one.get_key_element() for one in asked}) < len(asked):
+        return False
     swept = [one for one in asked if one.is_sweep_override()]
     keys = [f"{one.key_or_group}." for one in swept]
     others = [f"{one.key_or_group}." for one in asked if not one.is_sweep_override()]
