@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def facts() -> dict[str, Any]:
     """Return the facts of machine and software; a part that cannot be read is absent."""
     memory = psutil.virtual_memory().total
-    programs = ThreadPoolExecutor()  # they take their time
-    git, topology = programs.submit(_git), programs.submit(_output, ["nvidia-smi", "topo", "-m"])
     known: dict[str, Any] = {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -50,14 +47,13 @@ def facts() -> dict[str, Any]:
         "packages": {
             name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
         },
-        "git": git.result(),
+        "git": _git(),
         "code": measuring_code(),
         "nccl_conf": configuration_without_secrets(_read("/etc/nccl.conf") or ""),
     }
     known["gpu"] = _gpu_facts()
-    known["topology"] = topology.result()
+    known["topology"] = _output(["nvidia-smi", "topo", "-m"])
     known["links"] = _links() if known["gpu"] else None
-    programs.shutdown()
     return {name: value for name, value in known.items() if value not in (None, {}, "")}
 
 
