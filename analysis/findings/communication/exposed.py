@@ -86,7 +86,7 @@ class Exposures:
         half_ms = math.hypot(_next(one, COST, record).half_ms, alone.half_ms)
         exposed = Uncertain(cost - alone.ms, half_ms)
         if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
-            why = f"the strategy costs more on one GPU ({alone.ms:.3g} ms) than on {one.world_size} ({cost:.3g} ms)"
+            why = f"the strategy costs more on one GPU ({_ms(alone.ms)}) than on {one.world_size} ({_ms(cost)})"
             return Exposure(alone_ms=alone.ms, source=source, why=why, record_ids=ids)
         share, why = self._hidden(exposed, record, one)
         known = None if math.isnan(half_ms) else half_ms
@@ -107,10 +107,10 @@ class Exposures:
         share = 1 - part
         why = ""
         if share < 0 and not share + half >= 0:
-            why = f"more is exposed ({exposed.ms:,.3g} ms) than the exchange alone takes ({exchange:,.3g} ms): communication "
+            why = f"more is exposed ({_ms(exposed.ms)}) than the exchange alone takes ({_ms(exchange)}): communication "
             why += "also slows compute"
         elif half >= MOST_NOISE:
-            why = f"the noise (±{exposed.half_ms:,.3g} ms) is too large beside the exchange alone ({exchange:,.3g} ms)"
+            why = f"the noise (±{_ms(exposed.half_ms)}) is too large beside the exchange alone ({_ms(exchange)})"
         if self._judged and why:
             return (None, None), why
         return (min(1.0, max(0.0, share)), None if math.isnan(half) else half), ""
@@ -206,3 +206,8 @@ def _without_strategy(runs: Runs) -> Any:
         item for item in (*runs.request.items(), *runs.provenance.items()) if not is_irrelevant_alone(item[0], free)
     ]
     return frozenset(item for item in left if not item[0].startswith("strategy.")), runs.batch_size
+
+
+def _ms(value: float) -> str:
+    """Return milliseconds with three significant digits, and with all digits before the point: `2,510 ms`."""
+    return f"{value:,.0f} ms" if abs(value) >= 999.5 else f"{value:.3g} ms"  # else 1e+03
