@@ -68,7 +68,7 @@ def lost_line(random, data, others):
 
 def cut_gzip(random, data, others):
     """Packed, and the end of the packed file is missing."""
-    return cut(random, gzip.compress(data, 1), others)
+    return cut(random, gzip.compress(data, 1, mtime=0), others)
 
 
 def lost_entry(random, data, others):
@@ -156,7 +156,7 @@ def packed(random, data, others):
         return data.replace(b"\n", b"\r\n")
     if coded != "gzip":
         return data.decode("utf-8", "replace").encode(coded)
-    whole = gzip.compress(data, 1)
+    whole = gzip.compress(data, 1, mtime=0)
     return random.choice((whole, whole, flip(random, whole, others), whole + whole, whole + b"x"))
 
 
