@@ -338,7 +338,7 @@ ALLOWED = {
         {"tempfile.TemporaryDirectory", "source.write_text"}, "in a scratch folder, which is removed"
     ),
     "benchmarks/training/profiled_pass.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
-    "launch/display/lasting_output.py": ({"os.open"}, "/dev/null"),
+    "benchmarks/record/visible.py": ({"os.open"}, "/dev/null"),
     "launch/engines/remote.py": ({"open"}, "a descriptor that own_files opened"),
     "launch/engines/submit.py": ({"folder.mkdir"}, "own_files then looks whether it is a folder, and no link"),
     "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
