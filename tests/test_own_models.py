@@ -120,8 +120,8 @@ def test_a_builder_of_samples_that_returns_another_module_is_named():
         models.build(cell_of("plain").model)
 
 
+@pytest.mark.needs("timm")
 def test_a_model_of_timm_is_built_with_its_channels_and_classes():
-    pytest.importorskip("timm", reason="timm is not installed")
     network = Network("vit_tiny", "timm", "vit_tiny_patch16_224", 3, 10, 224, 0.0, {})
     with torch.device("meta"):
         model = models.build(network)

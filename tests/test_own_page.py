@@ -64,10 +64,16 @@ def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_chec
     assert content["cell"]["data"] == {"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command.split()[:4]) for command in COMMANDS])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            command, id=" ".join(command.split()[:4]), marks=pytest.mark.needs("timm") if "timm" in command else ()
+        )
+        for command in COMMANDS
+    ],
+)
 def test_the_commands_of_the_page_can_be_asked(command, launch, monkeypatch, tmp_path):
-    if "timm" in command:
-        pytest.importorskip("timm", reason="timm is not installed")
     monkeypatch.chdir(with_page(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
