@@ -27,12 +27,13 @@ class RunScatter:
             self._alike.setdefault(run_workload(one), []).append(one)
 
     def share(self, runs: Runs, metric: str) -> float:
-        """Return the standard deviation of a metric between runs, as a share of it."""
+        """Return the standard deviation of a metric of one run, as a share: between runs, or inside these if that is more."""
         key = run_workload(runs), metric
         if key not in self._shares:
             found, freedom = between_runs(self._alike[key[0]], metric)
             self._shares[key] = found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
-        return self._shares[key]
+        values = _believed(runs, metric)
+        return max(self._shares[key], _within_ms(runs, metric) / statistics.median(values) if values else 0.0)
 
     def cost_ms(self, runs: Runs) -> float:
         """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less.
@@ -48,12 +49,12 @@ class RunScatter:
 
     def drawn(self, runs: Runs, metric: str) -> Values | None:
         """Return the median of a metric as draws; None without it."""
-        values = [one for one in runs.values(metric) if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)]
+        values = _believed(runs, metric)
         if not values:
             return None
         name = f"{metric} {runs.records[0].record_id}"
         if metric == COST:
-            one_run = max(self.cost_ms(runs), _within_ms(runs))
+            one_run = max(self.cost_ms(runs), _within_ms(runs, COST))
             return near(statistics.median(values), one_run / math.sqrt(len(values)), name)
         return about(statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name)
 
@@ -67,9 +68,14 @@ def _between_ms(alike: Iterable[Runs]) -> float | None:
     return math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else None
 
 
-def _within_ms(runs: Runs) -> float:
-    """Return the standard error of the cost of one run by the intervals inside the runs, in ms; 0 without any."""
-    made = (interval(COST, one.within_run) for one in runs.records)
+def _believed(runs: Runs, metric: str) -> list[float]:
+    """Return the values of a metric in ms that are no damage."""
+    return [one for one in runs.values(metric) if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)]
+
+
+def _within_ms(runs: Runs, metric: str) -> float:
+    """Return the standard error of one run by the intervals inside the runs, in ms; 0 without any."""
+    made = (interval(metric, one.within_run) for one in runs.records)
     ends = [found for found in made if found and all(abs(end) <= _LONGEST_MS for end in found)]
     return math.sqrt(statistics.fmean((high - low) ** 2 for low, high in ends)) / 2 / SIGMAS_AT_95 if ends else 0.0
 
