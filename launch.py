@@ -3,6 +3,10 @@
 import gc
 import os
 import sys
+import time
+
+BEGAN_S = time.monotonic()  # before all that takes time is imported: a sweep's seconds count from here
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 import hydra
 import yaml
@@ -19,8 +23,6 @@ from launch.help import completion
 from launch.help.inform import inform
 from launch.machine.secrets import told
 from launch.plan.small_form import small_form
-
-INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 objects = sweeper.Objects()
 composed: list[tuple[schema.Config, list[str]]] = []
@@ -61,7 +63,7 @@ def main() -> int:
             requests = compose(arguments := normalise([*small, *typed]))
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 
-        return run(requests, typed, small)
+        return run(requests, typed, BEGAN_S, small)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2

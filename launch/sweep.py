@@ -17,7 +17,7 @@ from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.text import single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
-from benchmarks.record.clock import now
+from benchmarks.record.clock import at, now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf import nccl
@@ -56,10 +56,12 @@ from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
 
 
-def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], small: Sequence[str] = ()) -> int:
+def run(
+    composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], began_s: float, small: Sequence[str] = ()
+) -> int:
     """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
 
-    `small` is what made the study its small form for CPU workers.
+    `began_s` is what the monotonic clock said as launch.py began; `small` made the study its small form for CPU workers.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted or out of
     the job's time.
@@ -89,7 +91,7 @@ def run(composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], smal
     words = [argument_without_secrets(text) for text in typed]
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
     with contextlib.closing(engine), stopping.listening(), _refused(cannot_write):
-        return SweepRun(planned, words, engine, here, stopping, console).run()
+        return SweepRun(planned, words, at(began_s), engine, here, stopping, console).run()
 
 
 @contextlib.contextmanager
@@ -105,17 +107,13 @@ class SweepRun:
     """One invocation: its cells, what measures them, and what was measured so far."""
 
     def __init__(
-        self,
-        planned: Plan,
-        typed: list[str],
-        engine: CellEngine,
-        here: Surroundings,
-        stopping: Stopping,
+        self, planned: Plan, typed: list[str], began_at: float, engine: CellEngine, here: Surroundings, stopping: Stopping,
         console: Console,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
+        self.began_at = began_at  # seconds since 1970: the first line of launch.py
         self.engine, self.here, self.beside = engine, here, BesideCells()
         self.forecasts = Forecasts(self.config.predict, self.beside.do, of_other_studies(self.study.folder))
         parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note, self.forecasts
@@ -139,8 +137,8 @@ class SweepRun:
             OSError: the study's folder cannot be written; nothing was started.
         """
         cells = [one.cell for one in self.cells]
-        order = [cell.folder for cell in cells]
-        self.study.note("sweep", sweep_id=self.sweep.sweep_id, overrides=self.sweep.overrides, order=order)
+        told = {"sweep_id": self.sweep.sweep_id, "overrides": self.sweep.overrides, "began": self.began_at}
+        self.study.note("sweep", **told, order=[cell.folder for cell in cells])
         self._close_left()
         if new := [cell for cell in cells if not CellFolder(self.study.folder / cell.folder).record.exists()]:
             self.engine.open(new[0])  # imports torch while earlier records are compared and the store is opened
@@ -181,7 +179,7 @@ class SweepRun:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self.report.write() if self._writable else (None, ())
         self.projector.close(self.measured, self.done.values(), known, self.stopping, page and page.parent)
-        spent = about_sweep(self.measured, now() - self.sweep.process.started)
+        spent = about_sweep(self.measured, now() - self.began_at)
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)

@@ -206,7 +206,7 @@ def journal_seeds():
     """A journal of a sweep with its costs, beside the study."""
     began = min(json.loads(data)["started_at"] for data in study_files().values())
     process = {"host": "a", "pid": 5, "started": began - 9.0, "boot_id": "b"}
-    lines = [{"kind": "sweep", "time": began - 3.0, "process": process, "sweep_id": "s"}]
+    lines = [{"kind": "sweep", "time": began - 3.0, "process": process, "sweep_id": "s", "began": began - 8.0}]
     for place, data in enumerate(study_files().values()):
         record = json.loads(data)
         for kind, at in (("begin", record["started_at"]), ("end", record["ended_at"] + 0.2)):

@@ -100,7 +100,7 @@ def run(hydra, tmp_path, monkeypatch):
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with contextlib.redirect_stdout(said):
-                status = sweep.run(composed, typed)
+                status = sweep.run(composed, typed, time.monotonic())
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -8,12 +8,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from records import files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
+from analysis.seconds.sweeps import journal
 from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +33,11 @@ UMASK = 0o027
 LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET, "OMP_PLAIN": f"https://me:{SECRET}@host"}
 
 
-def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run launch.py as a person would, without any GPU of this machine."""
+def command(*arguments: str, first: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run launch.py as a person would, without any GPU of this machine; `first`: what the shell does before, as in `a && b`."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT, **variables}
     return subprocess.run(
-        [sys.executable, "launch.py", *arguments],
+        [*(["sh", "-c", f'{first}; exec "$0" "$@"'] if first else []), sys.executable, "launch.py", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -248,8 +250,11 @@ def test_verify_cuts_the_seconds_of_a_cell_again(swept, capsys, tmp_path):
 def test_the_same_command_measures_nothing_twice(swept):
     folder, asked, _ = swept
     before = (folder / "default" / "journal.jsonl").read_text().count('"begin"')
-    again = command(*asked)
+    asked_at = time.time()
+    again = command(*asked, first="sleep 0.4")
     assert again.returncode == 0 and "done before" in again.stdout
+    sweep = journal(folder / "default").sweeps[-1]
+    assert asked_at + 0.4 <= sweep.began_at < sweep.planned_at  # what its process did before Python is not the sweep's
     assert (folder / "default" / "journal.jsonl").read_text().count('"begin"') == before
     assert len(runs(folder / "m.db")[1]) == 1
 

@@ -229,14 +229,17 @@ def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):
         line("end", 128.5, token="y", process=one),
         line("closed", 131.0, sweep_id="a", process=one),
         line("sweep", 140.0, sweep_id="c", process=one),
+        line("sweep", 150.0, sweep_id="d", process=one, began=148.5),
+        line("sweep", 160.0, sweep_id="e", process=other | {"pid": 3}, began="148.5"),
     ]
     (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + "torn")
     found = journal(tmp_path)
-    first, second, third = found.sweeps
+    first, second, third, fourth, fifth = found.sweeps
     assert (first.plan, first.before, first.of_cells, first.between, first.after) == (4.0, 2.0, 20.0, 1.5, 2.5)
     assert first.total == 30.0 == sum((first.plan, first.before, first.of_cells, first.between, first.after))
     assert (second.plan, second.before, second.total) == (6.0, None, None)
     assert third.plan is None  # of its process an earlier sweep was
+    assert (fourth.plan, fifth.plan) == (1.5, None)  # by what launch.py took as it began, not by its process
     assert found.beyond == {"x": {"projection": 0.75}, "y": {"tuning pass": 4.0}}
 
 

@@ -20,7 +20,7 @@ class SweepSeconds:
     """One sweep of a study. Times are seconds since 1970."""
 
     sweep_id: str
-    process_at: float | None  # when the process of the launcher had begun; None: an earlier sweep ran in it
+    began_at: float | None  # when launch.py began, or in older journals its process; None: an earlier sweep ran in that
     planned_at: float  # when the cells were known, and were about to be measured
     begun: dict[str, float] = field(default_factory=dict)  # {token: when the attempt began}
     ended: dict[str, float] = field(default_factory=dict)  # {token: when its record was written}
@@ -28,8 +28,8 @@ class SweepSeconds:
 
     @property
     def plan(self) -> float | None:
-        """Seconds until the cells were known: Python, its imports, the configuration, the machine."""
-        return _seconds(self.process_at, self.planned_at)
+        """Seconds until the cells were known: imports, the configuration, the machine."""
+        return _seconds(self.began_at, self.planned_at)
 
     @property
     def before(self) -> float | None:
@@ -60,7 +60,7 @@ class SweepSeconds:
     @property
     def total(self) -> float | None:
         """Seconds from the begin of the launcher to the end of the sweep."""
-        return _seconds(self.process_at, self.closed_at)
+        return _seconds(self.began_at, self.closed_at)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def _sweeps(lines: Iterable[Line]) -> list[SweepSeconds]:
         process = _process(line)
         sweep = newest.get(process)
         if line["kind"] == Kind.SWEEP:
-            began = None if sweep else line["process"].get("started")
-            newest[process] = SweepSeconds(str(line.get("sweep_id", "")), began, line["time"])
+            newest[process] = SweepSeconds(str(line.get("sweep_id", "")), _began(line, sweep is not None), line["time"])
             sweeps.append(newest[process])
         elif sweep and _is_of_attempt(line, Kind.BEGIN):
             sweep.begun[line["token"]] = line["time"]
@@ -101,6 +100,15 @@ def _sweeps(lines: Iterable[Line]) -> list[SweepSeconds]:
         elif sweep and line["kind"] == Kind.CLOSED:
             sweep.closed_at = line["time"]
     return sweeps
+
+
+def _began(line: Line, is_later: bool) -> float | None:
+    """Return when launch.py began; `is_later`: an earlier sweep ran in its process. None where the line does not say.
+
+    Lines of an earlier Ringside have the begin of the process alone, which may have done other things before.
+    """
+    began = line.get("began", None if is_later else line["process"]["started"])
+    return float(began) if began is not None and _is_number(began) else None
 
 
 def _spent(lines: Iterable[Line]) -> Iterator[tuple[str, str, float]]:

@@ -13,7 +13,12 @@ VARIABLE = "RINGSIDE_CLOCK"
 
 def now() -> float:
     """Return seconds since 1970. The launcher and all processes of its cells agree, whatever is done to the time of day."""
-    return BEGINNING + time.monotonic()
+    return at(time.monotonic())
+
+
+def at(monotonic_s: float) -> float:
+    """Return the moment, in seconds since 1970, at which this host's monotonic clock said so many seconds."""
+    return BEGINNING + monotonic_s
 
 
 def begin_again() -> None:
