@@ -13,6 +13,7 @@ from typing import TypeVar
 from conf.options import Refused
 
 T = TypeVar("T")
+CPU_SLOTS = 8  # for CPU workers, of a machine without GPUs
 NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")

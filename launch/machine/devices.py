@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.gpus import BUS_ID, NUMBER, UUID
+from conf.gpus import BUS_ID, CPU_SLOTS, NUMBER, UUID
 from conf.options import Refused
-
-CPU_SLOTS = 8
 
 
 @dataclass(frozen=True)
