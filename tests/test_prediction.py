@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.__main__ import main
 from analysis.findings.study import Study, open_study
 from analysis.prediction import tables
-from analysis.prediction.asked import Subset, questions, read_nccl, read_subsets
+from analysis.prediction.asked import Subset, questions, read_nccl, read_subsets, refuse_absent
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import MeasuredCell, Question, Workload
 from analysis.prediction.draws import about, best, exactly, near
@@ -531,6 +531,10 @@ WRONG = {
     "no setting of NCCL's": (["STUDY", "--nccl", "__class__=x"], "--nccl '__class__=x': nccl.__class__=x: unknown"),
     "a setting twice": (["STUDY", "--nccl", "ALGO=Ring,algo=Tree"], "algo stands there twice"),
     "no GPUs": (["STUDY", "--gpus", ""], "--gpus '': expected GPUs of this machine"),
+    "GPUs that are not there": (
+        ["STUDY", "--gpus", "0,1,2,3"],
+        "--gpus '0,1,2,3': the machine of the study has no GPU 2; accepted are 0, 1; a number of GPUs needs --per-node",
+    ),
     "no batch": (["STUDY", "--batch", ""], "--batch '': expected images"),
     "no strategy": (["STUDY", "--strategy", ""], "--strategy '': no forecast knows it"),
     "both": (["STUDY", "--holdout", "size", "--gpus", "0,1"], "asks for others"),
@@ -549,12 +553,40 @@ def test_a_wrong_request_is_one_sentence(name, capsys, tmp_path):
 
 
 def test_the_command_says_what_it_rests_on(capsys):
-    assert (
-        main(["predict", str(DATA / "h200_x2" / "bootcamp_resnet50"), "--gpus", "0,1,2,3", "--nccl", "P2P_LEVEL=LOC"])
-        == 0
-    )
+    asked = ["--gpus", "4", "--per-node", "4", "--nccl", "P2P_LEVEL=LOC"]
+    assert main(["predict", str(DATA / "h200_x2" / "bootcamp_resnet50"), *asked]) == 0
     said = capsys.readouterr().out
     assert "host memory" in said and "extrapolated" in said and "not enough to state an error" in said
+
+
+@pytest.mark.parametrize(
+    ("without", "device", "said"),
+    [
+        (("topology",), "cuda", "the machine of the study has no GPU 9; accepted are 0, 1$"),  # by the driver's list
+        (("topology", "gpu"), "cuda", "the machine of the study has no GPU 9; accepted are 0, 1$"),  # by its cells
+        (("topology", "gpu"), "cpu", "the machine of the study has no CPU worker 9; accepted are 0, 1, 2, .*, 7$"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_whatever_tells_of_them(without, device, said):
+    study = Study.of(
+        replace(
+            one,
+            cell=replace(one.cell, device=device),
+            environment={name: value for name, value in one.environment.items() if name not in without},
+        )
+        for one in open_study(DATA / "h200_x2" / "bootcamp_resnet50").records
+    )
+    with pytest.raises(ValueError, match=said):
+        refuse_absent("0,9", read_subsets("0,9", None), study, calibrate(study))
+
+
+def test_gpus_of_another_machine_of_the_study_are_not_there():
+    here, there = (open_study(DATA / name / "strategies").records for name in ("h200_x2", "h200_x4"))
+    fewer = [replace(one, environment=one.environment | {"host": "other"}) for one in there[:4]]
+    study = Study.of([*here, *fewer])
+    with pytest.raises(ValueError, match=r"'2,3': .+, where most cells of the study ran, has no GPU 2; accepted are 0, 1$"):
+        refuse_absent("2,3", read_subsets("2,3", None), study, calibrate(study))
+    refuse_absent("1,0", read_subsets("1,0", None), study, calibrate(study))
 
 
 def test_the_command_in_json(capsys):

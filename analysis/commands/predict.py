@@ -13,7 +13,16 @@ from pathlib import Path
 from analysis.commands.predicted import forecasts, held_out, ladders
 from analysis.commands.predicted.notes import print_notes
 from analysis.findings.study import Study, open_study
-from analysis.prediction.asked import add_arguments, questions, read_batches, read_nccl, read_spread, read_subsets
+from analysis.prediction.asked import (
+    Subset,
+    add_arguments,
+    questions,
+    read_batches,
+    read_nccl,
+    read_spread,
+    read_subsets,
+    refuse_absent,
+)
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question
 from analysis.prediction.forecast import Forecast, forecast
@@ -22,7 +31,8 @@ from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
 from analysis.prediction.scores import collective_errors
 
-_ALONE = "--gpus {0} is GPU {0} alone; a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+_NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+_ALONE = f"--gpus {{0}} is GPU {{0}} alone; {_NUMBERS}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             ladders.print_ladders(climbed)
         return 0
-    calibration = calibrate(_study(arguments.study))
+    study = _study(arguments.study)
+    calibration = calibrate(study)
     if arguments.holdout:
         held = hold_out(calibration, arguments.holdout)
         errors = collective_errors(calibration.known.links)
@@ -64,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
             held_out.print_held_out(held, errors, calibration)
         return 0
     subsets = None if arguments.gpus is None else read_subsets(arguments.gpus, arguments.per_node)
+    if arguments.per_node is None and subsets:
+        _refuse_absent(arguments.gpus, subsets, study, calibration)
     asked = questions(
         calibration,
         subsets,
@@ -115,6 +128,14 @@ def _study(folders: Sequence[str]) -> Study:
     if len(opened) == 1:
         return opened[0]
     return Study.of(record for one in opened for record in (*one.records, *one.replaced))
+
+
+def _refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
+    """Refuse GPUs that the machine does not have, and say how one asks for a number of them. Raises ValueError."""
+    try:
+        refuse_absent(text, subsets, study, calibration)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_NUMBERS}") from None
 
 
 def _forecast(calibration: Calibrated, question: Question, known: KnownScores) -> tuple[Forecast | None, str]:

@@ -1,18 +1,26 @@
 """The questions of a command line: which cells to forecast, of what a study has measured."""
 
 import argparse
+import contextlib
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from analysis.errors import UnreadableInput
+from analysis.findings.labels import unit
+from analysis.findings.machines.hosts import facts_of_hosts, gpus_of
 from analysis.findings.runs import request_of
+from analysis.findings.study import Study
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question, Workload, workload_of
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import STRATEGIES
+from analysis.topology.source import parse_topology
+from benchmarks.record import Record
 from conf.cell import Cell
+from conf.gpus import CPU_SLOTS
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
 MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
@@ -64,6 +72,43 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
                 f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; expected such as 16,64,256"
             )
         found.append(Subset(min(count, per_node), max(1, count // per_node)))
+    return found
+
+
+def refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
+    """Refuse subsets of --gpus with a GPU that the machine of most cells does not have. Raises ValueError."""
+    machine = machine_of(calibration)
+    here = [one for one in study.runs if one.provenance.get("machine", "") == machine]
+    device = statistics.mode(one.cell.device for one in here)
+    known = _ids([record for one in here for record in one.records if one.cell.device == device])
+    missing = [gpu for one in subsets for gpu in one.members if gpu not in known]
+    if not missing:
+        return
+    several = len({one.provenance.get("machine", "") for one in study.runs}) > 1
+    where = f"{machine}, where most cells of the study ran," if several else "the machine of the study"
+    raise ValueError(
+        f"--gpus {text!r}: {where} has no {unit(device)} {missing[0]}; "
+        f"accepted are {', '.join(map(str, sorted(known)))}"
+    )
+
+
+def machine_of(calibration: Calibrated) -> str:
+    """Return the machine that most cells with a step time ran on."""
+    return statistics.mode(one.question.machine for one in calibration.cells if one.timed)
+
+
+def _ids(records: Sequence[Record]) -> set[int]:
+    """Return the ids of the devices of a machine: by its topology, by the driver, and of those that its cells ran on."""
+    found: set[int] = set()
+    topologies: set[str] = set()
+    for record in records:
+        found |= {*record.cell.gpus, *(range(CPU_SLOTS) if record.cell.device == "cpu" else ())}
+        for facts in facts_of_hosts(record).values():
+            found |= {gpu["id"] for gpu in gpus_of(facts) if isinstance(gpu.get("id"), int)}
+            topologies |= {text for text in [facts.get("topology")] if text and isinstance(text, str)}
+    for text in topologies:
+        with contextlib.suppress(UnreadableInput):
+            found |= {*parse_topology(text).gpus}
     return found
 
 
@@ -129,7 +174,7 @@ def questions(
         if not measured:
             raise ValueError("--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us")
     timed = [one for one in calibration.cells if one.timed]
-    machine = statistics.mode(one.question.machine for one in timed)
+    machine = machine_of(calibration)
     most = max(one.question.gpus for one in timed)
     wanted = list(subsets) if subsets is not None else [Subset(2 * most)]
     found = []

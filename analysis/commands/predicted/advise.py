@@ -12,7 +12,7 @@ from pathlib import Path
 from analysis.commands.predicted import advice
 from analysis.console import console
 from analysis.findings.model import Member
-from analysis.findings.study import open_study
+from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import Advice, advise
 from analysis.prediction.advice.options import (
     Settings,
@@ -23,7 +23,7 @@ from analysis.prediction.advice.options import (
     subsets,
     topology_of,
 )
-from analysis.prediction.asked import add_arguments, read_batches, read_nccl, read_spread, read_subsets
+from analysis.prediction.asked import add_arguments, read_batches, read_nccl, read_spread, read_subsets, refuse_absent
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
 from analysis.topology.model import Topology
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = KnownScores(calibration)
     found = options(
         calibration,
-        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, calibration, topology)],
+        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, study, calibration, topology)],
         [_settings(text) for text in arguments.nccl] if arguments.nccl else studied_settings(study),
         None if arguments.strategy is None else arguments.strategy.split(","),
         None if arguments.batch is None else read_batches(arguments.batch),
@@ -81,23 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _subsets(text: str, calibration: Calibrated, topology: Topology | None) -> Sequence[tuple[Member, ...]]:
+def _subsets(
+    text: str, study: Study, calibration: Calibrated, topology: Topology | None
+) -> Sequence[tuple[Member, ...]]:
     """Return the subsets to choose from. Raises ValueError."""
     if text.isascii() and text.isdigit() and len(text) < 8:
         return subsets(calibration, topology, int(text))
-    chosen = [one.members for one in read_subsets(text, None)]
-    missing = {gpu for one in chosen for gpu in one} - {*machine_gpus(calibration, topology)}
-    if missing and topology is not None:
-        raise ValueError(
-            f"--gpus {text!r}: the machine of the study has no GPU {min(missing)}; it has {_list(topology.gpus)}"
-        )
-    if len({len(one) for one in chosen}) > 1:
+    chosen = read_subsets(text, None)
+    refuse_absent(text, chosen, study, calibration)
+    if len({one.gpus for one in chosen}) > 1:
         raise ValueError(f"--gpus {text!r}: expected subsets of one size, so that their rates can be compared")
-    return chosen
-
-
-def _list(gpus: Sequence[int]) -> str:
-    return ",".join(map(str, gpus))
+    return [one.members for one in chosen]
 
 
 def _settings(text: str) -> Settings:
