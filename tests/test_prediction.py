@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.findings.study import Study, open_study
 from analysis.prediction import tables
 from analysis.prediction.asked import Subset, questions, read_nccl, read_subsets, refuse_absent
-from analysis.prediction.calibration import Calibrated, calibrate
+from analysis.prediction.calibration import Calibrated, calibrate, exchange_curve
 from analysis.prediction.cells import MeasuredCell, Question, Workload
 from analysis.prediction.draws import about, best, exactly, near
 from analysis.prediction.forecast import conformal, forecast
@@ -36,7 +36,7 @@ from analysis.prediction.links.nccl_constants import constants, nvlink
 from analysis.prediction.links.network import read_network
 from analysis.prediction.links.ring import NvLinks, modelled_us
 from analysis.prediction.links.wires import asked_wire, used_wire
-from analysis.prediction.parts.exchange import buckets
+from analysis.prediction.parts.exchange import buckets, exchange
 from analysis.prediction.replay import replay
 from analysis.prediction.scores import collective_errors, mean_error, summary
 from analysis.prediction.strategies import HostLink, Known
@@ -326,6 +326,35 @@ def test_a_wrong_bucket_size_is_outside_the_interval():
     said = forecast(calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), known)
     wrong = replace(Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), options=small)
     assert not said.low < forecast(calibration, wrong).step_ms < said.high
+
+
+def hooked(name, workload=WORKLOAD):
+    """The question of 128 images on two GPUs with a hook."""
+    options = tuple(sorted((*OPTIONS, ("comm_hook", name))))
+    return Question(workload, 128, options, ExchangeWire(DIRECT), 2)
+
+
+def test_powersgd_is_forecast_only_where_its_exchange_was_measured():
+    """It sends matrices whose sizes no record holds: what two ranks took says nothing of four, nor of whole gradients."""
+    calibration, asked = invented(), hooked("powersgd")
+    with pytest.raises(ValueError, match=r"comm_hook=powersgd sends rank × .* add such a cell on 2 ranks over"):
+        forecast(calibration, asked)
+    measured = MeasuredCell(asked, ("low rank",), exactly(39.6), exactly(4.0), exactly(0.4), 0.0, 0.0, 0.001)
+    known = replace(calibration, cells=(*calibration.cells, measured), memo={})
+    assert sum(map(best, exchange(known, asked)[0])) == pytest.approx(0.4)
+    assert forecast(known, asked).step_ms == pytest.approx(39.6, rel=0.005)
+    for other in (replace(asked, gpus=4), replace(asked, wire=ExchangeWire(HOST_MEMORY))):
+        with pytest.raises(ValueError, match=f"add such a cell on {other.ranks} ranks over {other.wire}"):
+            forecast(known, other)
+    plain = Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 2)
+    assert forecast(known, plain).step_ms == pytest.approx(forecast(calibration, plain).step_ms, rel=1e-6)
+    assert exchange_curve(measured) is None and exchange_curve(replace(measured, question=plain)) is not None
+
+
+def test_a_half_precision_hook_halves_no_gradients_in_2_bytes():
+    in_2_bytes = replace(WORKLOAD, rest=(("precision", "bf16_weights"),))
+    assert [hooked(name).sent_bytes for name in ("none", "fp16", "bf16")] == [100e6, 50e6, 50e6]
+    assert hooked("bf16", in_2_bytes).sent_bytes == sum(hooked("bf16", in_2_bytes).assumed_buckets) == 100e6
 
 
 def test_what_is_missing_is_named_where_a_strategy_ran_on_one_gpu_without_a_control():

@@ -17,6 +17,7 @@ from analysis.prediction.draws import Values, about, best, deviation, exactly, n
 from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, of_members, scatter_ms, waited_ranks
 from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
+from analysis.prediction.parts.nearest import refuse_unknown_sizes
 from analysis.prediction.replay import Replayed
 from analysis.prediction.strategies import strategy
 from analysis.prediction.waiting import Waiting, expected_largest, largest_normal, wait_of_residuals
@@ -104,6 +105,7 @@ class Assembled:
 def assemble(calibration: Calibrated, question: Question) -> Assembled:
     """Return the parts of the step of a cell. Raises NoLink, ValueError."""
     strategy(question.strategy)
+    refuse_unknown_sizes(calibration, question)  # before anything else is missed
     bare = base(calibration, question)
     gamma = slowed(calibration, question)
     own = own_work(calibration, question, gamma.values)

@@ -14,8 +14,9 @@ from conf.cell import Cell
 from conf.options import canonical
 
 MIB = float(2**20)
-# Strategies that send gradients in 2 bytes where a hook says so.
-HALVING = ("fp16", "bf16")
+# Hooks that send gradients in 2 bytes, and one that sends two matrices of low rank in place of each.
+HALVING, LOW_RANK = ("fp16", "bf16"), "powersgd"
+IN_2_BYTES = ("precision", "bf16_weights")  # gradients are so without a hook, but for those of batch norm
 _CAP_WITHOUT_OPTION = 25.0  # MiB, of every strategy but those through host memory
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
 _CAPS = (0.01, 100_000.0)  # MiB, that the YAML files of the strategies accept
@@ -77,8 +78,13 @@ class Question:
 
     @functools.cached_property
     def halves(self) -> bool:
-        """Whether gradients are sent in 2 bytes."""
-        return self.option("comm_hook") in HALVING
+        """Whether a hook halves what is sent."""
+        return self.option("comm_hook") in HALVING and IN_2_BYTES not in self.workload.rest
+
+    @functools.cached_property
+    def low_rank(self) -> bool:
+        """Whether PowerSGD sends rank × (rows + columns) numbers of each layer's matrix, whose size no record holds."""
+        return self.option("comm_hook") == LOW_RANK
 
     @property
     def servers(self) -> int:

@@ -202,7 +202,7 @@ def collective(question: Question) -> str | None:
         return (
             "reduce + broadcast" if question.option("reduce", "sharded") == "owner" else "reduce_scatter + all_gather"
         )
-    return "all_reduce" if question.strategy == "nccl_allreduce" else None
+    return "all_reduce" if question.strategy == "nccl_allreduce" and not question.low_rank else None
 
 
 def occupies(question: Question) -> bool:

@@ -28,7 +28,7 @@ def slowed(calibration: Calibrated, question: Question) -> StepPart:
     """Return γ on this wire: by probes, else by measured costs whose own work is known, drawn to what was published."""
     if not occupies(question) or question.ranks < 2:
         return StepPart(exactly(0.0), MEASURED)
-    key = slowed, question.workload, question.wire, question.shares_gpu, question.network is None
+    key = slowed, question.workload, question.wire, question.shares_gpu, question.low_rank, question.network is None
     if key not in calibration.memo:
         calibration.memo[key] = _slowed(calibration, question)
     found: StepPart = calibration.memo[key]
@@ -60,12 +60,13 @@ def _seen_with_more_traffic(calibration: Calibrated, question: Question) -> list
 
     It is in proportion to the bytes that pass in a second. Only from more to less: a γ of little traffic says nothing of much.
     """
-    if question.wire.transport != NETWORK:
+    if question.wire.transport != NETWORK or question.low_rank:
         return []
     found, here = [], _bytes_per_ms(calibration, question)
     for one in calibration.cells:
         there = one.question
-        if there.wire.transport == HOST_MEMORY and there.workload == question.workload and there.ranks > 1:
+        alike = there.workload == question.workload and not there.low_rank
+        if there.wire.transport == HOST_MEMORY and alike and there.ranks > 1:
             share = here / _bytes_per_ms(calibration, there)
             if occupies(there) and share < 1:
                 by_traffic = about(share, OF_TRAFFIC, "traffic")
@@ -93,7 +94,7 @@ def _same_occupation(one: Question, other: Question, settings: bool = True) -> b
     """
     wire = one.wire == other.wire if settings else one.wire.transport == other.wire.transport
     alike = wire and one.shares_gpu == other.shares_gpu
-    return one.ranks > 1 and occupies(one) and alike and other.network is None
+    return one.ranks > 1 and occupies(one) and alike and one.low_rank == other.low_rank and other.network is None
 
 
 def _slowed_by_cost(calibration: Calibrated, cell: MeasuredCell) -> Values | None:
@@ -159,6 +160,7 @@ def _may_show(one: Question, other: Question, same_hosts: bool, same_workload: b
     return (
         alike
         and one.shares_gpu == other.shares_gpu
+        and one.low_rank == other.low_rank
         and ((one.hosts > 1) == (other.hosts > 1) or not same_hosts)
         and (one.workload == other.workload if same_workload else one.options == other.options)
     )

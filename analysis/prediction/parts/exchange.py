@@ -10,7 +10,7 @@ from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, exactly
 from analysis.prediction.links.model import MEASURED, SCALED, NoLink
 from analysis.prediction.parts.base import base
-from analysis.prediction.parts.nearest import alike, nearest_exchange
+from analysis.prediction.parts.nearest import alike, nearest_exchange, refuse_unknown_sizes
 from analysis.prediction.replay import Replayed, replay
 from analysis.prediction.strategies import bucket_times
 
@@ -23,6 +23,7 @@ def exchange(calibration: Calibrated, question: Question) -> tuple[list[Values],
     sizes = buckets(calibration, question)
     if question.ranks < 2 or question.strategy == "none":
         return [exactly(0.0) for _ in sizes], {MEASURED}
+    refuse_unknown_sizes(calibration, question)
     near_one = nearest_exchange(calibration, question)
     try:
         times, sources = bucket_times(question, sizes, calibration.known)

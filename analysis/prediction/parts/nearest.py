@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 
 from analysis.prediction.calibration import Calibrated
-from analysis.prediction.cells import MeasuredCell, Question
+from analysis.prediction.cells import LOW_RANK, MeasuredCell, Question
 from analysis.prediction.strategies import collective, strategy
 
 # What makes another exchange of a strategy, and not only another size of it.
@@ -50,10 +50,30 @@ def nearest_exchange(calibration: Calibrated, question: Question) -> MeasuredCel
         and (one.question.hosts > 1) == (question.hosts > 1)
         and (one.question.wire.transport == question.wire.transport or not by_nccl)
         and one.question.shares_gpu == question.shares_gpu
+        and one.question.low_rank == question.low_rank
     ]
     if question.network is not None:  # what the user describes is not what was measured
         return None
     return min(found, key=lambda one: distance(one.question, question), default=None)
+
+
+def refuse_unknown_sizes(calibration: Calibrated, question: Question) -> None:
+    """Refuse a forecast of PowerSGD unless its exchange was measured on as many ranks over the same wire. Raises ValueError."""
+    if not question.low_rank or question.ranks < 2:
+        return
+    near_one = nearest_exchange(calibration, question)
+    if near_one is None or _sends(near_one.question) != _sends(question):
+        hosts = f" of {question.hosts} hosts" if question.hosts > 1 else ""
+        raise ValueError(
+            f"strategy {question.strategy} with comm_hook={LOW_RANK} sends rank × (rows + columns) numbers of each layer's "
+            f"matrix, and no record says how large these are; add such a cell on {question.ranks} ranks{hosts} over "
+            f"{question.wire}"
+        )
+
+
+def _sends(question: Question) -> tuple[object, ...]:
+    """Return what two questions share whose ranks send the same over the same wire."""
+    return question.workload, question.options, question.wire, question.gpus, question.hosts
 
 
 def distance(one: Question, other: Question) -> tuple[float, ...]:
