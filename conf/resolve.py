@@ -157,7 +157,7 @@ def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, com
     batch_size, rest = divmod(global_batch_size, ranks)
     if rest or not batch_size:
         where = f"gpus={','.join(map(str, common.gpus))}" + (f" on {len(common.hosts)} hosts" if common.hosts else "")
-        raise Refused(f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} GPUs of {where}")
+        raise Refused(f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} ranks of {where}")
     return batch_size
 
 

@@ -99,7 +99,8 @@ class CellRunner:
         )  # fmt: skip
         ended_at = now()
         if outcome.immortal:
-            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their GPUs")
+            held = "GPUs" if cell.device == "cuda" else "memory and cores"
+            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}")
         if outcome.state == "finished" and tuning:
             with self.study.spending(token, TUNING):
                 self._tuning_pass(cell, folder, variable, Lives(True, lives.stays or traced))

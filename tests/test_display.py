@@ -332,6 +332,17 @@ def test_plain_lines_where_there_is_no_terminal():
     assert not any("\x1b" in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [80, 180])
+def test_cpu_workers_are_not_called_gpus(width):
+    def on_cpu(found):
+        return [dataclasses.replace(one, cell=changed_cell(one.cell, device="cpu", nccl={})) for one in found]
+
+    screen, lines = settled("scaling", width, on_cpu)
+    assert "  CPU workers  " in lines[0] and not any("GPU " in line for line in lines)
+    assert ("per CPU worker" in lines[0]) == (width == 180)
+    assert any("images/s per CPU worker" in part for number in range(len(screen.cells)) for part in screen._line(number))
+
+
 def test_columns_that_can_be_left_out_are_columns():
     assert set(DISPENSABLE) < {RANKS, *COLUMNS}
 

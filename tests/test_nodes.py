@@ -327,7 +327,7 @@ def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
     cells = [one.cell for one in planned([*strong, "nodes=a"], [*strong, "nodes=a,b"], fleet=four).cells]
     assert [(one.world_size, one.batch_size, one.global_batch_size) for one in cells] == [(4, 64, 256), (8, 32, 256)]
     with pytest.raises(
-        Refused, match="global_batch_size=6: accepted is a multiple of the 4 GPUs of gpus=0,1 on 2 hosts"
+        Refused, match="global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
     ):
         planned(["global_batch_size=6", "nodes=a,b", "gpus=0,1"])
 

@@ -79,7 +79,7 @@ def test_a_dry_run_says_which_cells_go_on(dry_run):
     (note,) = about_pools(ordered(staged, 1, 1, may_join=everything))
     assert note.endswith("every cell has new ranks: strategy=cpu_staged does not say that it gives all back")
     (note,) = about_pools(ordered(batches(2), 1, 1, may_join=everything))
-    assert note.endswith("fewer than 3 cells of a repeat are open and alike in GPUs and settings")
+    assert note.endswith("fewer than 3 cells of a repeat are open and alike in subset and settings")
 
 
 def test_cells_share_ranks_if_they_differ_in_what_is_read_for_each_communicator():

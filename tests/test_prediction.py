@@ -364,6 +364,17 @@ def test_what_is_missing_is_named_where_a_strategy_ran_on_one_gpu_without_a_cont
         forecast(replace(calibration, cells=(with_it,), memo={}), replace(with_it.question, gpus=2, members=(0, 1)))
 
 
+def test_cpu_workers_are_not_called_gpus():
+    on_cpu, calibration = replace(WORKLOAD, rest=(("device", "cpu"),)), invented(sizes=(2, 4), batches=(64, 128))
+    cells = tuple(replace(one, question=replace(one.question, workload=on_cpu)) for one in calibration.cells)
+    known, asked = replace(calibration, cells=cells, memo={}), Question(on_cpu, 128, OPTIONS, ExchangeWire(DIRECT), 8)
+    said = forecast(known, asked)
+    assert "CPU workers that were not measured scatter as those that were" in said.why
+    assert not any("GPU" in one for one in (*said.why, said.widest))
+    with pytest.raises(ValueError, match="nothing says what it does on one CPU worker; add a cell with"):
+        forecast(known, replace(asked, options=(("name", "kvstore_device"),)))
+
+
 def test_few_cells_claim_no_error():
     calibration = invented(sizes=(2, 4))  # eight can be held out
     held = hold_out(calibration, "condition")

@@ -82,13 +82,13 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "resnet18, resnet200, resnet34, resnet50, vgg16 (did you mean resnet50?)",
         ),
         (["batch_size=0"], "batch_size=0:", "accepted is auto or a whole number of at least 1 and at most 1048576"),
-        (["global_batch_size=7", "gpus=0,1"], "global_batch_size=7:", "a multiple of the 2 GPUs of gpus=0,1"),
+        (["global_batch_size=7", "gpus=0,1"], "global_batch_size=7:", "a multiple of the 2 ranks of gpus=0,1"),
         (["device=cuda"], "device=cuda: ", "accepted here are auto and cpu"),
         # subsets under -m, and what goes around the grammar
         (["-m", "gpus=0+1,0+9"], "gpus=0,9: 9 is not here", "CPU worker slots"),
         (["-m", "gpus=glob(*)"], "gpus=glob(*): glob(…) is not accepted", ID_FORM),
         (["-m", "++gpus=0,3"], "gpus=0,3: accepted is a list of GPU ids", ID_FORM),
-        (["gpus=classes:99"], "gpus=classes:99: accepted is a size of 1 to", "the GPUs of this machine"),
+        (["gpus=classes:99"], "gpus=classes:99: accepted is a size of 1 to", "the CPU workers of this machine"),
         (["gpus=GPU-8932f937"], "gpus=GPU-8932f937: GPU-8932f937 is not here", "CPU worker slots"),
         # unknown keys, level by level
         (["bacth_size=8"], "bacth_size=8: unknown; options are model, data, strategy,", "(did you mean batch_size?)"),

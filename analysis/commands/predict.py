@@ -12,6 +12,7 @@ from pathlib import Path
 
 from analysis.commands.predicted import forecasts, held_out, ladders
 from analysis.commands.predicted.notes import print_notes
+from analysis.findings.labels import of_unit
 from analysis.findings.study import Study, open_study
 from analysis.prediction.asked import (
     Subset,
@@ -89,12 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
     known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
     if not any(found for _, found, _ in made):
-        raise ValueError(made[0][2] if made else "no cell of the study has several GPUs; expected --strategy")
+        none = f"no cell of the study has several {calibration.unit}s; expected --strategy"
+        raise ValueError(made[0][2] if made else none)
     if arguments.json:
         print(json.dumps(forecasts.to_json(calibration, made, len(known.of(asked[0])))))
     else:
         forecasts.print_forecasts(calibration, made)
-        print_notes([_ALONE.format(*one.members) for one in subsets or () if len(one.members) == 1])
+        alone = [_ALONE.format(*one.members) for one in subsets or () if len(one.members) == 1]
+        print_notes([of_unit(one, calibration.unit) for one in alone])
     return 0
 
 
@@ -135,7 +138,7 @@ def _refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibrati
     try:
         refuse_absent(text, subsets, study, calibration)
     except ValueError as error:
-        raise ValueError(f"{error}; {_NUMBERS}") from None
+        raise ValueError(f"{error}; {of_unit(_NUMBERS, calibration.unit)}") from None
 
 
 def _forecast(calibration: Calibrated, question: Question, known: KnownScores) -> tuple[Forecast | None, str]:

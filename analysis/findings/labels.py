@@ -1,6 +1,7 @@
 """Labels: what findings and reports call cells. Nothing decides by a label; keys decide (Runs.key), labels are made last."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from analysis.findings.study import Study
 from conf.cell import folded
 
 BETWEEN = " · "  # the parts of a name
+_GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
@@ -85,6 +87,11 @@ def _on_hosts(gpus: Sequence[Member], word: str) -> str:
 def unit(device: str) -> str:
     """Return what one member of a subset is called: a GPU, or a CPU worker of a machine without GPUs."""
     return "GPU" if device == "cuda" else "CPU worker"
+
+
+def of_unit(words: str, unit: str) -> str:
+    """Return words about GPUs as words about CPU workers, where `unit` is not `GPU` or `GPUs`."""
+    return words if unit.startswith("GPU") else _GPU.sub("CPU worker", words)
 
 
 def several(names: Sequence[str]) -> str:

@@ -55,6 +55,11 @@ class Calibrated:
         return replace(self, cells=kept, known=Known(replace(links, curves=curves), host), memo={})
 
     @property
+    def unit(self) -> str:
+        """What most cells ran on: a GPU, or a CPU worker."""
+        return statistics.mode(one.question.unit for one in self.cells)
+
+    @property
     def several(self) -> tuple[MeasuredCell, ...]:
         """The cells of several ranks whose steps were timed."""
         return tuple(one for one in self.cells if one.ranks > 1 and one.timed)

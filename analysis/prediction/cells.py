@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.findings.labels import unit
 from analysis.findings.model import Member
 from analysis.prediction.draws import Values, best
 from analysis.prediction.links.model import ExchangeWire
@@ -85,6 +86,11 @@ class Question:
     def low_rank(self) -> bool:
         """Whether PowerSGD sends rank × (rows + columns) numbers of each layer's matrix, whose size no record holds."""
         return self.option("comm_hook") == LOW_RANK
+
+    @property
+    def unit(self) -> str:
+        """What a rank runs on: a GPU, or a CPU worker."""
+        return unit(dict(self.workload.rest).get("device", "cuda"))
 
     @property
     def servers(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from analysis.findings.labels import of_unit
 from analysis.prediction.assembled import Assembled, assemble
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
@@ -96,8 +97,8 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
         spread,
         growth,
         basis,
-        made.widest,
-        tuple(one for one in (*why, made.why_waiting, sentence) if one),
+        of_unit(made.widest, question.unit),
+        tuple(of_unit(one, question.unit) for one in (*why, made.why_waiting, sentence) if one),
         calibration.record_ids,
     )
 

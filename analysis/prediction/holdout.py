@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis.findings.labels import of_unit
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import best, deviation
@@ -73,7 +74,7 @@ def hold_out(calibration: Calibrated, way: str, suspect: bool = False) -> list[H
     targets = [one for one in calibration.several if one.question.strategy != "none" and (suspect or one.valid)]
     groups = _GROUPS[way](calibration, targets)
     if not groups:
-        raise ValueError(f"--holdout {way}: {_NEEDS[way]}")
+        raise ValueError(f"--holdout {way}: {of_unit(_NEEDS[way], calibration.unit)}")
     found: dict[int, HeldOut] = {}
     for cells, others in groups:
         for cell in cells:

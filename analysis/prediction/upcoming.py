@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from analysis.findings.labels import of_unit
 from analysis.findings.study import Study
 from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import Calibrated, calibrate
@@ -56,7 +57,7 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
     except ValueError as error:  # NoLink too
         return told | {"refused": str(error)}
     if not is_scored:
-        found = replace(found, why=(*found.why[:-1], NOT_SCORED))
+        found = replace(found, why=(*found.why[:-1], of_unit(NOT_SCORED, asked.unit)))
     return told | {"held_out": len(like), "level": LEVEL} | found.to_json()
 
 

@@ -20,6 +20,7 @@ from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
+from analysis.report.names import of_unit, unit_of
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.papers.document import document
 from analysis.report.papers.figure import to_figure
@@ -57,7 +58,7 @@ def checked_study(study_folder: Path) -> Study:
 
 def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     """Return the report of a study and of its findings."""
-    unsaid = [*findings.unsaid] if study.trains else []
+    unsaid = [of_unit(line, unit_of(study)) for line in findings.unsaid] if study.trains else []
     if study.unreadable:
         unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
     with style(width):

@@ -8,6 +8,7 @@ from analysis.findings.model import AGAINST
 from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
 from analysis.findings.predicted.stated import stated_forecast
 from analysis.findings.rates import primary_rate
+from analysis.report.names import of_unit
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
@@ -49,8 +50,15 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
 
 
-def with_unit(column: str, text: str, things: str = "images") -> str:
-    """Return a number of a column with its unit and what it is, of other columns the text alone; cells count `things`.
+def heading(column: str, things: str, unit: str) -> str:
+    """Return the heading of a column, of cells that count `things` on GPUs or CPU workers (`unit`)."""
+    return of_unit(column, unit).replace("images", things)
+
+
+def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs") -> str:
+    """Return a number of a column with its unit and what it is, of other columns the text alone.
+
+    Cells count `things` on GPUs or CPU workers (`units`).
 
     `0.454 ms exchange`, `99.9 % efficiency against GPU 0`.
     """
@@ -62,7 +70,7 @@ def with_unit(column: str, text: str, things: str = "images") -> str:
     if entry is None:
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
     unit, column = "" if entry.unit == "%" else entry.of(things).unit, entry.of(things).column
-    words = column.removesuffix(unit).strip()
+    words = of_unit(column.removesuffix(unit).strip(), units)
     text, against, members = text.partition(f" {AGAINST} ")  # of an efficiency: its GPUs that were measured alone
     return " ".join(part for part in (text, unit, words, against.strip(), members) if part)
 

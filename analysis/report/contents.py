@@ -14,7 +14,9 @@ from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report import sections as folder
 from analysis.report.measured_values import first_records
+from analysis.report.names import of_unit, unit_of
 from analysis.report.section import Section, SectionFunction
+from analysis.report.tables import Table
 from analysis.report.text import single_line
 from benchmarks.record import Record
 from conf.groups import choice
@@ -25,13 +27,32 @@ from conf.targets import locate_without_torch
 def contents(study: Study, findings: Findings, of_benchmarks: Iterable[Section]) -> tuple[Section, ...]:
     """Return the sections of a report in their order, without empty ones."""
     general = [function(study, findings) for function in section_functions()]
-    every = sorted([*filter(None, general), *of_benchmarks], key=lambda section: section.place)
+    own = [_of_unit(section, unit_of(study)) for section in general if section is not None]
+    every = sorted([*own, *of_benchmarks], key=lambda section: section.place)
     by_anchor: dict[str, Section] = {}
     for section in every:
         if section.lines or section.pictures or section.tables or section.commands:
             before = by_anchor.get(section.anchor)
             by_anchor[section.anchor] = section if before is None else _joined(before, section)
     return tuple(by_anchor.values())
+
+
+def _of_unit(section: Section, unit: str) -> Section:
+    """Return a section with its words on GPUs as words on the CPU workers of a study without GPUs."""
+    if unit == "GPUs":
+        return section
+
+    def of_table(table: Table) -> Table:
+        columns = tuple(replace(one, heading=of_unit(one.heading, unit)) for one in table.columns)
+        rows = tuple(tuple(of_unit(one, unit) if isinstance(one, str) else one for one in row) for row in table.rows)
+        return replace(table, caption=of_unit(table.caption, unit), columns=columns, rows=rows)
+
+    return replace(
+        section,
+        lines=tuple(of_unit(line, unit) for line in section.lines),
+        pictures=tuple(replace(one, caption=of_unit(one.caption, unit)) for one in section.pictures),
+        tables=tuple(map(of_table, section.tables)),
+    )
 
 
 def _joined(first: Section, second: Section) -> Section:

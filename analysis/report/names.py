@@ -11,7 +11,7 @@ from benchmarks.record import Record
 from conf.cell import Cell, counted, folded
 from conf.options import canonical
 
-BETWEEN = labels.BETWEEN
+BETWEEN, of_unit = labels.BETWEEN, labels.of_unit
 KIND = ("model.name", "strategy.name", "benchmark.name", "hosts", "gpus")  # what a cell's name always tells
 OPTIMIZER = "optimizer.name"  # its other settings follow from it
 NCCL = "nccl."
@@ -21,7 +21,12 @@ NOT_ASKED = ("repeat", "labels", "declared", "places")
 
 def unit_of(study: Study) -> str:
     """Return what is counted: GPUs, or the CPU workers of a study without GPUs."""
-    return "GPUs" if any(record.cell.device == "cuda" for record in study.records) else "CPU workers"
+    return unit_of_cells(record.cell for record in study.records)
+
+
+def unit_of_cells(cells: Iterable[Cell]) -> str:
+    """Return what is counted in some cells: GPUs, or CPU workers where none has a GPU."""
+    return "GPUs" if any(cell.device == "cuda" for cell in cells) else "CPU workers"
 
 
 def things_of(*studies: Study) -> str:
@@ -93,11 +98,6 @@ def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
 def what_differs(cells: Sequence[Cell]) -> list[str]:
     """Return a short name for each cell: only what differs among them, `gpus 0,3 · P2P_LEVEL=LOC`; '' where nothing does."""
     return [BETWEEN.join(labels.worded(name, value) for name, value in one.items()) for one in differing(cells)]
-
-
-def of_unit(words: str, unit: str) -> str:
-    """Return words about GPUs as words about the CPU workers of a study without GPUs."""
-    return words if unit == "GPUs" else words.replace("GPU", "CPU worker")
 
 
 def spoken(name: str) -> str:

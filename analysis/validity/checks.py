@@ -76,7 +76,7 @@ CHECKS = (
         results.entry_not_positive,
     ),
     Check("wrong_elements", "invalid", "a collective returned wrong elements: {}", results.wrong_elements),
-    Check("solution_differs", "invalid", "the solution differs from that of one GPU: {}", results.solution_differs),
+    Check("solution_differs", "invalid", "the solution differs from that of one device: {}", results.solution_differs),
     Check("loss_not_finite", "invalid", "the loss is not finite on rank {}", results.loss_not_finite),
     Check(
         "clocks_disagree",

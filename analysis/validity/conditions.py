@@ -108,7 +108,7 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     if record.cell.world_size == 1:
         return None  # a baseline is not compared with itself
     if share is None:
-        return not_applicable("no efficiency is stated: there is no one-GPU baseline")
+        return not_applicable("no efficiency is stated: there is no baseline")
     most = _most(record)
     return CheckResult(f"{share:.1%}, and noise explains at most {most:.1%}") if share > most else None
 

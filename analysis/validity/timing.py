@@ -7,6 +7,7 @@ Each function returns None for a record that passes.
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.findings.labels import unit
 from analysis.findings.predicted.stated import stated_forecast
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
@@ -123,5 +124,6 @@ def rate_inconsistent(record: Record, _: ValidityLimits) -> CheckResult | None:
         return CheckResult(f"{rate:.6g} {things}/s, but {images:.0f} {things} in {seconds:.6g} s")
     ranks = record.cell.world_size
     if per_gpu is not None and not abs(per_gpu * ranks - rate) <= MOST_ROUNDED * rate:
-        return CheckResult(f"{rate:.6g} {things}/s of {ranks} GPUs, but {per_gpu:.6g} per GPU")
+        one = unit(record.cell.device)
+        return CheckResult(f"{rate:.6g} {things}/s of {ranks} {one}s, but {per_gpu:.6g} per {one}")
     return None

@@ -1,6 +1,7 @@
 """The columns of the table of a sweep: what each cell asks for, what was measured, and which of them fit a terminal."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 
 from rich.cells import cell_len
 
@@ -117,15 +118,20 @@ def verdict(record: Record | None, codes: str = "all") -> str:
 
 
 def fit(
-    columns: dict[str, list[str]], words: Sequence[str], records: Sequence[Record | None], width: int
+    columns: dict[str, list[str]],
+    words: Sequence[str],
+    records: Sequence[Record | None],
+    width: int,
+    headings: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int]:
     """Make the columns fit a terminal of `width` characters: shorten the verdicts, leave columns out, cut `words`.
 
-    No number is cut. Changes `columns`; `records` are those of the rows. Returns the width of each column that is left.
+    No number is cut. Changes `columns`; `records` are those of the rows, `headings` those of columns with another than their
+    name. Returns the width of each column that is left.
     """
 
     def widths() -> dict[str, int]:
-        return {name: max(map(cell_len, [name, *texts])) for name, texts in columns.items()}
+        return {name: max(map(cell_len, [headings.get(name, name), *texts])) for name, texts in columns.items()}
 
     def excess(found: Mapping[str, int]) -> int:
         return sum(found.values()) + GAP * (len(found) - 1) - width

@@ -18,11 +18,12 @@ from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
 from analysis.findings.warm.pools import ranks_word, was_warm
-from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, with_unit
+from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, heading, with_unit
+from analysis.report.names import unit_of_cells
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
-from conf.cell import IMAGES, counted
+from conf.cell import counted
 from launch.display.columns import COST, EFFICIENCY, GPUS, RANKS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell, rounds
 from launch.plan.time_estimate import duration, estimates
@@ -70,6 +71,7 @@ class Screen:
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
         self._same, self._asked = asked(cells)
         self._things = counted(planned.cell for planned in cells)
+        self._unit = unit_of_cells(planned.cell for planned in cells)
         self._estimates: list[float] = []  # seconds
         self._opened: float = time.monotonic()
         # By the number of the cell: since when it runs, and what its slowest rank does.
@@ -138,7 +140,7 @@ class Screen:
     def _line(self, number: int) -> list[str]:
         """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""
         numbers = [
-            with_unit(column, text, self._things) + self._so_far(column)
+            with_unit(column, text, self._things, self._unit) + self._so_far(column)
             for column, text in self._numbers[number].items()
         ]
         record = self._judged[number]
@@ -175,12 +177,14 @@ class Screen:
         if any(texts := ["" if one is None else ranks_word(one) for one in records]):
             columns[RANKS] = texts
         columns[VALIDITY] = [verdict(record) for record in records]
-        widths = fit(columns, [name for name in self._asked if name != GPUS], records, self._width())
+        headings = {name: heading(name, self._things, self._unit) for name in columns}
+        words = [name for name in self._asked if name != GPUS]
+        widths = fit(columns, words, records, self._width(), headings)
         table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in columns:
             justify = "right" if name in COLUMNS and name != TRANSPORT else "left"
-            heading = name.replace(IMAGES, self._things) + self._so_far(name).replace(" so", "\nso")
-            table.add_column(heading, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
+            head = headings[name] + self._so_far(name).replace(" so", "\nso")
+            table.add_column(head, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
         for place, number in enumerate(rows):
             table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))
         # Each a line of its own, cut and not wrapped: the table keeps its place.

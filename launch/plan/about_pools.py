@@ -28,7 +28,7 @@ def about_pools(order: Sequence[PlannedCell]) -> Iterator[str]:
         )
     elif order:
         reasons = dict.fromkeys(filter(None, (why_not_warm(one.cell) for one in order)))
-        why = "; ".join(reasons) or f"fewer than {FEWEST} cells of a repeat are open and alike in GPUs and settings"
+        why = "; ".join(reasons) or f"fewer than {FEWEST} cells of a repeat are open and alike in subset and settings"
         yield f"engine.start=warm changes nothing here, every cell has new ranks: {why}"
 
 

@@ -209,7 +209,7 @@ def _about_machine(
 
 def _about_cells(configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]) -> Iterator[str]:
     """Yield notices about listed cells that do not run."""
-    if len(used) < len(cells):
+    if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):  # for CPU workers another one says it
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
     if twice and not any(config.waterfall for config in configs):  # one control cell explains several cells

@@ -4,10 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from analysis.findings.labels import BETWEEN
-from analysis.report.cell_numbers import COLUMNS, MARGIN, ONE_RUN, RESULT, TRANSPORT, about_margins, cell_numbers
+from analysis.report.cell_numbers import (
+    COLUMNS,
+    MARGIN,
+    ONE_RUN,
+    RESULT,
+    TRANSPORT,
+    about_margins,
+    cell_numbers,
+    heading,
+)
+from analysis.report.names import unit_of_cells
 from analysis.report.numbers import ABSENT, THIN
 from benchmarks.record import Record
-from conf.cell import IMAGES, counted
+from conf.cell import counted
 from launch.tracking.projection import escaped, run_name
 
 LINK_CLASS, VALIDITY = "link class", "validity"
@@ -31,8 +41,8 @@ def summary_markdown(
     rows = [_row(record, columns, values.get(record.record_id, {})) for record in records]
     kept = [place for place in range(len(columns)) if any(row[place] != ABSENT for row in rows)]
     columns, rows = [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
-    things = counted(record.cell for record in records)
-    lines = [["cell", *(name.replace(IMAGES, things) for name in columns)]]
+    things, unit = counted(record.cell for record in records), unit_of_cells(record.cell for record in records)
+    lines = [["cell", *(heading(name, things, unit) for name in columns)]]
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
     lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""

@@ -74,7 +74,7 @@ def print_advice(study: Study, advice: Advice, known: KnownScores) -> None:
 def _table(advice: Advice) -> Table:
     table = Table(box=SIMPLE_HEAD)
     options = _told_apart(advice)
-    for heading in ("", "GPUs", "strategy", "batch", "NCCL"):
+    for heading in ("", f"{advice.first.option.question.unit}s", "strategy", "batch", "NCCL"):
         table.add_column(heading)
     for heading in ("images/s", "90 % interval", "to the first", "chance to be fastest"):
         table.add_column(heading, justify="right")
@@ -120,7 +120,7 @@ def sentences(advice: Advice) -> list[str]:
     lines = [f"… and {count(rest, 'more cell')} below (--json has all)"] if rest > 0 else []
     said = "measured" if first.runs else "forecast"
     lines.append(
-        f"First is {question.strategy} on GPUs {_gpus(first)}: {number(first.rate, 'rate')} images/s, {said}. "
+        f"First is {question.strategy} on {question.unit}s {_gpus(first)}: {number(first.rate, 'rate')} images/s, {said}. "
         f"The chance that nothing else is faster is {number(first.fastest, 'share')}."
     )
     if alike:
@@ -154,7 +154,6 @@ def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
     if least < FEWEST_HELD_OUT:
         notes.append(f"not enough to state an error: {least} cells could be held out, {FEWEST_HELD_OUT} are needed")
     if any(not one.runs for one in shown):
-        notes.append(
-            "GPUs that did not run alone with this model are alike to a forecast: one subset stands for all of them"
-        )
+        alike = f"{advice.first.option.question.unit}s that did not run alone with this model are alike to a forecast"
+        notes.append(f"{alike}: one subset stands for all of them")
     return notes

@@ -75,4 +75,5 @@ def print_forecasts(calibration: Calibrated, made: Made) -> None:
 def _where(question: Question) -> str:
     if question.members:
         return "gpus " + ",".join(map(str, question.members))
-    return f"{question.ranks} GPUs" if question.hosts == 1 else f"{question.ranks} GPUs, {question.hosts} hosts"
+    many = f"{question.ranks} {question.unit}s"
+    return many if question.hosts == 1 else f"{many}, {question.hosts} hosts"

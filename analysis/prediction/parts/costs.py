@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from analysis.findings.labels import of_unit
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
@@ -122,9 +123,8 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
         why, add = "it ran on one GPU, but no GPU ran without it", "strategy=none on the same GPU (waterfall=true)"
     else:
         why, add = "no cell of it was measured", f"strategy={question.strategy} on one GPU"
-    raise ValueError(
-        f"strategy {question.strategy}: {why}, so nothing says what it does on one GPU; add a cell with {add}"
-    )
+    said = f"strategy {question.strategy}: {why}, so nothing says what it does on one GPU; add a cell with {add}"
+    raise ValueError(of_unit(said, question.unit))
 
 
 def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:

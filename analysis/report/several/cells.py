@@ -9,7 +9,7 @@ from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication.exposed import EXCHANGE, EXPOSED
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.report.figures import REST, ROWS, bare, dot, more_in, row_label, rows_figure
-from analysis.report.names import short_names
+from analysis.report.names import short_names, unit_of_cells
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
@@ -38,7 +38,7 @@ NAME_LENGTH = 60  # characters
 def cells(sides: Sequence[Side], shared: Sequence[SharedCell]) -> Section:
     """Return every cell that two sides have."""
     if not shared:
-        line = "No cell was measured by two of them: nothing that was asked is equal on the same GPUs."
+        line = "No cell was measured by two of them: nothing that was asked is equal on the same GPUs or CPU workers."
         return Section("cells", "The same cells beside each other", (line,))
     look = looks(sides)
     pictures = (*_bars(shared, look), *_differences(shared, look))
@@ -137,11 +137,11 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
     bare(axes)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=5)
-    things = _things(shown)
-    axes.set_xlabel(f"{things}/s per GPU")
+    things, unit = _things(shown), unit_of_cells(one.runs.cell for cell in shown for one in cell.places)
+    axes.set_xlabel(f"{things}/s per {unit.removesuffix('s')}")
     yield rendered(
         figure, "cells",
-        f"Length: {things} per second and GPU. Number: {things} per second of all GPUs of the cell."
+        f"Length: {things} per second and {unit.removesuffix('s')}. Number: {things} per second of all {unit} of the cell."
         + more_in(timed, BARS, "more cell", "cells.csv"),
         drawn(
             ("cell", "side", "gpus", "images_per_second"),

@@ -50,8 +50,9 @@ def scaling(sides: Sequence[Side], shared: Sequence[SharedCurve]) -> Section:
     """Return the curves together, as figures and a table."""
     title = "Efficiency on each"
     if not shared:
-        line = "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and one-GPU cells."
+        line = "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and a baseline."
         return Section("scaling", title, (line,))
+    units = dict.fromkeys(unit_of(side.study) for curve in shared for side, _ in curve.places)
     rows = tuple(
         (
             curve.name, side.name, gpu_ids(p.gpus), p.world_size, p.runs, p.rate, p.efficiency, p.at_equal_clocks,
@@ -64,7 +65,7 @@ def scaling(sides: Sequence[Side], shared: Sequence[SharedCurve]) -> Section:
         "Every subset of these curves, against the slowest of its members alone in the same study, with 95 % intervals for "
         "the next run there.",
         (
-            Column("curve", "curve"), Column("side", "machine or study"), Column("gpus", "GPUs"),
+            Column("curve", "curve"), Column("side", "machine or study"), Column("gpus", " or ".join(units)),
             Column("world_size", "n", "count"), Column("runs", "runs", "count"),
             Column("images_per_second", f"{things_of(*(side.study for side in sides))}/s", "rate", True),
             Column("efficiency", "efficiency", "share", True),
