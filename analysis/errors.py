@@ -2,4 +2,4 @@
 
 
 class UnreadableInput(ValueError):
-    """Raised for text that its reader cannot use; the message says what was expected and where (line, field)."""
+    """Raised for text that its reader cannot use; the message says what is accepted and where (line, field)."""

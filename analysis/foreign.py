@@ -70,7 +70,7 @@ def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         state = content.get("state")
         why = f"the cell is {state}" if state not in (None, "finished") else f"it has no tables.{name}"
-        raise UnreadableInput(f"{_expected(name)}; {why}")
+        raise UnreadableInput(f"{_accepted(name)}; {why}")
     return table
 
 
@@ -82,9 +82,9 @@ def damage_told(name: str) -> Iterator[None]:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"a {type(error).__name__}"
         said = str(error) if isinstance(error, UnreadableInput) else what
-        raise UnreadableInput(f"{_expected(name)}; tables.{name} is damaged ({said})") from None
+        raise UnreadableInput(f"{_accepted(name)}; tables.{name} is damaged ({said})") from None
 
 
-def _expected(name: str) -> str:
+def _accepted(name: str) -> str:
     benchmark = {"nccl-tests": "collectives"}.get(name, name)
-    return f"expected a record.json of benchmark={benchmark}"
+    return f"accepted is a record.json of benchmark={benchmark}"

@@ -115,7 +115,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
             raise UnknownWord(f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}", prefix, True)
         words = rest.removeprefix("^").split(",")
         if unknown := [word for word in words if word.lower() not in known]:
-            raise UnknownWord(f"{part!r}: expected a list of {', '.join(names)}", unknown[0], False)
+            raise UnknownWord(f"{part!r}: accepted is a list of {', '.join(names)}", unknown[0], False)
         chosen = {known[word.lower()] for word in words}
         chosen = set(names) - chosen if rest.startswith("^") else chosen
         for function in [functions[prefix.lower()]] if colon else FUNCTIONS:

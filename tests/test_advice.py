@@ -75,7 +75,7 @@ def test_subsets_that_forecasts_tell_apart():
     dgx1 = subsets(calibrate(open_study(SETTINGS)), load_topology(DGX1), 2)
     assert dgx1[0] == (0, 3)  # the best links first; no GPU ran alone, so one pair of each kind of link
     assert {farthest(load_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
-    with pytest.raises(ValueError, match="has 4; expected 1 to 4"):
+    with pytest.raises(ValueError, match="has 4; accepted are 1 to 4"):
         subsets(calibration, load_topology(H200), 5)
 
 
@@ -138,10 +138,10 @@ def test_the_command_says_what_to_measure_and_how(capsys):
 
 
 WRONG = {
-    "too many GPUs": (["--gpus", "9"], "has 4; expected 1 to 4"),
+    "too many GPUs": (["--gpus", "9"], "has 4; accepted are 1 to 4"),
     "no such GPU": (["--gpus", "0+9"], "has no GPU 9; accepted are 0, 1, 2, 3"),
     "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
-    "a strategy": (["--gpus", "2", "--strategy", "magic"], "known are nccl_allreduce"),
+    "a strategy": (["--gpus", "2", "--strategy", "magic"], "accepted are nccl_allreduce"),
     "a word of NCCL's": (["--gpus", "2", "--nccl", "P2P_LEVEL=loc"], "LOC"),
 }
 

@@ -125,12 +125,12 @@ def test_nothing_in_common_is_a_sentence(a, b, sentence):
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
 def test_a_tolerance_is_a_part_of_one(tolerance):
-    with pytest.raises(ValueError, match="expected a number from 0"):
+    with pytest.raises(ValueError, match="accepted is a number from 0"):
         result(A100, A100, tolerance)
 
 
 def test_foreign_text_names_what_was_expected_of_both_kinds():
-    with pytest.raises(UnreadableInput, match=r"expected nccl-tests' output.*; or expected the output of p2p"):
+    with pytest.raises(UnreadableInput, match=r"accepted is nccl-tests' output.*; or accepted is the output of p2p"):
         read_measurement("hello\n")
 
 

@@ -160,11 +160,11 @@ def test_a_cell_that_failed_in_one_study_is_named_with_the_reason(tmp_path, caps
     ("first", "second", "more", "said"),
     [
         ("a", "nowhere", (), "nowhere: no such folder"),
-        ("a", "empty", (), "holds no record; expected the folder of a study"),
-        ("a", "file", (), "is a file; expected two folders of studies, or two files"),
+        ("a", "empty", (), "holds no record; accepted is the folder of a study"),
+        ("a", "file", (), "is a file; accepted are two folders of studies, or two files"),
         ("a", "b", (), "have no cell in common that is usable in both"),
-        ("a", "a", ("--limit", "2"), "--limit 2: expected a share from 0 to 100 %, such as 2% or 0.02"),
-        ("a", "a", ("--limit", "two"), "--limit two: expected a share"),
+        ("a", "a", ("--limit", "2"), "--limit 2: accepted is a share from 0 to 100 %, such as 2% or 0.02"),
+        ("a", "a", ("--limit", "two"), "--limit two: accepted is a share"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(first, second, more, said, tmp_path, capsys):

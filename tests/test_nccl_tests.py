@@ -318,7 +318,7 @@ def test_json_of_version_one_of_several_processes_and_several_documents():
     ],
 )  # fmt: skip
 def test_foreign_or_broken_json_is_refused(text):
-    with pytest.raises(UnreadableInput, match="expected the JSON of nccl-tests"):
+    with pytest.raises(UnreadableInput, match="accepted is the JSON of nccl-tests"):
         parse_nccl_tests(text)
 
 
@@ -349,7 +349,7 @@ def figures(text):
     try:
         runs = parse_nccl_tests(text)
     except UnreadableInput as error:
-        assert str(error).startswith("expected nccl-tests' output")
+        assert str(error).startswith("accepted is nccl-tests' output")
         return None
     json.dumps([run.as_json() for run in runs], allow_nan=False)
     return [str(row.as_json()) for run in runs for row in run.rows]
@@ -422,7 +422,7 @@ def test_the_time_is_linear_in_the_length(piece):
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
         parse_nccl_tests(text)
-    assert str(raised.value).startswith("expected nccl-tests' output")
+    assert str(raised.value).startswith("accepted is nccl-tests' output")
     assert sentence in str(raised.value)
 
 

@@ -153,7 +153,7 @@ def test_without_pandas_it_says_what_to_install(monkeypatch):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected the folder of a study"):
+    with pytest.raises(FileNotFoundError, match="accepted is the folder of a study"):
         open_study(tmp_path / "none")
 
 

@@ -137,7 +137,7 @@ def entries(text):
     try:
         runs = parse_p2p(text)
     except UnreadableInput as error:
-        assert str(error).startswith("expected the output of p2pBandwidthLatencyTest")
+        assert str(error).startswith("accepted is the output of p2pBandwidthLatencyTest")
         return set()
     json.dumps([run.as_json() for run in runs], allow_nan=False)
     return {(name, *pair, value) for run in runs for name, some in run.entries.items() for pair, value in some.items()}
@@ -238,7 +238,7 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
         parse_p2p(text)
-    assert str(raised.value).startswith("expected the output of p2pBandwidthLatencyTest: a title such as")
+    assert str(raised.value).startswith("accepted is the output of p2pBandwidthLatencyTest: a title such as")
     assert sentence in str(raised.value)
 
 

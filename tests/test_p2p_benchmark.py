@@ -383,7 +383,7 @@ def test_other_json_is_refused_with_a_sentence(tmp_path, capsys, content, said):
     file = tmp_path / "record.json"
     file.write_text(content)
     assert main(["p2p", str(file)]) == 2
-    assert f"expected a record.json of benchmark=p2p; {said}" in capsys.readouterr().err
+    assert f"accepted is a record.json of benchmark=p2p; {said}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
     ("arguments", "said"),
     [
         (("a", "nowhere"), "nowhere: no such folder"),
-        (("a", "empty"), "empty: holds no record; expected the folder of a study"),
+        (("a", "empty"), "empty: holds no record; accepted is the folder of a study"),
         (("a", "b", "--bundle"), "--bundle takes one study, not 2"),
     ],
 )

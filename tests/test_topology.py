@@ -155,7 +155,7 @@ DGX1 = capture("dgx1_v100")
         (DGX1.replace("\nGPU3 ", "\nGPU2 "), "line 5: a second row for GPU2"),
         (DGX1.replace("GPU0     X ", "GPU0    SYS"), "line 2: GPU0 to GPU0 reads 'SYS'"),
         (DGX1.replace("GPU0     X      NV1 ", "GPU0     X      25.3"), "line 2: GPU0 to GPU1 reads '25.3'"),
-        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", "line 3: 1 links in the row of GPU1, expected 2"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", "line 3: 1 links in the row of GPU1; accepted are 2"),
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t0-7\n", "line 2: 1 more cells"),
         ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "a device twice"),
         (capture("h200_x8_p2p_read"), "topo -p2p"),
@@ -373,7 +373,7 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;<
     ("text", "message"),
     [
         (BOMB, "line 1: a document type"),
-        (dgx1_xml()[:900], "expected whole XML"),
+        (dgx1_xml()[:900], "accepted is whole XML"),
         ("<system/>", "no <gpu"),
         ("<graphs><gpu dev='0'/></graphs>", "root element is 'graphs'"),
         (SWITCHED.replace('dev="3"', 'dev="0"'), r"line 13: a second <gpu dev=0>, the first in line 5"),

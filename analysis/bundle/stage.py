@@ -45,7 +45,7 @@ def lay_out(study: Path, root: Path) -> None:
     for path in record_paths(folder):
         _copy_cell(CellFolder(path.parent), inside / path.parent.relative_to(folder))
     if not inside.exists():
-        raise UnreadableInput(f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY")
+        raise UnreadableInput(f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>)")
     checked = verify(inside)
     if not checked.right:
         raise WrongStudy(

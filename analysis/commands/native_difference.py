@@ -156,7 +156,7 @@ def compare_measurements(
     """
     for name, value in (("tolerance", tolerance), ("latency tolerance", latency_tolerance)):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} {value}: expected a number from 0, such as 0.03 for 3 %")
+            raise ValueError(f"{name} {value}: accepted is a number from 0, such as 0.03 for 3 %")
     result = NativeDifference()
     _compare_entries(a.matrices, b.matrices, result, tolerance, latency_tolerance)
     for table in dict.fromkeys([*a.variants, *b.variants]):

@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print every run. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
     if arguments.ranks is not None and arguments.ranks < 1:
-        raise ValueError(f"--ranks {arguments.ranks}: at least one rank is expected")
+        raise ValueError(f"--ranks {arguments.ranks}: accepted is at least 1")
     runs: list[tuple[str, Run]] = []
     for file in arguments.files:
         try:

@@ -109,17 +109,17 @@ def read_matrix(text: str, where: str) -> list[list[float]]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise UnreadableInput(f"{where}: not JSON; expected that of `python -m analysis p2p`, or a matrix") from None
+        raise UnreadableInput(f"{where}: not JSON; accepted is that of `python -m analysis p2p`, or a matrix") from None
     matrix = document if isinstance(document, list) else _find(document)
     if matrix is None:
-        raise UnreadableInput(f"{where}: no matrices.{_MATRIX}; expected the JSON of `python -m analysis p2p`")
+        raise UnreadableInput(f"{where}: no matrices.{_MATRIX}; accepted is the JSON of `python -m analysis p2p`")
     size = len(matrix)
     if not size or not all(isinstance(row, list) and len(row) == size for row in matrix):
-        raise UnreadableInput(f"{where}: the matrix is not square; expected a row and a column for each GPU")
+        raise UnreadableInput(f"{where}: the matrix is not square; accepted are a row and a column for each GPU")
     for a, row in enumerate(matrix):
         for b, cell in enumerate(row):
             if a != b and not (finite(cell) or 0.0) > 0:
-                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r:.100}; expected GB/s above 0")
+                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r:.100}; accepted are GB/s above 0")
     return [[float(cell) if a != b else 0.0 for b, cell in enumerate(row)] for a, row in enumerate(matrix)]
 
 

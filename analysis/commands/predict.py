@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
     if not any(found for _, found, _ in made):
-        none = f"no cell of the study has several {calibration.unit}s; expected --strategy"
+        none = f"no cell of the study has several {calibration.unit}s; accepted with --strategy"
         raise ValueError(made[0][2] if made else none)
     if arguments.json:
         print(json.dumps(forecasts.to_json(calibration, made, len(known.of(asked[0])))))
@@ -104,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse(arguments: argparse.Namespace) -> None:
     """Refuse options that would be ignored. Raises ValueError."""
     if arguments.per_node is not None and arguments.gpus is None:
-        raise ValueError(f"--per-node {arguments.per_node}: expected --gpus too, such as --gpus 16,64,256 --per-node 8")
+        raise ValueError(f"--per-node {arguments.per_node}: accepted together with --gpus, such as --gpus 16,64,256 --per-node 8")
     if arguments.net is not None and arguments.per_node is None:
         raise ValueError(
-            f"--net {arguments.net}: expected --gpus and --per-node too, such as --gpus 16,64 --per-node 8"
+            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as --gpus 16,64 --per-node 8"
         )
     asked = [one for one in ("gpus", "net", "nccl", "strategy", "batch", "gpu-spread") if _given(arguments, one)]
     if arguments.holdout and asked:

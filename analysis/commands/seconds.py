@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     studies = studies_in(arguments.study)
     if len(studies) > 1:
         names = join_words([study.name for study in studies])
-        raise ValueError(f"{arguments.study}: holds {len(studies)} studies ({names}); give one of them")
+        raise ValueError(f"{arguments.study}: holds {len(studies)} studies ({names}); accepted is one of them")
     found = cost_of(studies[0])
     if arguments.json:
         print(json.dumps(found.to_json()))

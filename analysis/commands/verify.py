@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     for study, result in results.items():
         if not result.records:
             raise UnreadableInput(
-                f"{study}: holds no record; give the folder of a study, OUTPUT_DIR/STUDY, or a bundle"
+                f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>), or a bundle"
             )
     for study, result in results.items():
         if arguments.mlflow is not None:

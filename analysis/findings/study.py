@@ -202,9 +202,9 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
         FileNotFoundError, NotADirectoryError: it is no folder.
     """
     if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder; expected the folder of a study (<output_dir>/<study>)")
+        raise FileNotFoundError(f"{folder}: no such folder; accepted is the folder of a study (<output_dir>/<study>)")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
+        raise NotADirectoryError(f"{folder}: is no folder; accepted is the folder of a study (<output_dir>/<study>)")
     places: dict[str, CellFolder] = {}
 
     def placed(record: Record, place: CellFolder) -> Record:

@@ -42,7 +42,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     read = [read_events(text, number, hosts[number] if hosts else "") for number, text in enumerate(texts)]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
-            "no line from NCCL found; expected whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
+            "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
         )
     notes = _reading_notes(read)
     events = [event for one in read for event in one.events]

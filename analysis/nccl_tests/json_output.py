@@ -11,7 +11,7 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.nccl_tests.run import PROGRAMS, Measured, Row, Run, nccl_version
 
-_EXPECTED = "expected the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
+_ACCEPTED = "accepted is the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
 _PROGRAM = re.compile("(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
 _SETTINGS = {
     "nthreads": "nThread", "ngpus": "nGpus", "minimum_bytes": "minBytes", "maximum_bytes": "maxBytes",
@@ -51,17 +51,17 @@ def read_json(text: str) -> list[Run]:
                 if isinstance(error, json.JSONDecodeError)
                 else "it cannot be decoded"
             )
-            raise UnreadableInput(f"{_EXPECTED}; the document is cut or broken: {reason}") from None
+            raise UnreadableInput(f"{_ACCEPTED}; the document is cut or broken: {reason}") from None
         try:
             runs.append(_run(whole, line))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-            raise UnreadableInput(f"{_EXPECTED}; in the document of line {line}: {what}") from None
+            raise UnreadableInput(f"{_ACCEPTED}; in the document of line {line}: {what}") from None
         following = _begin(text, end)
         line += text.count("\n", position, following)
         position = following
     if not any(run.rows for run in runs):
-        raise UnreadableInput(f"{_EXPECTED}; there is no result in it")
+        raise UnreadableInput(f"{_ACCEPTED}; there is no result in it")
     return runs
 
 

@@ -12,7 +12,7 @@ def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
     """Read every run of one text, in order, with notes on contradictions.
 
     `ranks` is the number of ranks that the command started, if the text does not hold the command. Raises
-    UnreadableInput, which says what was expected and where, if the text holds no row. Source: the format strings of
+    UnreadableInput, which says what is accepted and where, if the text holds no row. Source: the format strings of
     nccl-tests 2.0 to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
     """
     is_json = text.lstrip().startswith("{")

@@ -12,7 +12,7 @@ from analysis.nccl_tests.rows import ROW_START, TableHeader, read_header, read_r
 from analysis.nccl_tests.run import PROGRAMS, Run, nccl_version
 
 _LONGEST_COMMAND = 8000  # characters
-_EXPECTED = "expected nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
+_ACCEPTED = "accepted is nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
 
 # `[1,0]<stdout>:` and `[host@1,0]<stdout>: ` (mpirun --tag-output), `0: ` (srun --label)
 _TAG = re.compile(r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII)
@@ -80,17 +80,17 @@ def _lines(text: str) -> Iterator[_Line]:
 def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") -> str:
     """Say why a text holds no row."""
     if not lines:
-        return f"{_EXPECTED}; the text is empty, or has no whole line"
+        return f"{_ACCEPTED}; the text is empty, or has no whole line"
     if reader.torn:
-        return f"{_EXPECTED}; no row fits its table, the first is line {reader.torn[0]}"
+        return f"{_ACCEPTED}; no row fits its table, the first is line {reader.torn[0]}"
     if reader.headless:
-        return f"{_EXPECTED}; line {reader.headless[0]} looks like a row, but no header names its columns"
+        return f"{_ACCEPTED}; line {reader.headless[0]} looks like a row, but no header names its columns"
     if runs:
         failures = [f": {run.errors[0]}" for run in runs if run.errors]
         return (
-            f"{_EXPECTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
+            f"{_ACCEPTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
         )
-    return f"{_EXPECTED}; line 1 begins {lines[0].text[:60]!r}"
+    return f"{_ACCEPTED}; line 1 begins {lines[0].text[:60]!r}"
 
 
 class _RunReader:

@@ -11,8 +11,8 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.foreign import refuse_too_many
 
-_EXPECTED = (
-    "expected the output of p2pBandwidthLatencyTest: a title such as `Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)`, "
+_ACCEPTED = (
+    "accepted is the output of p2pBandwidthLatencyTest: a title such as `Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)`, "
     "a line of columns, rows"
 )
 
@@ -89,7 +89,7 @@ def parse_p2p(text: str) -> list[Matrices]:
     reader.close()
     runs = [run for run in reader.runs if any(run.entries.values())]
     if not runs:
-        raise UnreadableInput(f"{_EXPECTED}; {reader.nothing(text)}")
+        raise UnreadableInput(f"{_ACCEPTED}; {reader.nothing(text)}")
     for run in reader.runs:
         if run not in runs:
             runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")

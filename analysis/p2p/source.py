@@ -10,7 +10,7 @@ from analysis.errors import UnreadableInput
 from analysis.foreign import damage_told, refuse_too_many, table_of
 from analysis.p2p.matrices import Matrices, parse_p2p
 
-_EXPECTED = "expected a record.json of benchmark=p2p"
+_ACCEPTED = "accepted is a record.json of benchmark=p2p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class P2p:
 
 
 def read_p2p(text: str) -> P2p:
-    """Read either form; the first character tells them apart. Raises UnreadableInput, which says what was expected."""
+    """Read either form; the first character tells them apart. Raises UnreadableInput, which says what is accepted."""
     if not text.lstrip().startswith("{"):
         runs = parse_p2p(text)
         return P2p(runs, runs)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{_EXPECTED}; the JSON is broken ({error})") from None
+        raise UnreadableInput(f"{_ACCEPTED}; the JSON is broken ({error})") from None
     table = table_of(content, "p2p")
     with damage_told("p2p"):
         medians = matrices_of(table, table["matrices"])

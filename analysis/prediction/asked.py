@@ -57,19 +57,19 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     if per_node is None:
         named = [part.split("+") for part in parts] if "+" in text else [parts]
         if not all(one.isascii() and one.isdigit() and len(one) < 8 for part in named for one in part):
-            raise ValueError(f"--gpus {text!r}: expected {_FORM}")
+            raise ValueError(f"--gpus {text!r}: accepted are {_FORM}")
         subsets = [tuple(int(one) for one in part) for part in named]
         if any(len(set(one)) < len(one) for one in subsets):
-            raise ValueError(f"--gpus {text!r}: a GPU stands twice in a subset; expected {_FORM}")
+            raise ValueError(f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {_FORM}")
         return [Subset(len(one), members=one) for one in subsets]
     if not 1 <= per_node <= MOST_GPUS:
-        raise ValueError(f"--per-node {per_node}: expected a number of GPUs from 1 to {MOST_GPUS}")
+        raise ValueError(f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}")
     found = []
     for part in parts:
         count = int(part) if part.isascii() and part.isdigit() and len(part) < 8 else 0
         if not 1 <= count <= MOST_GPUS or (count > per_node and count % per_node):
             raise ValueError(
-                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; expected such as 16,64,256"
+                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; accepted are multiples, such as 16,64,256"
             )
         found.append(Subset(min(count, per_node), max(1, count // per_node)))
     return found
@@ -119,11 +119,11 @@ def read_nccl(text: str) -> dict[str, str]:
         name, equals, value = (one.strip() for one in part.partition("="))
         setting = name.lower().removeprefix("nccl_")
         if not equals or not value:
-            raise ValueError(f"--nccl {part!r}: expected NAME=VALUE, such as P2P_LEVEL=LOC")
+            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
         if setting not in FIELDS:
             raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
         if setting in typed:
-            raise ValueError(f"--nccl {text!r}: {name} stands there twice; expected each setting once")
+            raise ValueError(f"--nccl {text!r}: {name} stands there twice; accepted is each setting once")
         typed[setting] = value
     nccl = Nccl()
     for name, value in typed.items():
@@ -135,7 +135,7 @@ def read_batches(text: str) -> list[int]:
     """Read --batch. Raises ValueError."""
     found = [int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0 for part in text.split(",")]
     if not all(1 <= one <= MOST_BATCH for one in found):
-        raise ValueError(f"--batch {text!r}: expected images per GPU, such as 128,256")
+        raise ValueError(f"--batch {text!r}: accepted are images per GPU, such as 128,256")
     return found
 
 
@@ -148,7 +148,7 @@ def read_spread(text: str) -> float:
         share = math.nan
     if not 0 <= share <= MOST_SPREAD:
         raise ValueError(
-            f"--gpu-spread {text!r}: expected how far GPUs of one model differ, from 0% to 50%, such as 2%"
+            f"--gpu-spread {text!r}: accepted is how far GPUs of one model differ, from 0% to 50%, such as 2%"
         )
     return share
 
@@ -168,7 +168,7 @@ def questions(
     `subsets` twice as many GPUs as the most that were measured. Raises ValueError.
     """
     if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
-        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
+        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; accepted are {', '.join(STRATEGIES)}")
     if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
         measured = any(one.hosts > 1 for one in calibration.known.links.curves)
         if not measured:

@@ -87,7 +87,7 @@ def calibrate(study: Study) -> Calibrated:
     cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
     if not any(cell.timed for cell in cells):
         where = study.folder or study.name
-        raise ValueError(f"{where}: no cell has a step time; expected the folder of a study with training cells")
+        raise ValueError(f"{where}: no cell has a step time; accepted is the folder of a study with training cells")
     device = statistics.mode(one.cell.device for one in runs)
     records = [record for one in study.runs for record in one.records if record.cell.device == device]
     nccl = next((version for one in records if (version := _nccl(one))), None)

@@ -103,7 +103,7 @@ def _number(found: Mapping[str, Any], name: str, most: float) -> float:
     """Return a number of an object. Raises ValueError."""
     value = finite(found.get(name))
     if value is None or not 1 / most <= value <= most:
-        raise ValueError(f"{name} is {found.get(name)!r:.60}; expected is a number above 0, at most {most:g}")
+        raise ValueError(f"{name} is {found.get(name)!r:.60}; accepted is a number above 0, at most {most:g}")
     return value
 
 
@@ -111,7 +111,7 @@ def _whole(found: Mapping[str, Any], name: str, most: int) -> int:
     """Return a whole number of an object. Raises ValueError."""
     value = found.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ValueError(f"{name} is {value!r:.60}; expected is a whole number from 1 to {most}")
+        raise ValueError(f"{name} is {value!r:.60}; accepted is a whole number from 1 to {most}")
     return value
 
 

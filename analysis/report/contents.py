@@ -97,7 +97,7 @@ def _section(benchmark: str, dotted: str, study: Study, findings: Findings) -> S
     try:
         section = locate_without_torch(dotted)(study, findings)
         if not isinstance(section, Section):
-            raise TypeError(f"it returned {type(section).__name__}, expected is a Section")
+            raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
         return section
     except Refused as error:
         why = str(error)

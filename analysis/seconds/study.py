@@ -65,7 +65,7 @@ def cost_of(study: Path) -> StudyCost:
     if not records:
         why = f"; {unreadable[0]}" if unreadable else ""
         raise UnreadableInput(
-            f"{study}: holds no record that can be read; give the folder of a study, OUTPUT_DIR/STUDY{why}"
+            f"{study}: holds no record that can be read; accepted is the folder of a study (<output_dir>/<study>){why}"
         )
     said = journal(study)
     cells = [CellCost(one, _seconds(one, folders[id(one)]), _beyond(one, said)) for one in records]

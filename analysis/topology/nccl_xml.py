@@ -46,7 +46,7 @@ def parse_topology_xml(text: str) -> Topology:
     """Read one dump. Raises UnreadableInput, with the line, for broken XML, entities, missing or contradictory values."""
     root = _parse(text)
     if root.name != "system":
-        raise UnreadableInput(f"line {root.line}: the root element is {root.name!r}; expected NCCL's <system>")
+        raise UnreadableInput(f"line {root.line}: the root element is {root.name!r}; accepted is NCCL's <system>")
     gpus: dict[int, tuple[Gpu, _Element]] = {}
     nics: dict[str, _Element] = {}
     for element in root.walk():
@@ -56,13 +56,13 @@ def parse_topology_xml(text: str) -> Topology:
                 first = gpus[gpu.index][1].line
                 raise UnreadableInput(
                     f"line {element.line}: a second <gpu dev={gpu.index}>, the first in line {first}; "
-                    "expected the dump of one machine"
+                    "accepted is the dump of one machine"
                 )
             gpus[gpu.index] = (gpu, element)
         elif element.name == "net" and element.attributes.get("name"):
             nics.setdefault(element.attributes["name"], element)  # one NIC may have several ports
     if not gpus:
-        raise UnreadableInput("no <gpu dev=…> element; expected the file that NCCL_TOPO_DUMP_FILE names")
+        raise UnreadableInput("no <gpu dev=…> element; accepted is the file that NCCL_TOPO_DUMP_FILE names")
     refuse_too_many(len(gpus))
     ordered = sorted(gpus.items())
     places: dict[Device, _Element] = {index: element for index, (_, element) in ordered} | dict(nics.items())
@@ -75,7 +75,7 @@ def parse_topology_xml(text: str) -> Topology:
 def _parse(text: str) -> _Element:
     """Parse elements with their line numbers. Refuse declarations of types and entities: NCCL writes none."""
     if len(text) > LARGEST_TOPOLOGY_BYTES:
-        raise UnreadableInput(f"{len(text)} characters; expected a topology of at most {LARGEST_TOPOLOGY_BYTES}")
+        raise UnreadableInput(f"{len(text)} characters; accepted is a topology of at most {LARGEST_TOPOLOGY_BYTES}")
     parser = expat.ParserCreate()
     open_elements: list[_Element] = []
     roots: list[_Element] = []
@@ -102,7 +102,7 @@ def _parse(text: str) -> _Element:
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
-        raise UnreadableInput(f"line {error.lineno}: {expat.ErrorString(error.code)}; expected whole XML") from None
+        raise UnreadableInput(f"line {error.lineno}: {expat.ErrorString(error.code)}; accepted is whole XML") from None
     return roots[0]
 
 
@@ -110,7 +110,7 @@ def _integer(element: _Element, name: str, least: int) -> int:
     value = element.attributes.get(name, "")
     if not re.fullmatch(r"-?[0-9]{1,9}", value) or int(value) < least:
         raise UnreadableInput(
-            f"line {element.line}: <{element.name}> has {name}={value!r}; expected a number from {least}"
+            f"line {element.line}: <{element.name}> has {name}={value!r}; accepted is a number from {least}"
         )
     return int(value)
 
@@ -208,7 +208,7 @@ def _nvlinks(gpus: list[Gpu], elements: dict[int, _Element]) -> tuple[dict[Pair,
         if back != count:
             raise UnreadableInput(
                 f"line {line}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back (line {back_line}); "
-                "expected the same number both ways"
+                "accepted is the same number both ways"
             )
         links[frozenset((a, b))] = f"NV{count}"
     return links, bool(switched)

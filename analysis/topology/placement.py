@@ -79,7 +79,7 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
         ValueError: more GPUs asked for than there are or than can be searched, or neither source given.
     """
     if topology is None and matrix is None:
-        raise ValueError("place: expected a topology or a measured matrix")
+        raise ValueError("place: accepted is a topology or a measured matrix")
     names = topology.gpus if topology else tuple(range(len(matrix or ())))
     if matrix is not None and len(matrix) != len(names):
         raise ValueError(f"place: a matrix of {len(matrix)} GPUs, but the topology has {len(names)}")

@@ -66,7 +66,7 @@ def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None
     between_gpus = [links[frozenset(pair)] for pair in combinations((gpu.index for gpu in gpus), 2)]
     if between_gpus and all(word in _P2P_STATUS for word in between_gpus):
         raise UnreadableInput(
-            f"line {number}: a table of peer access (`nvidia-smi topo -p2p`); expected link classes (`topo -m`)"
+            f"line {number}: a table of peer access (`nvidia-smi topo -p2p`); accepted are link classes (`topo -m`)"
         )
     nics = tuple(name for name in ids.values() if isinstance(name, str))
     return Topology(gpus, nics, links, infer_nvswitch((gpu.index for gpu in gpus), links), "nvidia-smi topo -m")
@@ -84,10 +84,10 @@ def _header(lines: list[str]) -> tuple[int, list[str], list[str]]:
                 continue  # a bare "GPU0" at the margin is a row whose cells were cut
             found.append((number, labels, columns))
     if not found:
-        raise UnreadableInput("no header line with GPU0, GPU1, …; expected the text of `nvidia-smi topo -m`")
+        raise UnreadableInput("no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`")
     if len(found) > 1:
         raise UnreadableInput(
-            f"line {found[1][0]}: a second table begins here, the first in line {found[0][0]}; expected one table"
+            f"line {found[1][0]}: a second table begins here, the first in line {found[0][0]}; accepted is one table"
         )
     number, labels, columns = found[0]
     if len(set(labels)) != len(labels):
@@ -103,15 +103,15 @@ def _cells(line: str) -> list[str]:
 def _links(cells: list[str], label: str, labels: list[str], at: int) -> list[str]:
     words = [current_word(cell) for cell in cells[: len(labels)]]
     if len(words) < len(labels):
-        raise UnreadableInput(f"line {at}: {len(words)} links in the row of {label}, expected {len(labels)}")
+        raise UnreadableInput(f"line {at}: {len(words)} links in the row of {label}; accepted are {len(labels)}")
     for other, word in zip(labels, words, strict=True):
         if (word == "X") != (other == label):
             raise UnreadableInput(
-                f"line {at}: {label} to {other} reads {word!r}; expected X for a device and itself only"
+                f"line {at}: {label} to {other} reads {word!r}; accepted is X for a device and itself only"
             )
         if word and not _WORD.fullmatch(word):
             raise UnreadableInput(
-                f"line {at}: {label} to {other} reads {word!r}; expected a link class such as NV4 or SYS"
+                f"line {at}: {label} to {other} reads {word!r}; accepted is a link class such as NV4 or SYS"
             )
     return [word or UNKNOWN for word in words]
 
@@ -153,7 +153,7 @@ def _pairs(labels: list[str], ids: Mapping[str, Device], rows: Mapping[str, tupl
         if row_a[j] != row_b[i]:
             raise UnreadableInput(
                 f"line {line_b}: {b} to {a} is {row_b[i]}, but {a} to {b} is {row_a[j]} (line {line_a}); "
-                "expected a symmetric table"
+                "accepted is a symmetric table"
             )
         links[frozenset((ids[a], ids[b]))] = row_a[j]
     return links

@@ -31,7 +31,7 @@ def load_trace(source: str) -> Trace:
     files, of_folder = _files(source)
     parts = [part for file in files if (part := _read(file, names, skip_foreign=of_folder)) is not None]
     if not parts:
-        raise UnreadableInput(f"{source}: no trace in this folder; expected files named …{', …'.join(_SUFFIXES)}")
+        raise UnreadableInput(f"{source}: no trace in this folder; accepted are files named …{', …'.join(_SUFFIXES)}")
     return _joined(source, parts, names)
 
 

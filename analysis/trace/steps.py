@@ -72,7 +72,7 @@ def choose_window(trace: Trace, step: int | None = None) -> Window:
         middle = int(np.argsort(steps.duration[:fewest], kind="stable")[fewest // 2])
         chosen = middle if step is None else step
         if not 0 <= chosen < fewest:
-            raise ValueError(f"step {chosen} is not in the trace; accepted: 0 to {fewest - 1}")
+            raise ValueError(f"step {chosen} is not in the trace; accepted are 0 to {fewest - 1}")
         spans = [_of_step(rank, of_rank, chosen) for rank, of_rank in named]
         start, end = min(int(span[0, 0]) for span in spans), max(int(span[-1, 1]) for span in spans)
         how = ", the one of median time" if step is None else ""

@@ -90,7 +90,7 @@ def _subsets(
     chosen = read_subsets(text, None)
     refuse_absent(text, chosen, study, calibration)
     if len({one.gpus for one in chosen}) > 1:
-        raise ValueError(f"--gpus {text!r}: expected subsets of one size, so that their rates can be compared")
+        raise ValueError(f"--gpus {text!r}: accepted are subsets of one size, so that their rates can be compared")
     return [one.members for one in chosen]
 
 

@@ -84,14 +84,14 @@ def _places(study: Study) -> dict[str, str]:
 def studies_in(folder: Path) -> list[Path]:
     """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as `open_sides`."""
     if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder; expected the folder of a study (<output_dir>/<study>)")
+        raise FileNotFoundError(f"{folder}: no such folder; accepted is the folder of a study (<output_dir>/<study>)")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; expected the folder of a study (<output_dir>/<study>)")
+        raise NotADirectoryError(f"{folder}: is no folder; accepted is the folder of a study (<output_dir>/<study>)")
     cells = {
         path.parent.parent if _ATTEMPT.fullmatch(path.parent.name) else path.parent for path in record_paths(folder)
     }
     if not cells:
-        raise ValueError(f"{folder}: holds no record; expected the folder of a study (<output_dir>/<study>)")
+        raise ValueError(f"{folder}: holds no record; accepted is the folder of a study (<output_dir>/<study>)")
     return sorted({cell.parent for cell in cells if cell.parent not in cells})
 
 

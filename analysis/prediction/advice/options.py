@@ -59,7 +59,7 @@ def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> l
     everyone = machine_gpus(calibration, topology)
     if not 1 <= count <= len(everyone):
         raise ValueError(
-            f"{count} {calibration.unit}s: the machine of the study has {len(everyone)}; expected 1 to {len(everyone)}"
+            f"{count} {calibration.unit}s: the machine of the study has {len(everyone)}; accepted are 1 to {len(everyone)}"
         )
     alone = {one.question.members[0] for one in calibration.cells if one.timed and len(one.question.members) == 1}
     together = {frozenset(one.question.members) for one in calibration.cells if one.timed}
@@ -97,7 +97,7 @@ def options(
     every strategy with every option that the study has, without `batches` the most frequent one. Raises ValueError.
     """
     if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
-        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; known are {', '.join(STRATEGIES)}")
+        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; accepted are {', '.join(STRATEGIES)}")
     timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
     if not timed:
         raise ValueError("no cell of one host has a step time; advice is on the GPUs of one host")
