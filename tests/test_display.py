@@ -332,6 +332,18 @@ def test_plain_lines_where_there_is_no_terminal():
     assert not any("\x1b" in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_the_reference_is_stands_below_its_column(width):
+    screen, lines = settled("strategies", width)
+    said = "reference: the exchange's own bytes in the largest pieces, without any waiting"
+    assert ("of reference speed" in lines[0]) == (said in lines) == (width == 200)
+    plain = Screen(screen.cells, [], console(width, terminal=False))
+    with plain:
+        for number, record in enumerate(screen.records):
+            plain.settle(number, record.state, record)
+    assert plain.console.file.getvalue().count(said) == 1
+
+
 @pytest.mark.parametrize("width", [80, 180])
 def test_cpu_workers_are_not_called_gpus(width):
     def on_cpu(found):
@@ -340,7 +352,9 @@ def test_cpu_workers_are_not_called_gpus(width):
     screen, lines = settled("scaling", width, on_cpu)
     assert "  CPU workers  " in lines[0] and not any("GPU " in line for line in lines)
     assert ("per CPU worker" in lines[0]) == (width == 180)
-    assert any("images/s per CPU worker" in part for number in range(len(screen.cells)) for part in screen._line(number))
+    assert any(
+        "images/s per CPU worker" in part for number in range(len(screen.cells)) for part in screen._line(number)
+    )
 
 
 def test_columns_that_can_be_left_out_are_columns():

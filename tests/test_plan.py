@@ -147,7 +147,8 @@ def test_gpus_alone_are_measured_once_where_nccls_settings_are_swept():
     assert [(one.cell.gpus, bool(one.cell.nccl)) for one in sweep.cells] == [((0,), False), ((0, 1), True)]
     assert any("NCCL settings have no effect on CPU workers" in notice for notice in sweep.notices)
     assert not any("GPU alone" in notice for notice in sweep.notices)
-    on_gpus = planned(["gpus=0", f"topology={H200}"], ["gpus=0", "nccl.p2p_level=LOC", f"topology={H200}"])
+    elsewhere = ["gpus=0", f"topology={H200}", "dry_run=true"]
+    on_gpus = planned(elsewhere, [*elsewhere, "nccl.p2p_level=LOC"])
     assert any("NCCL settings do not reach a GPU alone" in notice for notice in on_gpus.notices)
     alone = planned(["gpus=0", "nccl.p2p_level=LOC"])
     assert alone.cells[0].cell.nccl == {"NCCL_P2P_LEVEL": "LOC"}, "it was asked for, and nothing stands for it"

@@ -624,7 +624,9 @@ def test_gpus_of_another_machine_of_the_study_are_not_there():
     here, there = (open_study(DATA / name / "strategies").records for name in ("h200_x2", "h200_x4"))
     fewer = [replace(one, environment=one.environment | {"host": "other"}) for one in there[:4]]
     study = Study.of([*here, *fewer])
-    with pytest.raises(ValueError, match=r"'2,3': .+, where most cells of the study ran, has no GPU 2; accepted are 0, 1$"):
+    with pytest.raises(
+        ValueError, match=r"'2,3': .+, where most cells of the study ran, has no GPU 2; accepted are 0, 1$"
+    ):
         refuse_absent("2,3", read_subsets("2,3", None), study, calibrate(study))
     refuse_absent("1,0", read_subsets("1,0", None), study, calibrate(study))
 

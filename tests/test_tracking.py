@@ -254,8 +254,11 @@ def test_the_summary_is_one_row_for_each_record():
     }  # fmt: skip
     next_run = {f"{1:032x}": {"throughput/ci_low": 4640.0, "throughput/ci_high": 4671.0, "throughput/ci_runs": 12.0}}
     bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
-    *lines, empty, below = summary_markdown([make_record(1, metrics=metrics), bad], next_run).splitlines()
-    assert (empty, below) == ("", "± for the next run (95 %), from 12 runs of equal cells")
+    *lines, empty, below, other, reference = summary_markdown(
+        [make_record(1, metrics=metrics), bad], next_run
+    ).splitlines()
+    assert (empty, below, other) == ("", "± for the next run (95 %), from 12 runs of equal cells", "")
+    assert reference == "reference: the exchange's own bytes in the largest pieces, without any waiting"
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
         "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "

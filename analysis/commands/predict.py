@@ -104,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse(arguments: argparse.Namespace) -> None:
     """Refuse options that would be ignored. Raises ValueError."""
     if arguments.per_node is not None and arguments.gpus is None:
-        raise ValueError(f"--per-node {arguments.per_node}: accepted together with --gpus, such as --gpus 16,64,256 --per-node 8")
+        raise ValueError(
+            f"--per-node {arguments.per_node}: accepted together with --gpus, such as --gpus 16,64,256 --per-node 8"
+        )
     if arguments.net is not None and arguments.per_node is None:
         raise ValueError(
             f"--net {arguments.net}: accepted together with --gpus and --per-node, such as --gpus 16,64 --per-node 8"

@@ -87,13 +87,12 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
     for one in held:
         question = one.cell.question
         if one.forecast is not None and one.cost_ms is not None:
-            where = str(question.workload), question.ranks, question.unit, question.hosts, question.batch_size, question.wire
+            many = f"{question.ranks} {question.unit}s"
+            where = str(question.workload), many, question.hosts, question.batch_size, question.wire
             groups[where][question.options].append(one)
     found = []
-    for (workload, ranks, unit, *_), strategies in groups.items():
-        if len(strategies) >= FEWEST_STRATEGIES and (
-            made := _ranking(f"{workload} on {ranks} {unit}s", strategies.values())
-        ):
+    for (workload, many, *_), strategies in groups.items():
+        if len(strategies) >= FEWEST_STRATEGIES and (made := _ranking(f"{workload} on {many}", strategies.values())):
             found.append(made)
     return tuple(found)
 

@@ -1,7 +1,7 @@
 """The numbers of one cell as tables of cells print them: on the terminal and in MLflow's note of a sweep."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from analysis.findings.baselines import EFFICIENCY, stated
 from analysis.findings.model import AGAINST
@@ -18,7 +18,7 @@ NOT_SEEN = "none seen"  # stands for an exposed time of 0 or less: steps without
 ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
-EXPOSED = "comm/exposed_ms"
+EXPOSED, IDEAL = "comm/exposed_ms", "comm/ideal_ratio"
 PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
 RATE = "throughput/images_per_second"
 OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU they say nothing new
@@ -88,6 +88,12 @@ def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     """Return what ± and the intervals of cells are: `± for the next run, from 12 runs of equal cells`; empty without any."""
     known = rests_on(value for of_cell in values for name, value in of_cell.items() if name.endswith("ci_runs"))
     return f"± {WORDS} (95 %), {known} of equal cells" if known else ""
+
+
+def about_reference(shown: Container[str]) -> str:
+    """Return what the reference of an exchange is, in METHOD.md's words; empty where its column is not shown."""
+    said = "reference: the exchange's own bytes in the largest pieces, without any waiting"
+    return said if _METRICS[IDEAL] in shown else ""
 
 
 def first_number(record: Record, values: Mapping[str, float]) -> str:

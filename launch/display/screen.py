@@ -18,7 +18,15 @@ from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
 from analysis.findings.warm.pools import ranks_word, was_warm
-from analysis.report.cell_numbers import COLUMNS, TRANSPORT, about_margins, cell_numbers, heading, with_unit
+from analysis.report.cell_numbers import (
+    COLUMNS,
+    TRANSPORT,
+    about_margins,
+    about_reference,
+    cell_numbers,
+    heading,
+    with_unit,
+)
 from analysis.report.names import unit_of_cells
 from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
@@ -100,7 +108,8 @@ class Screen:
         if self._live:
             self._live.__exit__(kind, error, trace)
         else:
-            for line in filter(None, (about_margins(self._values), self._summary())):
+            shown = {column for of_cell in self._numbers for column in of_cell}
+            for line in filter(None, (about_margins(self._values), about_reference(shown), self._summary())):
                 self.console.print(line)
 
     def progress(self, number: int, watch: Watch) -> None:
@@ -190,7 +199,7 @@ class Screen:
         # Each a line of its own, cut and not wrapped: the table keeps its place.
         below = [
             Text(line, "dim", no_wrap=True, overflow="ellipsis")
-            for line in (about_margins(self._values), self._summary(), self._now())
+            for line in (about_margins(self._values), about_reference(columns), self._summary(), self._now())
             if line
         ]
         return Group(table, *below) if rows else Group(*below)
@@ -211,9 +220,9 @@ class Screen:
         """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
         if self._last:
             return [number for number, state in enumerate(self.states) if state != WAITING]
-        more = bool(about_margins(self._values)) + any(
-            EFFICIENCY in of_cell for of_cell in self._numbers
-        )  # a second line
+        shown = {column for of_cell in self._numbers for column in of_cell}
+        # An efficiency so far has a second line in its heading.
+        more = bool(about_margins(self._values)) + bool(about_reference(shown)) + (EFFICIENCY in shown)
         room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - more)
         if len(self.cells) <= room:
             return range(len(self.cells))

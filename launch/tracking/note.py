@@ -11,6 +11,7 @@ from analysis.report.cell_numbers import (
     RESULT,
     TRANSPORT,
     about_margins,
+    about_reference,
     cell_numbers,
     heading,
 )
@@ -46,8 +47,9 @@ def summary_markdown(
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
     lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""
-    below = about_margins(values.get(record.record_id, {}) for record in records)
-    return above + "".join(f"| {' | '.join(line)} |\n" for line in lines) + (f"\n{below}\n" if below else "")
+    below = [about_margins(values.get(record.record_id, {}) for record in records), about_reference(columns)]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return above + table + "".join(f"\n{line}\n" for line in below if line)
 
 
 def _common(names: Sequence[Sequence[str]]) -> int:

@@ -85,7 +85,9 @@ def advise(calibration: Calibrated, options: Sequence[Candidate], known: KnownSc
         cells.append(cell)
         rates.append(rate)
     if not cells:
-        raise ValueError(refused[0][1] if refused else "the study has no strategy to advise on; accepted with --strategy")
+        raise ValueError(
+            refused[0][1] if refused else "the study has no strategy to advise on; accepted with --strategy"
+        )
     order = sorted(range(len(cells)), key=lambda place: -round(cells[place].rate, 6))
     near, rest = order[:MOST_CONTENDERS], order[MOST_CONTENDERS:]
     beliefs = Beliefs.of([rates[place] for place in near], [_of_a_run(calibration, cells[place]) for place in near])

@@ -50,7 +50,9 @@ def scaling(sides: Sequence[Side], shared: Sequence[SharedCurve]) -> Section:
     """Return the curves together, as figures and a table."""
     title = "Efficiency on each"
     if not shared:
-        line = "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and a baseline."
+        line = (
+            "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and a baseline."
+        )
         return Section("scaling", title, (line,))
     units = dict.fromkeys(unit_of(side.study) for curve in shared for side, _ in curve.places)
     rows = tuple(
