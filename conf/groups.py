@@ -156,10 +156,7 @@ def choice(group: str, name: Any) -> Choice:
     Raises:
         Refused: there is no such file, or it is none that can be used.
     """
-    found = (
-        folder / group / f"{name}.yaml" for folder in _folders if isinstance(name, str) and FILE_NAME.fullmatch(name)
-    )
-    path = next((path for path in found if path.exists()), None)
+    path = _file(group, name)
     if path is None:
         known = choices(group)
         raise Refused(f"{group}.name={name}: accepted are {', '.join(known)}{closest(str(name), known)}")
@@ -168,8 +165,15 @@ def choice(group: str, name: Any) -> Choice:
 
 def of_model(model: str, option: str) -> Any:
     """Return what the YAML of a model says of an option, `gpu.image_size`; None without the option or the file."""
-    path = files("model").get(model)
+    path = _file("model", model)
     return _selected(path, option) if path else None
+
+
+def _file(group: str, name: Any) -> Path | None:
+    """Return the YAML file of a choice; None where no folder has it."""
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+        return None
+    return next((path for folder in _folders if (path := folder / group / f"{name}.yaml").exists()), None)
 
 
 @functools.cache

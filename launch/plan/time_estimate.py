@@ -4,8 +4,9 @@ The rule of thumb is the benchmark's own (its YAML's `code.seconds`), with the s
 What the same model took corrects it: the rule's ratio between the two cells is taken. No other model's times are used.
 """
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,19 +54,44 @@ class Beginning:
     graph: str = "new"  # of a compiled cell: new, cached, kept; empty for another one
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What a finished cell took."""
+
+    equal: str  # the text of what EQUAL names
+    how: Beginning
+    of_rule: float  # its seconds ÷ those of the rule of thumb
+
+
 def estimates(cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True) -> list[TimeEstimate]:
     """Return the estimate of each cell of a sweep, in their order; similar cells share one.
 
     `known` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    taken = list(zip(known, _of_records(known), strict=True))
+    taken = _taken(known)
     found: dict[str, TimeEstimate] = {}
     texts = []
     for planned, how in zip(cells, _of_cells(cells, known, begun), strict=True):
-        texts.append(repr([how, *(getattr(planned.cell, name) for name in DEPENDS_ON)]))
+        texts.append(repr(how) + _text(planned.cell, DEPENDS_ON))
         if texts[-1] not in found:
             found[texts[-1]] = _estimate(planned.cell, how, taken)
     return [found[text] for text in texts]
+
+
+def _taken(known: Sequence[Record]) -> dict[str, list[Taken]]:
+    """Return what the finished cells took, in the order of the records, by the text of what ALIKE names."""
+    found: dict[str, list[Taken]] = {}
+    for one, how in zip(known, _of_records(known), strict=True):
+        seconds = one.ended_at - one.started_at  # 0 or less where a clock was set back meanwhile
+        if one.state == "finished" and seconds > 0:
+            taken = Taken(_text(one.cell, EQUAL), how, seconds / rule_of_thumb(one.cell, how))
+            found.setdefault(_text(one.cell, ALIKE), []).append(taken)
+    return found
+
+
+def _text(cell: Cell, names: Sequence[str]) -> str:
+    """Return equal text for cells that are equal in these fields."""
+    return json.dumps([getattr(cell, name) for name in names], sort_keys=True, default=str)
 
 
 def _of_cells(cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool) -> Iterator[Beginning]:
@@ -122,11 +148,13 @@ def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
     return f"{count(len(found), 'cell')}, about {duration(seconds)} {rests}"
 
 
-def _estimate(cell: Cell, how: Beginning, known: Sequence[tuple[Record, Beginning]]) -> TimeEstimate:
-    took = [
-        (one.ended_at - one.started_at) / rule_of_thumb(one.cell, began) for one, began in _similar(cell, how, known)
-    ]
-    return TimeEstimate((median(took) if took else 1.0) * rule_of_thumb(cell, how), bool(took))
+def _estimate(cell: Cell, how: Beginning, known: Mapping[str, Sequence[Taken]]) -> TimeEstimate:
+    """Return the estimate by the latest cells of the same model and benchmark: equal ones that began alike, else equal ones."""
+    alike, asked = known.get(_text(cell, ALIKE), []), _text(cell, EQUAL)
+    equal = [one for one in alike if one.equal == asked]
+    chosen = [one for one in equal if one.how == how] or equal or alike
+    share = median(one.of_rule for one in chosen[-LATEST:]) if chosen else 1.0
+    return TimeEstimate(share * rule_of_thumb(cell, how), bool(chosen))
 
 
 def rule_of_thumb(cell: Cell, how: Beginning = Beginning()) -> float:
@@ -146,20 +174,6 @@ def _measuring(cell: Cell) -> float:
         return seconds if 0 <= seconds < math.inf else UNKNOWN_SECONDS[cell.device]
     except (Refused, TypeError, ValueError, LookupError, ArithmeticError):  # the options of a damaged record
         return UNKNOWN_SECONDS[cell.device]
-
-
-def _similar(cell: Cell, how: Beginning, known: Iterable[tuple[Record, Beginning]]) -> list[tuple[Record, Beginning]]:
-    """Return finished records of the same model and benchmark: those of equal cells that began alike, else the latest."""
-    took = [
-        (one, began) for one, began in known if one.ended_at > one.started_at
-    ]  # else a clock was set back meanwhile
-    finished = [(one, began) for one, began in took if one.state == "finished" and _alike(one.cell, cell, ALIKE)]
-    equal = [(one, began) for one, began in finished if _alike(one.cell, cell, EQUAL)]
-    return ([(one, began) for one, began in equal if began == how] or equal or finished)[-LATEST:]
-
-
-def _alike(one: Cell, other: Cell, names: Sequence[str]) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def duration(seconds: float) -> str:
