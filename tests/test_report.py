@@ -27,7 +27,7 @@ from analysis.report.build import examine, report
 from analysis.report.finding.loss import loss
 from analysis.report.finding.main_point import main_point
 from analysis.report.finding.sentences import sentences
-from analysis.report.names import short_names
+from analysis.report.names import shared_name, short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.papers.table import to_latex
@@ -598,6 +598,8 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
     assert len(set(colours(["nccl_allreduce", "none", "kvstore_device", "cpu_staged", "mine"]).values())) == 5
     assert short_names(["m · a · gpus 0", "m · b · gpus 0"]) == {"m · a · gpus 0": "a", "m · b · gpus 0": "b"}
     assert short_names(["m · a"]) == {"m · a": "m · a"}
+    assert shared_name(["m · a · gpus 0", "m · b · gpus 0"]) == "m · gpus 0"
+    assert shared_name(["m · a", "m · a"]) == "" == shared_name(["m", "n"]) == shared_name([])
 
 
 @pytest.mark.needs("chromium")

@@ -161,7 +161,9 @@ def test_the_table_has_a_row_a_cell_and_the_parts_of_each_benchmark_apart(capsys
     out = capsys.readouterr().out
     heads = [text.split() for text in out.splitlines() if text.startswith(" cell")]
     assert ["cell", "start", "connect", "one", "rank", "all", "ranks", "exit", "total", "measured", "ratio"] in heads
-    assert out.count("jacobi · ") == 3 and sum("warm-up" in head for head in heads) == 1
+    assert "every cell: jacobi · gpus 0,1\n" in out and sum("warm-up" in head for head in heads) == 1
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith(" exchange=")]
+    assert rows == ["exchange=peer", "exchange=host", "exchange=nccl"], "a row says what its cell alone has"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

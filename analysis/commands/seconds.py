@@ -14,7 +14,7 @@ from rich.table import Table
 from analysis.console import SafeConsole, console
 from analysis.findings.across.sides import studies_in
 from analysis.findings.runs import named
-from analysis.report.names import run_name
+from analysis.report.names import run_name, shared_name, short_names
 from analysis.report.numbers import ABSENT
 from analysis.report.text import join_words
 from analysis.seconds.cell import SECONDS, named_in_order
@@ -55,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     out = console()
     for benchmark in dict.fromkeys(named(one.record, "benchmark") for one in found.cells):  # each has phases of its own
-        _show(out, _cells([one for one in found.cells if named(one.record, "benchmark") == benchmark]))
+        cells = [one for one in found.cells if named(one.record, "benchmark") == benchmark]
+        if shared := shared_name(map(_name, cells)):
+            out.print(f"every cell: {escape(shared)}")
+        _show(out, _cells(cells))
     if found.sweeps:
         _show(out, _sweeps(found))
     for sentence in found.unreadable:
@@ -68,12 +71,17 @@ def _cells(cells: Sequence[CellCost]) -> Rows:
     parts = named_in_order(one.seconds.parts for one in cells)
     beyond = named_in_order(one.beyond for one in cells)
     rows = [["cell", *parts, "total", "measured", "ratio", *beyond]]
+    short = short_names(map(_name, cells))
     for one in cells:
         cost = one.seconds
-        name = run_name(one.record) + ("" if one.record.state == "finished" else f" ({one.record.state})")
+        name = short[_name(one)] + ("" if one.record.state == "finished" else f" ({one.record.state})")
         values = [*(cost.parts.get(part) for part in parts), cost.metrics.get(SECONDS), cost.measuring, cost.ratio]
         rows.append([name, *map(_text, [*values, *(one.beyond.get(part) for part in beyond)])])
     return rows
+
+
+def _name(cell: CellCost) -> str:
+    return run_name(cell.record)
 
 
 def _sweeps(found: StudyCost) -> Rows:

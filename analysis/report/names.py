@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from analysis.findings import labels
 from analysis.findings.study import Study
@@ -109,8 +109,20 @@ def spoken(name: str) -> str:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     parts = {name: name.split(BETWEEN) for name in names}
-    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
+    shared = _shared(parts)
     return {name: BETWEEN.join(part for part in split if part not in shared) or name for name, split in parts.items()}
+
+
+def shared_name(names: Iterable[str]) -> str:
+    """Return the parts that all names share; empty where there is one name, or none that they share."""
+    parts = list(dict.fromkeys(names))
+    shared = _shared(parts)
+    return BETWEEN.join(part for part in parts[0].split(BETWEEN) if part in shared) if parts else ""
+
+
+def _shared(names: Collection[str]) -> set[str]:
+    """Return the parts that all of several names have."""
+    return set.intersection(*(set(name.split(BETWEEN)) for name in names)) if len(names) > 1 else set()
 
 
 def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
