@@ -18,7 +18,8 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
-                   which returns a Section of the report (analysis/report/section.py)
+                   which returns a Section of the report (analysis/report/section.py); of a strategy `exchange`: how its gradients
+                   travel, an Exchange (analysis/prediction/strategies.py). Without it no forecast is made
     compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name for people), `may_differ`
                    (options that leave the work as it is), `work` (fields of the cell that change it)
 
@@ -105,7 +106,7 @@ class Choice:
         return {"whole": whole, "auto": may_be_auto} | self.accepts.get(option, {})
 
     def declared(self) -> dict[str, Any]:
-        """Return the rules that ranks and readers of the record need: target, derive, section, compared, and a hash.
+        """Return the rules that ranks and readers of the record need: target, derive, section, exchange, compared, and a hash.
 
         `sha256` is that of the file with the target, where that is not Ringside's own.
 
@@ -117,7 +118,7 @@ class Choice:
             for rule, dotted in (("_target_", target), *((f"code.{name}", one) for name, one in self.code.items())):
                 source_file(f"{self.path}: {rule}", dotted)
         known: dict[str, Any] = {"target": target}
-        known |= {name: self.code[name] for name in ("derive", "section") if name in self.code}
+        known |= {name: self.code[name] for name in ("derive", "section", "exchange") if name in self.code}
         if "compared" in self.rules:
             known["compared"] = self.rules["compared"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)

@@ -21,7 +21,7 @@ LIMITS: dict[str, type | tuple[type, ...]] = {
     "not_in_graph": list,
 }  # fmt: skip
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
-CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)
+CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section", "exchange"), str)
 CASE: dict[str, type] = {"where": dict}
 
 LARGEST_BYTES = 1 << 20

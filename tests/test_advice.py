@@ -141,7 +141,7 @@ WRONG = {
     "too many GPUs": (["--gpus", "9"], "has 4; accepted are 1 to 4"),
     "no such GPU": (["--gpus", "0+9"], "has no GPU 9; accepted are 0, 1, 2, 3"),
     "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
-    "a strategy": (["--gpus", "2", "--strategy", "magic"], "accepted are nccl_allreduce"),
+    "a strategy": (["--gpus", "2", "--strategy", "magic"], "accepted are none, nccl_allreduce"),
     "a word of NCCL's": (["--gpus", "2", "--nccl", "P2P_LEVEL=loc"], "LOC"),
 }
 

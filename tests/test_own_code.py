@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from own_user import QUIET, SHORT, records_of, user
 
+from analysis.prediction.strategies import Exchange
 from benchmarks.record import SCHEMA_VERSION
 from conf import groups
 from conf.cell import Network
@@ -448,7 +449,8 @@ def test_every_name_in_a_yaml_of_ours_is_there():
             one = groups.choice(group, name)
             assert one.is_ours
             for dotted in (one.rules["_target_"], *one.code.values()):
-                assert callable(locate(dotted))
+                assert callable(locate(dotted)) or isinstance(locate(dotted), Exchange)
+            assert group != "strategy" or "exchange" in one.code, f"{name} cannot be forecast"
 
 
 def test_only_names_of_the_module_itself_are_found(tmp_path, monkeypatch):

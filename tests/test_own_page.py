@@ -1,14 +1,19 @@
 """The page about one's own model, data and strategy: its examples run exactly as they stand there."""
 
-import dataclasses
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cells import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
+from analysis.findings.study import Study
+from analysis.prediction.calibration import calibrate
+from analysis.prediction.draws import best, exactly
+from analysis.prediction.forecast import forecast
+from analysis.prediction.links.model import DIRECT, ExchangeWire, TimeCurve
 from conf import groups
 from conf.cell import Network
 from conf.options import Refused
@@ -45,7 +50,7 @@ def ran(tmp_path_factory):
 
 
 def test_the_examples_are_short():
-    assert len(FILES) == 6 and len(COMMANDS) == 5
+    assert len(FILES) == 7 and len(COMMANDS) == 5
     assert max(text.count("\n") for text in FILES.values()) < 30
 
 
@@ -62,6 +67,31 @@ def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_chec
     declared = content["cell"]["declared"]
     assert {group for group, rules in declared.items() if "sha256" in rules} == {"model", "data", "strategy"}
     assert content["cell"]["data"] == {"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}}
+
+
+def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed(ran, monkeypatch, tmp_path):
+    """It sums after backward, so all of its exchange is tail; a strategy without a declaration says why it has no forecast."""
+    record, content, _ = ran
+    assert content["cell"]["declared"]["strategy"]["exchange"] == "my_exchanges.one_by_one"
+    monkeypatch.syspath_prepend(str(with_page(tmp_path)))
+    found = calibrate(Study.of([record]))
+    cell = replace(found.cells[0], cost_ms=exactly(9.0))  # beside a loader it is not measured
+    curve = TimeCurve(
+        "all_reduce", ExchangeWire(DIRECT), 2, 1, (1e3, 1e6, 1e8), (20.0, 120.0, 1e4), "measured beside it"
+    )
+    links = replace(found.known.links, curves=(curve,))
+    found = replace(found, cells=(cell,), known=replace(found.known, links=links))
+    asked = replace(found.cells[0].question, gpus=4, members=())
+    made = forecast(found, asked)
+    alone_ms = best(found.known.links.time("all_reduce", asked.sent_bytes, 4, asked.wire).ms)
+    assert made.tail_ms == pytest.approx(alone_ms) and made.contention_ms == 0 and made.step_ms > made.tail_ms
+    silent = replace(cell.question, options=(("name", "two_by_two"),), exchange="")
+    with pytest.raises(
+        ValueError, match=r"strategy 'two_by_two': no forecast knows how it sends gradients: its YAML has no"
+    ):
+        forecast(found, silent)
+    beside = replace(found, cells=(cell, replace(cell, question=silent)))
+    assert forecast(beside, asked).step_ms == pytest.approx(made.step_ms)
 
 
 @pytest.mark.parametrize(
@@ -115,16 +145,16 @@ def page_cell(**changed):
     """The cell that `ran` asks for, or another."""
     network = Network("tiny_gpt", "python", "my_models:TinyGpt", 0, 0, 0, 0.0, {"length": 64}, "samples")
     own = {"model": "my_models:TinyGpt", "data": "my_data:load", "strategy": "my_strategies.OneByOne"}
-    cell = dataclasses.replace(
+    cell = replace(
         make_cell(), strategy={"name": "one_by_one"}, model=network,
         data={"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}},
         declared={group: {"target": target, "sha256": "0"} for group, target in own.items()},
     )  # fmt: skip
-    return dataclasses.replace(cell, **changed)
+    return replace(cell, **changed)
 
 
 def options(**given):
-    return {"model": dataclasses.replace(page_cell().model, options=given)}
+    return {"model": replace(page_cell().model, options=given)}
 
 
 READ = {
@@ -153,7 +183,7 @@ READ = {
         "my_models.py", "", "", options(length=1, depth=3), "takes no depth, and is called as TinyGpt(length=…, depth=…)",
     ),
     "samples taken for images": (
-        "my_models.py", "", "", {"model": dataclasses.replace(page_cell().model, inputs="images")},
+        "my_models.py", "", "", {"model": replace(page_cell().model, inputs="images")},
         "takes no classes, and is called as TinyGpt(classes=…, channels=…, length=…); a model that makes its own batches is",
     ),
     "a loader without its file": (

@@ -3,6 +3,8 @@
 import heapq
 import json
 import math
+import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -462,6 +464,37 @@ def test_pairs_that_no_measurement_can_order_count_for_no_order():
     assert found.tau == pytest.approx((4 - 2) / 6) and found.tau_of_pairs == pytest.approx((4 - 1) / 5)
     assert held[0].floor == pytest.approx(0.8 * 0.1 / 1.0, rel=0.15)  # E|x| is 0.8 σ
     assert held[2].floor == pytest.approx(0.8 * 0.1 / 2.0, rel=0.15)
+
+
+NO_FORECAST = {
+    "": "its YAML has no code: {exchange: …}",
+    "json.dumps": "json.dumps is no analysis.prediction.strategies.Exchange",
+    "json.nowhere": "json.nowhere: cannot be imported (AttributeError",
+    "exchanges_of_tests.broken": "its exchange raised ZeroDivisionError: division by zero",
+    "exchanges_of_tests.backwards": "by its exchange a bucket takes -1 ms",
+    "exchanges_of_tests.typo": "cannot be imported (ValueError: 'allreduce' is no collective; accepted are all_reduce",
+}
+
+
+@pytest.mark.parametrize("dotted", NO_FORECAST)
+def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_other(dotted, monkeypatch, tmp_path):
+    of_tests = "from analysis.prediction.strategies import Exchange, by_collective\n"
+    typo = 'typo = by_collective("allreduce")' if "typo" in dotted else ""
+    broken = "broken = Exchange(lambda question, size, known: [1 / 0])"
+    backwards = 'backwards = Exchange(lambda question, size, known: [Timed(exactly(-1.0), "measured")])'
+    of_tests += "from analysis.prediction.draws import exactly\nfrom analysis.prediction.links.model import Timed\n"
+    (tmp_path / "exchanges_of_tests.py").write_text(f"{of_tests}{broken}\n{backwards}\n{typo}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "exchanges_of_tests", raising=False)
+    plain, asked = invented(), Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)
+    own = replace(asked, options=(("name", "own"),), exchange=dotted)
+    cell = MeasuredCell(own, ("own",), exactly(60.0), exactly(9.0), exactly(8.0), 0.0, 0.0)
+    mixed = replace(plain, cells=(*plain.cells, cell))
+    with pytest.raises(ValueError, match=re.escape(NO_FORECAST[dotted])):
+        forecast(mixed, own)
+    assert forecast(mixed, replace(asked, batch_size=128)).step_ms == pytest.approx(
+        forecast(plain, replace(asked, batch_size=128)).step_ms, rel=1e-3
+    )
 
 
 LOGGED = [("AllGather", 8), ("AllReduce", 644), *(("AllReduce", size) for size in (

@@ -16,7 +16,7 @@ from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question, Workload, workload_of
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
-from analysis.prediction.strategies import STRATEGIES
+from analysis.prediction.strategies import refuse_unknown_names
 from analysis.topology.source import parse_topology
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -167,8 +167,7 @@ def questions(
     Without `strategies` it is those that the study has, without `batches` the most frequent one of each model, without
     `subsets` twice as many GPUs as the most that were measured. Raises ValueError.
     """
-    if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
-        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; accepted are {', '.join(STRATEGIES)}")
+    refuse_unknown_names(strategies or (), [one.question for one in calibration.cells])
     if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
         measured = any(one.hosts > 1 for one in calibration.known.links.curves)
         if not measured:
@@ -201,7 +200,7 @@ def like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], nam
         one for one in timed if one.question.strategy == name
     ]
     if not cells:
-        return replace(of_workload[0].question, options=(("name", name),), shares_gpu=False)
+        return replace(of_workload[0].question, options=(("name", name),), shares_gpu=False, exchange="")
     common = statistics.mode(one.question.options for one in cells)
     return next(one.question for one in cells if one.question.options == common)
 

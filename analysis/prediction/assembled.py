@@ -19,7 +19,7 @@ from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
 from analysis.prediction.parts.nearest import refuse_unknown_sizes
 from analysis.prediction.replay import Replayed
-from analysis.prediction.strategies import strategy
+from analysis.prediction.strategies import exchange_of, refuse_unknown
 from analysis.prediction.waiting import Waiting, expected_largest, largest_normal, wait_of_residuals
 
 _WAITING_SPREAD = 0.25  # of a wait that follows from a 95th percentile alone
@@ -97,14 +97,14 @@ class Assembled:
     def _step_of(self, played: Replayed, times: list[Values], waiting: Values) -> Values:
         """Return the step of a replay with its waiting: no shorter than its launches, or than its servers take."""
         whole = played.step_ms + waiting
-        if not strategy(self.question.strategy).waits:  # a server answers the pushes of all ranks, one after the other
+        if not exchange_of(self.question).waits:  # a server answers the pushes of all ranks, one after the other
             whole = np.maximum(whole, sum(times, exactly(0.0)))
         return np.maximum(whole, self.launch_ms)
 
 
 def assemble(calibration: Calibrated, question: Question) -> Assembled:
     """Return the parts of the step of a cell. Raises NoLink, ValueError."""
-    strategy(question.strategy)
+    refuse_unknown(question)
     refuse_unknown_sizes(calibration, question)  # before anything else is missed
     bare = base(calibration, question)
     gamma = slowed(calibration, question)
@@ -118,7 +118,7 @@ def assemble(calibration: Calibrated, question: Question) -> Assembled:
 
 def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
-    if question.ranks < 2 or not strategy(question.strategy).waits:
+    if question.ranks < 2 or not exchange_of(question).waits:
         return exactly(0.0), ""
     ranks, inside, spread, why = question.ranks, scatter_ms(calibration, question), _WAITING_SPREAD, ""
     if found := _wait_of_records(calibration, question):

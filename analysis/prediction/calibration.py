@@ -111,7 +111,7 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
     logged = (tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records)
     return MeasuredCell(
         replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
-        if question.ranks > 1 and question.hosts == 1 and question.strategy in strategies.BY_NCCL
+        if question.ranks > 1 and question.hosts == 1 and strategies.exchange_of(question).by_nccl
         else question,
         tuple(one.record_id for one in runs.records),
         scatter.drawn(runs, STEP),

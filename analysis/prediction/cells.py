@@ -53,6 +53,9 @@ class Question:
     network: HostNetwork | None = None  # between hosts that were not measured
     machine: str = ""  # whose cells count first; empty: any
     gpu_spread: float | None = None  # standard deviation of GPUs as a share of a step; None: as the study shows
+    exchange: str = field(
+        default="", compare=False
+    )  # dotted name that the record has; empty: that of the strategy's YAML
 
     @property
     def ranks(self) -> int:
@@ -193,7 +196,8 @@ def question_of(cell: Cell, workload: Workload, link_class: str | None = None, m
     hosts = max(1, len(cell.hosts))
     shares = set(cell.server_gpus) & set(cell.gpus) and not set(cell.server_hosts) - set(cell.hosts)
     wire = asked_wire(cell.nccl, link_class, hosts)
-    options = options_of(cell.strategy)
+    exchange = str(cell.declared.get("strategy", {}).get("exchange", ""))
     return Question(
-        workload, cell.batch_size, options, wire, len(cell.gpus), hosts, cell.members, bool(shares), machine=machine
-    )
+        workload, cell.batch_size, options_of(cell.strategy), wire, len(cell.gpus), hosts, cell.members, bool(shares),
+        machine=machine, exchange=exchange,
+    )  # fmt: skip

@@ -1,15 +1,17 @@
-"""How long each bucket's exchange takes alone, for every strategy: its structure in terms of links and of host memory.
+"""How the gradients of a strategy travel, for forecasts: how long the exchange of a bucket takes alone, by links and host memory.
 
-A strategy is one function (question, machine) -> time of each bucket, and one line of STRATEGIES. `occupies` says whether the
-exchange runs on the GPU's multiprocessors, and so slows compute by γ, or on copy engines. `waits` says whether a step waits for
-the other ranks.
+The YAML of a strategy names an Exchange (`code: {exchange: …}`): one of those at the end of this module, or one that the user
+made in a module of his own, without torch.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from analysis.prediction.cells import Question
-from analysis.prediction.draws import Values, about, exactly
+from analysis.prediction.draws import Values, about, best, exactly
 from analysis.prediction.links.model import (
     ASSUMED,
     DIRECT,
@@ -22,9 +24,12 @@ from analysis.prediction.links.model import (
     NoLink,
     Timed,
 )
+from analysis.prediction.links.ring import TOGETHER
+from benchmarks.collectives.busbw import COLLECTIVES
+from conf.groups import choice, choices
+from conf.options import Refused
+from conf.targets import locate_without_torch
 
-BY_NCCL = ("nccl_allreduce", "kvstore_device", "hierarchical")  # NCCL's settings reach them; its log says their wire
-GPU_SERVERS = ("kvstore_dist_sync_device", "kvstore_dist_async_device")  # servers that keep weights on a GPU
 HOST_SCATTER = 0.10  # of host memory, from one number of GPUs to another
 
 
@@ -67,16 +72,118 @@ class Known:
         return Known(replace(self.links, copies_gb_per_s=copies), host)
 
 
-def _all_reduce(question: Question, size: float, known: Known) -> list[Timed]:
-    """Return one all-reduce."""
-    return [_call(question, "all_reduce", size, known)]
+@dataclass(frozen=True)
+class Exchange:
+    """How the gradients of a strategy travel."""
+
+    times: Callable[[Question, float, Known], Sequence[Timed]]  # of a bucket of so many bytes: one part after the other
+    # The collective of a bucket, such as reduce_scatter + all_gather; None: none that goes over one kind of wire alone.
+    collective: Callable[[Question], str | None] = lambda question: None
+    by_nccl: bool = False  # NCCL's settings reach it; its log says the wire
+    gpu_servers: bool = False  # servers keep weights on a GPU
+    occupies: bool = True  # the multiprocessors of the ranks' GPUs, and so slows compute by γ; copy engines do not
+    waits: bool = True  # each step, for all other ranks
+    during_backward: bool = True  # each bucket from when its gradients are there; else all of them after backward
 
 
-def _kvstore_device(question: Question, size: float, known: Known) -> list[Timed]:
-    """Return the collectives of `reduce`, one after the other."""
-    kind = collective(question)
-    assert kind
-    return [_call(question, kind, size, known)]
+def by_collective(kind: str | Callable[[Question], str], during_backward: bool = True) -> Exchange:
+    """Return the Exchange of buckets that NCCL's collectives carry, such as `reduce_scatter + all_gather`.
+
+    Raises:
+        ValueError: a collective that Ringside does not know.
+    """
+
+    def of(question: Question) -> str:
+        return kind if isinstance(kind, str) else kind(question)
+
+    if isinstance(kind, str) and (unknown := [one for one in kind.split(TOGETHER) if one not in COLLECTIVES]):
+        raise ValueError(f"{unknown[0]!r} is no collective; accepted are {', '.join(COLLECTIVES)}")
+    return Exchange(
+        lambda question, size, known: [_call(question, of(question), size, known)],
+        of,
+        by_nccl=True,
+        during_backward=during_backward,
+    )
+
+
+def exchange_of(question: Question) -> Exchange:
+    """Return how the gradients of a question travel; NOT_KNOWN where nothing says it."""
+    found = _declared(question.strategy, question.exchange)
+    return found if isinstance(found, Exchange) else NOT_KNOWN
+
+
+def refuse_unknown(question: Question) -> None:
+    """Refuse a question whose gradients travel in a way that nothing says. Raises ValueError."""
+    if isinstance(found := _declared(question.strategy, question.exchange), str):
+        raise ValueError(found)
+
+
+def refuse_unknown_names(names: Sequence[str], study: Sequence[Question]) -> None:
+    """Refuse names of --strategy that no forecast knows, beside those of a study. Raises ValueError."""
+    of_study = {one.strategy: one for one in study if exchange_of(one) is not NOT_KNOWN}
+    known = dict.fromkeys(
+        [*of_study, *(one for one in choices("strategy") if "exchange" in choice("strategy", one).code)]
+    )
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--strategy {name!r}: no forecast knows it; accepted are {', '.join(known)}")
+
+
+@functools.cache
+def _declared(strategy: str, dotted: str) -> Exchange | str:
+    """Return the Exchange that a strategy declares in its record, else in its YAML; else a sentence that says why there is none.
+
+    Records of before there were such declarations name none.
+    """
+    with contextlib.suppress(Refused):  # a strategy that is not in this installation
+        dotted = dotted or choice("strategy", strategy).code.get("exchange", "")
+    if not dotted:
+        return f"strategy {strategy!r}: no forecast knows how it sends gradients: its YAML has no code: {{exchange: …}}"
+    try:
+        found = locate_without_torch(dotted)
+    except Refused as error:
+        return f"strategy {strategy!r}: {error}"
+    if not isinstance(found, Exchange):
+        return f"strategy {strategy!r}: {dotted} is no analysis.prediction.strategies.Exchange"
+    return found
+
+
+def collective(question: Question) -> str | None:
+    """Return the collective of a bucket; None where a strategy has none that goes over one kind of wire alone."""
+    if question.low_rank:
+        return None
+    try:
+        return exchange_of(question).collective(question)
+    except Exception:  # the user's own: `bucket_times` says it of those cells that need it
+        return None
+
+
+def occupies(question: Question) -> bool:
+    """Tell whether the exchange takes multiprocessors from backward: a server on a GPU of its own does not."""
+    exchange = exchange_of(question)
+    return exchange.occupies and exchange.during_backward and (question.shares_gpu or not exchange.gpu_servers)
+
+
+def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -> tuple[list[Values], set[str]]:
+    """Return the time of each bucket alone in ms, and where they come from.
+
+    Raises NoLink, and ValueError whatever the user's own code raises.
+    """
+    refuse_unknown(question)
+    if question.ranks < 2:
+        return [exactly(0.0) for _ in buckets], {MEASURED}
+    try:
+        found = {size: exchange_of(question).times(question, size, known) for size in set(buckets)}
+        times = [sum((one.ms for one in found[size]), exactly(0.0)) for size in buckets]
+        sources = {one.source for several in found.values() for one in several}
+    except ValueError:
+        raise
+    except Exception as error:
+        said = f"its exchange raised {type(error).__name__}: {error}"
+        raise ValueError(f"strategy {question.strategy!r}: {said}") from error
+    if wrong := [ms for ms in map(best, times) if not 0 <= ms < math.inf]:
+        raise ValueError(f"strategy {question.strategy!r}: by its exchange a bucket takes {wrong[0]:g} ms")
+    return times, sources
 
 
 def _hierarchical(question: Question, size: float, known: Known) -> list[Timed]:
@@ -164,56 +271,18 @@ def _over_network(question: Question, size: float) -> Timed:
     return Timed(about(ms, OF_NETWORK, f"{network}"), ASSUMED)
 
 
-@dataclass(frozen=True)
-class StrategyShape:
-    """What a forecast must know of a strategy."""
-
-    exchange: Callable[[Question, float, Known], list[Timed]]
-    occupies: bool = True  # the multiprocessors of the ranks' GPUs
-    waits: bool = True  # for all other ranks, in every step
+def _of_reduce(question: Question) -> str:
+    return "reduce + broadcast" if question.option("reduce", "sharded") == "owner" else "reduce_scatter + all_gather"
 
 
-STRATEGIES: Mapping[str, StrategyShape] = {
-    "nccl_allreduce": StrategyShape(_all_reduce),
-    "kvstore_device": StrategyShape(_kvstore_device),
-    "hierarchical": StrategyShape(_hierarchical),
-    "cpu_staged": StrategyShape(_cpu_staged, occupies=False),
-    "kvstore_local": StrategyShape(_cpu_staged, occupies=False),
-    "kvstore_dist_sync": StrategyShape(_host_servers, occupies=False),
-    "kvstore_dist_async": StrategyShape(_host_servers, occupies=False, waits=False),
-    "kvstore_dist_sync_device": StrategyShape(_device_servers),
-    "kvstore_dist_async_device": StrategyShape(_device_servers, waits=False),
-    "none": StrategyShape(_nothing, occupies=False, waits=False),
-}
+NOT_KNOWN = Exchange(_nothing, occupies=False)  # of a strategy that declares none: its cells say nothing of others
 
-
-def strategy(name: str) -> StrategyShape:
-    """Return what is known of a strategy. Raises ValueError for one of the user's own."""
-    if name not in STRATEGIES:
-        raise ValueError(
-            f"strategy {name!r}: no forecast knows how it sends gradients; known are {', '.join(STRATEGIES)}"
-        )
-    return STRATEGIES[name]
-
-
-def collective(question: Question) -> str | None:
-    """Return the collective of a bucket; None where a strategy has none that goes over one kind of wire alone."""
-    if question.strategy == "kvstore_device":
-        return (
-            "reduce + broadcast" if question.option("reduce", "sharded") == "owner" else "reduce_scatter + all_gather"
-        )
-    return "all_reduce" if question.strategy == "nccl_allreduce" and not question.low_rank else None
-
-
-def occupies(question: Question) -> bool:
-    """Tell whether the exchange takes multiprocessors from the ranks: a server on a GPU of its own does not."""
-    return strategy(question.strategy).occupies and (question.shares_gpu or question.strategy not in GPU_SERVERS)
-
-
-def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -> tuple[list[Values], set[str]]:
-    """Return the time of each bucket alone in ms, and where they come from. Raises NoLink, ValueError."""
-    if question.ranks < 2:
-        return [exactly(0.0) for _ in buckets], {MEASURED}
-    found = {size: strategy(question.strategy).exchange(question, size, known) for size in set(buckets)}
-    times = [sum((one.ms for one in found[size]), exactly(0.0)) for size in buckets]
-    return times, {one.source for several in found.values() for one in several}
+all_reduce = by_collective("all_reduce")
+reduced_on_gpus = by_collective(_of_reduce)
+hierarchical = Exchange(_hierarchical, by_nccl=True)
+through_host = Exchange(_cpu_staged, occupies=False)
+host_servers = Exchange(_host_servers, occupies=False)
+host_servers_asynchronous = replace(host_servers, waits=False)
+gpu_servers = Exchange(_device_servers, gpu_servers=True)
+gpu_servers_asynchronous = replace(gpu_servers, waits=False)
+nothing = Exchange(_nothing, occupies=False, waits=False)

@@ -15,7 +15,7 @@ from analysis.prediction.advice.beliefs import WORTH
 from analysis.prediction.advice.overrides import command
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
 from analysis.prediction.holdout import KnownScores
-from analysis.prediction.strategies import GPU_SERVERS, strategy
+from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import ABSENT, number
 from analysis.report.text import count
 
@@ -101,7 +101,7 @@ def _gpus(one: RankedCell) -> str:
 
 def _has_own_gpu(one: RankedCell) -> bool:
     question = one.option.question
-    return question.strategy in GPU_SERVERS and not question.shares_gpu
+    return exchange_of(question).gpu_servers and not question.shares_gpu
 
 
 def _told_apart(advice: Advice) -> set[str]:
@@ -146,7 +146,7 @@ def sentences(advice: Advice) -> list[str]:
 def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
     notes = []
     shown = advice.ranked[:_MOST]
-    if any(not strategy(one.option.question.strategy).waits for one in shown):
+    if any(not exchange_of(one.option.question).waits for one in shown):
         notes.append("with an asynchronous strategy ranks do not wait for each other: it trains with older weights")
     if any(_has_own_gpu(one) for one in shown):
         notes.append("a server has a GPU of its own beside those of the ranks")

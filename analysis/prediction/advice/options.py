@@ -13,7 +13,7 @@ from analysis.prediction.asked import like
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question, Workload
 from analysis.prediction.links.wires import asked_wire
-from analysis.prediction.strategies import BY_NCCL, GPU_SERVERS, STRATEGIES
+from analysis.prediction.strategies import exchange_of, refuse_unknown_names
 from analysis.topology.link_classes import quality
 from analysis.topology.model import Topology
 from analysis.topology.source import parse_topology
@@ -96,8 +96,7 @@ def options(
     Settings that choose the same wire count once, and those that do not reach a strategy not at all. Without `strategies` it is
     every strategy with every option that the study has, without `batches` the most frequent one. Raises ValueError.
     """
-    if strategies and (unknown := [one for one in strategies if one not in STRATEGIES]):
-        raise ValueError(f"--strategy {unknown[0]!r}: no forecast knows it; accepted are {', '.join(STRATEGIES)}")
+    refuse_unknown_names(strategies or (), [one.question for one in calibration.cells])
     timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
     if not timed:
         raise ValueError("no cell of one host has a step time; advice is on the GPUs of one host")
@@ -113,11 +112,11 @@ def options(
             kinds = list(known.values())
         made: dict[Question, Candidate] = {}
         for kind, batch, (members, links), typed in itertools.product(kinds, sizes, placed, settings):
-            nccl = typed if kind.strategy in BY_NCCL and len(members) > 1 else {}  # it reaches no other
+            nccl = typed if exchange_of(kind).by_nccl and len(members) > 1 else {}  # it reaches no other
             question = replace(
                 kind, workload=workload, batch_size=batch, wire=asked_wire(nccl, links), gpus=len(members), hosts=1,
                 members=members, network=None, machine=machine, gpu_spread=gpu_spread,
-                shares_gpu=kind.strategy in GPU_SERVERS and len(members) + kind.servers > gpus,
+                shares_gpu=exchange_of(kind).gpu_servers and len(members) + kind.servers > gpus,
             )  # fmt: skip
             made.setdefault(question, Candidate(question, tuple(sorted(nccl.items())), links))
         found[workload] = told_apart(calibration, list(made.values()))

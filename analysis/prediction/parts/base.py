@@ -12,7 +12,7 @@ from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, about, best, exactly, near
 from analysis.prediction.links.model import MEASURED, SCALED
 from analysis.prediction.parts.clocks import slower_together
-from analysis.prediction.strategies import strategy
+from analysis.prediction.strategies import exchange_of
 from analysis.prediction.waiting import largest_deviation
 
 _SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
@@ -52,7 +52,7 @@ def base(calibration: Calibrated, question: Question) -> StepPart:
 def _which_gpus(calibration: Calibrated, question: Question) -> Values:
     """Return how far GPUs that were not measured alone may lie from their expected step, in ms."""
     count = question.ranks
-    share = largest_deviation(count) if strategy(question.strategy).waits else 1 / math.sqrt(count)
+    share = largest_deviation(count) if exchange_of(question).waits else 1 / math.sqrt(count)
     return near(0.0, share * between_gpus_ms(calibration, question), f"GPUs {question.members or count}")
 
 

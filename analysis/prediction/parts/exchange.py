@@ -12,7 +12,7 @@ from analysis.prediction.links.model import MEASURED, SCALED, NoLink
 from analysis.prediction.parts.base import base
 from analysis.prediction.parts.nearest import alike, nearest_exchange, refuse_unknown_sizes
 from analysis.prediction.replay import Replayed, replay
-from analysis.prediction.strategies import bucket_times
+from analysis.prediction.strategies import bucket_times, exchange_of
 
 MOST_BUCKETS = 64  # of a replay, whose time grows with their square
 FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a forward pass
@@ -67,18 +67,23 @@ def replay_with(
     calibration: Calibrated, question: Question, bare: Values, times: Sequence[Values], own: Values, gamma: Values
 ) -> Replayed:
     """Replay one step of a question with these parts."""
+    ready, ended = _moments(calibration, question, bare, len(times))
+    if not exchange_of(question).during_backward:
+        ready = [ended] * len(times)
+    return replay(*_in_groups(ready, times), ended, bare - ended, own, gamma)
+
+
+def _moments(calibration: Calibrated, question: Question, bare: Values, count: int) -> tuple[list[Values], Values]:
+    """Return when each of `count` buckets is ready in a step of `bare` ms, and when its backward pass ends."""
     known = {id(one): found for one, found in calibration.with_moments}
     for one in alike((one for one, _ in calibration.with_moments), question, options=False):
         found = known[id(one)]
-        if len(found.ready_ms) == len(times):
+        if len(found.ready_ms) == count:
             scale = bare / found.update_ms
-            ready = [scale * at for at in found.ready_ms]
-            ended = scale * found.backward_ms
-            return replay(*_in_groups(ready, times), ended, bare - ended, own, gamma)
+            return [scale * at for at in found.ready_ms], scale * found.backward_ms
     sizes = buckets(calibration, question)
     shares = np.cumsum(sizes) / sum(sizes) if sum(sizes) > 0 else np.ones(len(sizes))
-    ready = [bare * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share) for share in shares]
-    return replay(*_in_groups(ready, times), bare, 0.0 * bare, own, gamma)
+    return [bare * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share) for share in shares], bare
 
 
 def _in_groups(ready: Sequence[Values], times: Sequence[Values]) -> tuple[list[Values], list[Values]]:

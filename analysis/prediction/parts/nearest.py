@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import LOW_RANK, MeasuredCell, Question
-from analysis.prediction.strategies import collective, strategy
+from analysis.prediction.strategies import collective, exchange_of
 
 # What makes another exchange of a strategy, and not only another size of it.
 _SAME_EXCHANGE = ("name", "staging", "reduce", "transport", "servers")
@@ -88,5 +88,5 @@ def distance(one: Question, other: Question) -> tuple[float, ...]:
         float(one.workload != other.workload),
         abs(math.log(one.ranks / other.ranks)),
         float(one.machine != other.machine),
-        float(strategy(one.strategy).waits != strategy(other.strategy).waits),
+        float(exchange_of(one).waits != exchange_of(other).waits),
     )
