@@ -123,8 +123,10 @@ def test_a_replay_equals_a_simulation_of_its_events(parts, after, gamma):
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(2, 0.5642), (8, 1.4236), (64, 2.3437), (1024, 3.2497)])
-def test_the_largest_of_normal_numbers(ranks, expected):
-    """Known values (Harter 1961); √(2 ln n) would say 1.18, 2.04, 2.88 and 3.72."""
+def test_the_largest_of_normal_numbers(ranks, expected, monkeypatch):
+    """Known values (Harter 1961); √(2 ln n) would say 1.18, 2.04, 2.88 and 3.72. With numpy 1.26 too, which may be installed."""
+    monkeypatch.delattr(np, "trapezoid", raising=False)
+    largest_normal.cache_clear()
     assert largest_normal(ranks) == pytest.approx(expected, abs=2e-3)
 
 
