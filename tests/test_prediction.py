@@ -42,7 +42,7 @@ from analysis.prediction.parts.exchange import buckets, exchange
 from analysis.prediction.replay import replay
 from analysis.prediction.scores import collective_errors, mean_error, summary
 from analysis.prediction.strategies import HostLink, Known
-from analysis.prediction.waiting import block_length, expected_largest, largest_normal, wait_of_residuals
+from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -144,12 +144,6 @@ def test_a_heavy_tail_waits_longer_than_a_normal_one():
     assert wait_of_residuals(normal, 1024).beyond
     with pytest.raises(ValueError, match="at least 2"):
         wait_of_residuals([1.0], 8)
-
-
-def test_residuals_that_belong_together_are_drawn_together():
-    noise = np.random.default_rng(2).standard_normal(2000)
-    slow = np.convolve(noise, np.ones(10) / 10, mode="valid")
-    assert block_length(noise) == 1 and 6 <= block_length(slow) <= 14
 
 
 def test_a_collective_between_measured_sizes_and_on_more_ranks():

@@ -64,11 +64,6 @@ def expected_largest(means: Sequence[float], deviation: float) -> float:
     return float(x[0]) + _area(1 - below, x)
 
 
-def waiting_ms(ranks: int, deviation_ms: Values) -> Values:
-    """Return the expected wait for the slowest of n alike ranks whose steps scatter normally, as draws in ms."""
-    return np.maximum(deviation_ms, 0.0) * largest_normal(ranks) if ranks > 1 else 0.0 * deviation_ms
-
-
 def wait_of_residuals(residuals_ms: Sequence[float], ranks: int) -> Waiting:
     """Return the wait for the slowest of n ranks with residuals like these, in ms. Raises ValueError for fewer than two."""
     values = np.asarray(residuals_ms, dtype=float)
@@ -96,28 +91,3 @@ def wait_of_residuals(residuals_ms: Sequence[float], ranks: int) -> Waiting:
         return float(np.where(quantiles > 1 - 1 / len(values), beyond, inner).mean())
 
     return Waiting(mean(shape), mean(min(shape + 2 * error, HEAVIEST)), ranks > len(values))
-
-
-def block_length(residuals: Sequence[float]) -> int:
-    """Return how many residuals in a row belong together: the sum of the autocorrelation up to where it is noise."""
-    values = np.asarray(residuals, dtype=float)
-    values = values - values.mean()
-    variance = float((values**2).mean()) if len(values) else 0.0
-    if variance == 0.0 or len(values) < 4:
-        return 1
-    together, noise = 1.0, 2 / math.sqrt(len(values))
-    for lag in range(1, len(values) // 2):
-        correlation = float((values[lag:] * values[:-lag]).mean()) / variance
-        if correlation < noise:
-            break
-        together += 2 * correlation
-    return max(1, min(round(together), len(values) // 2))
-
-
-def drawn_in_blocks(residuals: Sequence[float], count: int, seed: int) -> Values:
-    """Return `count` residuals, drawn with replacement in blocks of `block_length`."""
-    values = np.asarray(residuals, dtype=float)
-    length = block_length(residuals)
-    generator = np.random.default_rng(seed)
-    starts = generator.integers(0, len(values) - length + 1, size=-(-count // length))
-    return np.concatenate([values[start : start + length] for start in starts])[:count]

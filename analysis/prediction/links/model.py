@@ -68,11 +68,6 @@ class Timed:
     source: str  # MEASURED, SCALED, BY_COPIES or ASSUMED
     record: str = ""
 
-    @property
-    def extrapolated(self) -> bool:
-        """Whether it is of no measured number of ranks or wire."""
-        return self.source != MEASURED
-
 
 @dataclass(frozen=True)
 class KnownLinks:
