@@ -21,7 +21,7 @@ from simulated import Simulator, Truth
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Estimate, Noise, Waterfall, WaterfallPart
+from analysis.findings.model import Comparison, Estimate, Findings, Noise, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
 from analysis.report.finding.loss import loss
@@ -32,6 +32,7 @@ from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.papers.table import to_latex
 from analysis.report.section import Section
+from analysis.report.sections.comparisons import differences
 from analysis.report.sections.waterfall import Level, waterfall_rows
 from analysis.report.style import colours, spread
 from analysis.report.tables import Column, Table, to_csv, to_markdown
@@ -583,6 +584,12 @@ def test_numbers_are_rounded_to_what_is_known(value, kind, text):
     assert (estimate(value, kind) if isinstance(value, Estimate) else number(value, kind)).replace(
         "\u00a0", " "
     ) == text
+
+
+def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_shown():
+    judged = [Comparison("a", "b", Estimate(0.0), smallest, "no difference seen") for smallest in (0.01, 0.3)]
+    said = differences(Findings(comparisons=tuple(judged))).replace("\u00a0", " ")
+    assert said == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
 
 
 def test_labels_move_apart_and_stay_in_order():

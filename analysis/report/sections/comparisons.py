@@ -100,7 +100,7 @@ def differences(findings: Findings) -> str:
         return f"{pairs} in one thing alone, but single runs give no verdict."
     if not real:
         least = [one.smallest for one in judged if one.smallest is not None]
-        could = f"; one of {number(min(least), 'share')} would have been seen" if least else ""
+        could = f"; each could have shown one of {number(max(least), 'share')}" if least else ""
         return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
     one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
