@@ -21,9 +21,10 @@ from simulated import Simulator, Truth
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Comparison, Estimate, Findings, Noise, Waterfall, WaterfallPart
+from analysis.findings.model import Comparison, Estimate, Findings, Noise, Point, Waterfall, WaterfallPart
 from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
+from analysis.report.curves import DrawnCurve, rates_figure
 from analysis.report.finding.loss import loss
 from analysis.report.finding.main_point import main_point
 from analysis.report.finding.sentences import sentences
@@ -34,7 +35,7 @@ from analysis.report.papers.table import to_latex
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
 from analysis.report.sections.waterfall import Level, waterfall_rows
-from analysis.report.style import colours, spread
+from analysis.report.style import colours, spread, style
 from analysis.report.tables import Column, Table, to_csv, to_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -590,6 +591,15 @@ def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_show
     judged = [Comparison("a", "b", Estimate(0.0), smallest, "no difference seen") for smallest in (0.01, 0.3)]
     said = differences(Findings(comparisons=tuple(judged))).replace("\u00a0", " ")
     assert said == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
+
+
+def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
+    points = tuple(Point(gpus, {}, Estimate(rate), 1, 1) for gpus, rate in (((0,), 0.8), ((0, 1), 1.5)))
+    with style():
+        drawing = rates_figure(
+            [DrawnCurve("one", points, "#000000", "o")], "CPU workers", "images", "name", "Rates."
+        ).svg
+    assert ">1.50<" in drawing and "150.0" not in drawing
 
 
 def test_labels_move_apart_and_stay_in_order():

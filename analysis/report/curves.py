@@ -58,7 +58,7 @@ def rates_figure(curves: Sequence[DrawnCurve], unit: str, things: str, name: str
     axes.set_ylabel(f"{things}/s")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
-    _finish(axes, sorted(sizes), curves, ends, unit)
+    _finish(axes, sorted(sizes), curves, ends, unit, "rate")
     rows = [
         (curve.label, gpu_ids(p.gpus), p.world_size, p.rate, p.baseline and p.baseline.value * p.world_size)
         for curve in curves for p in curve.points
@@ -92,7 +92,7 @@ def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, captio
     step = axes.get_ylim()[1] - axes.get_ylim()[0]
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{0 if step > 0.06 else 1}f} %")
     sizes = sorted({point.world_size for curve in shown for point in efficiencies(curve.points)})
-    _finish(axes, sizes, shown, ends, unit)
+    _finish(axes, sizes, shown, ends, unit, "share")
     begins = " The axis does not begin at 0." if axes.get_ylim()[0] > 0 else ""
     rows = [
         (curve.label, gpu_ids(p.gpus), p.world_size, p.efficiency)
@@ -167,9 +167,10 @@ def _draw(
 
 
 def _finish(
-    axes: Any, sizes: Sequence[int], curves: Sequence[DrawnCurve], ends: Sequence[tuple[float, float, str]], unit: str
-) -> None:
-    """Draw the axis of sizes, and a label at the end of each curve."""
+    axes: Any, sizes: Sequence[int], curves: Sequence[DrawnCurve], ends: Sequence[tuple[float, float, str]], unit: str,
+    kind: str,
+) -> None:  # fmt: skip
+    """Draw the axis of sizes, and a label at the end of each curve; `kind` is that of their numbers."""
     if sizes[-1] > 16:
         axes.set_xscale("log", base=2)
         axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
@@ -186,8 +187,7 @@ def _finish(
     words = legend_names([single_line(curve.label) for curve in curves], max(LEAST_LENGTH, for_width(LABEL_LENGTH)))
     if len(curves) == 1:
         (_, y, colour), at = ends[0], (LABEL_PLACE, (places[0] - low) / (high - low))
-        text = number(y, "share" if high < 3 else "rate")
-        axes.annotate(text, at, xycoords="axes fraction", va="center", color=colour, annotation_clip=False)
+        axes.annotate(number(y, kind), at, xycoords="axes fraction", va="center", color=colour, annotation_clip=False)
     else:
         for order, (curve, place) in enumerate(zip(curves, places, strict=True)):
             look = {"color": curve.colour, "marker": curve.marker, "markersize": 3.5}
