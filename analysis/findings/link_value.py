@@ -16,7 +16,7 @@ from analysis.findings.labels import gpu_list
 from analysis.findings.model import Estimate, LinkValue, Scaling, SubsetLinks
 from analysis.findings.next_run.interval import LEVEL
 from analysis.findings.rates import IMAGES_PER_SECOND
-from analysis.findings.runs import Runs, between_runs
+from analysis.findings.runs import Runs, between_runs, middle
 from analysis.findings.study import Study
 from analysis.findings.wires.between_hosts import host_wires
 from analysis.findings.wires.measured import MachineLinks, transport_of
@@ -31,8 +31,7 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
     points = {point.record_ids[0]: point for curve in scaling.curves for point in curve.points}
     listed = []
     for runs in study.runs:
-        rates = runs.values(BUSBW)
-        busbw = median(rates) if rates else None
+        busbw = middle(runs.records, BUSBW)
         if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
             continue
         machine, transport = machines[runs.provenance["machine"]], transport_of(runs)
@@ -85,11 +84,11 @@ def _outstanding(study: Study, listed: Sequence[tuple[SubsetLinks, Runs]]) -> di
     found: dict[int, str] = {}
     for name, deviation, freedom, members in tested:
         for one in members:
-            middle, runs_of_class = median(value for _, value, _ in one), sum(count for _, _, count in one)
+            usual, runs_of_class = median(value for _, value, _ in one), sum(count for _, _, count in one)
             for at, value, count in one:
                 error = deviation * math.sqrt(1 / count + MEDIAN**2 / runs_of_class)
-                if at not in found and abs(value - middle) > quantile(freedom, level) * error:
-                    found[at] = _sentence(listed[at][0], name, math.expm1(value - middle), len(one))
+                if at not in found and abs(value - usual) > quantile(freedom, level) * error:
+                    found[at] = _sentence(listed[at][0], name, math.expm1(value - usual), len(one))
     return found
 
 

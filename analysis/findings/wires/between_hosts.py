@@ -4,11 +4,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from analysis.findings.machines.hosts import facts_of_hosts, interface_of, listed, mapping
-from analysis.findings.runs import Runs
+from analysis.findings.runs import Runs, middle
 from benchmarks.record import Record
 from conf.cell import folded
 
@@ -66,14 +65,16 @@ def host_wires(runs: Runs) -> HostWires | None:
     """Return the wires between the hosts of a cell; None where it has one."""
     if len(runs.cell.every_host) < 2:
         return None
-    exchange, link = (_middle(runs, name) for name in (EXCHANGE, NET_LINK))
-    return HostWires(wires_of(runs.records[0]), exchange, link, _middle(runs, BUSBW) if _all_crosses(runs) else None)
+    exchange, link = (middle(runs.records, name) for name in (EXCHANGE, NET_LINK))
+    return HostWires(
+        wires_of(runs.records[0]), exchange, link, middle(runs.records, BUSBW) if _all_crosses(runs) else None
+    )
 
 
 def _all_crosses(runs: Runs) -> bool:
     """Tell whether all that a rank sends crosses to other hosts: a ring of one rank on each host."""
     hosts, size = len(runs.cell.hosts), runs.records[0].model.get("gradient_bytes")
-    moved = _middle(runs, MOVED)
+    moved = middle(runs.records, MOVED)
     if len(runs.cell.gpus) > 1 or runs.cell.servers or not size or moved is None:
         return False
     return math.isclose(moved, 2 * (hosts - 1) / hosts * size, rel_tol=MOST_PADDING)
@@ -101,8 +102,3 @@ def _gbit(rate: str) -> float | None:
     """Return the Gbit/s of `400 Gb/sec (4X NDR)`, as the kernel writes the rate of a port."""
     found = re.match(r"([0-9.]+) Gb/sec", rate)
     return float(found[1]) if found else None
-
-
-def _middle(runs: Runs, metric: str) -> float | None:
-    values = runs.values(metric)
-    return median(values) if values else None

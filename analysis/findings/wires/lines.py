@@ -18,7 +18,7 @@ from analysis.findings.communication.exposed import COST, EXPOSED
 from analysis.findings.model import Communication, Estimate, Point, Scaling, WireLine, WirePoint
 from analysis.findings.next_run.interval import LEVEL
 from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.runs import Runs
+from analysis.findings.runs import Runs, middle
 from analysis.findings.study import Study
 from analysis.findings.wires.fit import Fit, bends, fit, outliers
 from analysis.findings.wires.measured import MachineLinks, transport_of
@@ -101,7 +101,7 @@ def _is_setting(name: str) -> bool:
 
 
 def _cell(runs: Runs, machine: MachineLinks, alone: Mapping[Any, Sequence[float]], point: Point | None) -> _Cell:
-    exchange, busbw = _middle(runs, "comm/exchange_ms"), _middle(runs, "comm/busbw_gb_per_s")
+    exchange, busbw = middle(runs.records, "comm/exchange_ms"), middle(runs.records, "comm/busbw_gb_per_s")
     megabytes = exchange * busbw if exchange and busbw else 0.0
     stages = {name for record in runs.records for name in record.metrics if name.startswith(_STAGE)}
     speeds: dict[str, float | None] = {}
@@ -110,13 +110,13 @@ def _cell(runs: Runs, machine: MachineLinks, alone: Mapping[Any, Sequence[float]
         speeds["p2p"] = machine.measured_gb_per_s(runs.gpus, transport_of(runs))
         speeds["collectives"] = median(measured) if measured else None
     times = {source: megabytes / speed for source, speed in speeds.items() if speed and megabytes}
-    reference = _middle(runs, "comm/ideal_ms")
+    reference = middle(runs.records, "comm/ideal_ms")
     if megabytes and reference:
         times["reference"] = reference
     if megabytes and exchange:
         times["exchange"] = exchange
     lost, step_alone = {}, None
-    cost = _middle(runs, COST)
+    cost = middle(runs.records, COST)
     if cost is not None:
         lost[COST] = cost
     if point is not None and point.baseline is not None:
@@ -129,11 +129,6 @@ def _with_exposed(cells: Sequence[_Cell], exposed: Mapping[str, float]) -> list[
     """Return the cells whose exposed communication is known, with it beside the strategy's cost."""
     known = [(cell, exposed.get(cell.runs.records[0].record_id)) for cell in cells]
     return [replace(cell, lost_ms={**cell.lost_ms, EXPOSED: ms}) for cell, ms in known if ms is not None]
-
-
-def _middle(runs: Runs, metric: str) -> float | None:
-    values = runs.values(metric)
-    return median(values) if values else None
 
 
 def _collectives_key(machine: str, record: Record) -> tuple[Any, ...]:
