@@ -109,9 +109,9 @@ def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:
-    """Return an estimate times a positive number."""
-    ends = (None if end is None else end * factor for end in (value.low, value.high))
-    return Estimate(value.value * factor, *ends)
+    """Return an estimate times a number; the ends of its interval change places where that is negative."""
+    ends = (value.low, value.high) if factor > 0 else (value.high, value.low)
+    return Estimate(value.value * factor, *(None if end is None else end * factor for end in ends))
 
 
 def exponential(value: Estimate) -> Estimate:

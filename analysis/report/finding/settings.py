@@ -1,9 +1,11 @@
 """What each NCCL setting changed, in a sentence: against the same cell with the setting untouched."""
 
+import math
 from collections.abc import Sequence
 
 from analysis.findings.communication.settings import PREFIX
-from analysis.findings.model import Estimate, Findings, Key, SettingEffect
+from analysis.findings.estimates import scaled
+from analysis.findings.model import Findings, Key, SettingEffect
 from analysis.report.finding.main_point import MainPoint
 from analysis.report.numbers import estimate, number
 from analysis.report.text import count, join_words, single_line
@@ -56,9 +58,8 @@ def _changed(one: SettingEffect) -> str:
     elif compared.verdict == "no difference seen":
         said = f"{name} shows no difference in {compared.rate} to untouched"
     else:
-        ends = [end for end in (compared.difference.low, compared.difference.high) if end is not None]
-        size = Estimate(abs(value), *(ends if value >= 0 else [-end for end in reversed(ends)]))
-        said = f"{name} is {estimate(size, 'share')} {word} than untouched"
+        size = estimate(scaled(compared.difference, math.copysign(1, value)), "share")
+        said = f"{name} is {size} {word} than untouched"
     return f"{said}: {_how(one)}." if _how(one) else f"{said}."
 
 

@@ -1,7 +1,9 @@
 """Which differences are real: verdicts and the noise floor, as a sentence, a figure and a table."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from analysis.findings.estimates import scaled
 from analysis.findings.model import Comparison, Estimate, Findings, Noise
 from analysis.findings.rates import is_of_training
 from analysis.findings.study import Study
@@ -115,11 +117,10 @@ def differences(findings: Findings) -> str:
 def _than(one: Comparison) -> str:
     """`13.0 % (11.2 to 14.8) slower than`; `2.51 (2.47 to 2.55) times as fast as` from twice as fast on."""
     value = one.difference.value
-    ends = [end for end in (one.difference.low, one.difference.high) if end is not None]
     if value >= 1:
+        ends = (end for end in (one.difference.low, one.difference.high) if end is not None)
         return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
-    size = Estimate(abs(value), *(ends if value >= 0 else [-end for end in reversed(ends)]))
-    return f"{estimate(size, 'share')} {one.verdict} than"
+    return f"{estimate(scaled(one.difference, math.copysign(1, value)), 'share')} {one.verdict} than"
 
 
 def _in(rate: str, noises: Sequence[Noise]) -> str:

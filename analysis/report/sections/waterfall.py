@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
+from analysis.findings.estimates import scaled
 from analysis.findings.labels import gpu_ids
 from analysis.findings.losses.clocks import NOT_TOLD
 from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
@@ -46,7 +47,7 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     rows: list[tuple[Any, ...]] = []
     for one in findings.waterfalls:
         for row in waterfall_rows(one):
-            value = row.rate if isinstance(row, Level) else _taken_off(row.lost)
+            value = row.rate if isinstance(row, Level) else row.lost and scaled(row.lost, -1.0)
             share = value.value / one.ideal.value if value is not None and one.ideal.value else None
             rows.append(
                 (
@@ -83,13 +84,6 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         (table,),
         place=20,
     )
-
-
-def _taken_off(lost: Estimate | None) -> Estimate | None:
-    if lost is None:
-        return None
-    known = lost.low is not None and lost.high is not None
-    return Estimate(-lost.value, *((-lost.high, -lost.low) if known else ()))  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication.exposed import EXPOSED
-from analysis.findings.model import Estimate, Findings, WireLine, WirePoint
+from analysis.findings.estimates import scaled
+from analysis.findings.model import Findings, WireLine, WirePoint
 from analysis.findings.study import Study
 from analysis.findings.wires.lines import SOURCES, efficiency_of, line_of
 from analysis.report.figures import more_in
@@ -33,26 +34,8 @@ FIGURES = 4
 HEIGHT = 3.0  # inches, on the page
 BAND = 60  # points of a drawn band
 LETTER_IN, LINE_IN, AXIS_IN = 0.07, 0.15, 0.6  # of a label; and between the edges of figure and axes
-SPEEDS = (
-    1,
-    2,
-    3,
-    5,
-    7,
-    10,
-    15,
-    20,
-    30,
-    50,
-    70,
-    100,
-    150,
-    200,
-    300,
-    500,
-    700,
-    1000,
-)  # GB/s that the upper axis may name
+# GB/s that the upper axis may name.
+SPEEDS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 PLACES = tuple((side, up) for up in (0, 1, -1, 2, -2) for side in (1, -1))  # of a label around its point, nearest first
 TOLD = COLOURS["vermillion"][0]
 MS = NumberFormat(decimals=2)
@@ -180,7 +163,7 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
 def _data(line: WireLine) -> Table:
     quantity = "efficiency_percent" if line.quantity == EFFICIENCY else "lost_ms"
     rows = [
-        (p.label, p.wire_ms, p.gb_per_s, _value(line, p), _percent(p.expected_efficiency)
+        (p.label, p.wire_ms, p.gb_per_s, _value(line, p), scaled(p.expected_efficiency, 100.0)
          if line.quantity == EFFICIENCY and p.expected_efficiency else p.expected_ms, p.verdict)
         for p in line.points
     ]  # fmt: skip
@@ -200,7 +183,7 @@ def _draw_line(axes: Any, line: WireLine, colour: str) -> None:
     xs = [most * step / BAND for step in range(BAND + 1)]
     expected = [fitted.expected(x) for x in xs]
     if line.quantity == EFFICIENCY and line.alone_ms is not None:
-        expected = [_percent(efficiency_of(line.alone_ms, one)) for one in expected]
+        expected = [scaled(efficiency_of(line.alone_ms, one), 100.0) for one in expected]
     axes.plot(xs, [one.value for one in expected], color=colour, lw=1.4, zorder=2)
     axes.fill_between(xs, [one.low for one in expected], [one.high for one in expected], color=colour, alpha=0.16, lw=0)
     axes.set_xlim(0, most)
@@ -209,11 +192,6 @@ def _draw_line(axes: Any, line: WireLine, colour: str) -> None:
     low, high = min(*values, *ends), max(*values, *ends)
     room = 0.12 * (high - low) or 1.0
     axes.set_ylim(low - room, high + room)
-
-
-def _percent(share: Estimate) -> Estimate:
-    low, high = (None if end is None else 100 * end for end in (share.low, share.high))
-    return Estimate(100 * share.value, low, high)
 
 
 def _finish(axes: Any, line: WireLine) -> None:
