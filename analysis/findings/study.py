@@ -201,10 +201,7 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
     Raises:
         FileNotFoundError, NotADirectoryError: it is no folder.
     """
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder; accepted is the folder of a study (<output_dir>/<study>)")
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; accepted is the folder of a study (<output_dir>/<study>)")
+    refuse_no_folder(folder)
     places: dict[str, CellFolder] = {}
 
     def placed(record: Record, place: CellFolder) -> Record:
@@ -214,6 +211,14 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
     records, errors = read_study(folder, placed)
     study = Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
     return replace(study, folders=places)
+
+
+def refuse_no_folder(folder: Path) -> None:
+    """Refuse what is no folder. Raises FileNotFoundError, NotADirectoryError."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: no such folder; accepted is the folder of a study (<output_dir>/<study>)")
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: is no folder; accepted is the folder of a study (<output_dir>/<study>)")
 
 
 def _chosen(singles: Sequence[Runs]) -> list[Runs]:

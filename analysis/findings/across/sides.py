@@ -15,7 +15,7 @@ from analysis.findings.labels import BETWEEN
 from analysis.findings.machines.hosts import short_hardware
 from analysis.findings.machines.identity import Machines, first_gpu
 from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.findings.study import Study, unreadable_files
+from analysis.findings.study import Study, refuse_no_folder, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 from conf.cell import folded
 
@@ -83,10 +83,7 @@ def _places(study: Study) -> dict[str, str]:
 
 def studies_in(folder: Path) -> list[Path]:
     """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as `open_sides`."""
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder}: no such folder; accepted is the folder of a study (<output_dir>/<study>)")
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: is no folder; accepted is the folder of a study (<output_dir>/<study>)")
+    refuse_no_folder(folder)
     cells = {
         path.parent.parent if _ATTEMPT.fullmatch(path.parent.name) else path.parent for path in record_paths(folder)
     }
