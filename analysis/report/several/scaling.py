@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.across.asked import curve_id, names
+from analysis.findings.across.asked import CellId, curve_id, names
 from analysis.findings.across.sides import Side
 from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Curve, Scaling
@@ -29,19 +29,17 @@ class SharedCurve:
 
 def shared_curves(sides: Sequence[Side], scalings: Mapping[str, Scaling]) -> tuple[SharedCurve, ...]:
     """Return the curves with an efficiency that two sides or more have; `scalings` are those of the sides, by name."""
-    found: dict[object, dict[str, tuple[Side, Curve]]] = {}
-    ids = {}
+    found: dict[CellId, dict[str, tuple[Side, Curve]]] = {}
     for side in sides:
         for curve in scalings[side.name].curves:
             records = side.study.records_of(curve.points[0])
             if not efficiencies(curve.points) or not records:
                 continue
             asked = curve_id(records[0].cell)
-            ids[asked] = asked
             known = found.setdefault(asked, {}).get(side.name)
             if known is None or len(known[1].points) < len(curve.points):  # of two versions the longer curve
                 found[asked][side.name] = side, curve
-    shared = [asked for asked in ids if len(found[asked]) > 1]
+    shared = [asked for asked, of_sides in found.items() if len(of_sides) > 1]
     named = names(shared)
     return tuple(SharedCurve(named[asked], tuple(found[asked].values())) for asked in shared)
 
