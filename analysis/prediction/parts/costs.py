@@ -122,7 +122,9 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
     if any(one.ranks == 1 and one.timed for one in alike(calibration.cells, question, options=True)):
         why, add = "it ran on one GPU, but no GPU ran without it", "strategy=none on the same GPU (waterfall=true)"
     else:
-        why, add = "no cell of it was measured", f"strategy={question.strategy} on one GPU"
+        measured = any(one.question.strategy == question.strategy for one in calibration.cells)
+        why = "its cells do not show what it costs a step" if measured else "no cell of it was measured"
+        add = f"strategy={question.strategy} on one GPU"
     said = f"strategy {question.strategy}: {why}, so nothing says what it does on one GPU; add a cell with {add}"
     raise ValueError(of_unit(said, question.unit))
 
