@@ -75,7 +75,7 @@ def test_subsets_that_forecasts_tell_apart():
     dgx1 = subsets(calibrate(open_study(SETTINGS)), load_topology(DGX1), 2)
     assert dgx1[0] == (0, 3)  # the best links first; no GPU ran alone, so one pair of each kind of link
     assert {farthest(load_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
-    with pytest.raises(ValueError, match="has 4; accepted are 1 to 4"):
+    with pytest.raises(ValueError, match="has 4 GPUs; accepted are 1 to 4"):
         subsets(calibration, load_topology(H200), 5)
 
 
@@ -137,8 +137,17 @@ def test_the_command_says_what_to_measure_and_how(capsys):
     assert "cannot be told from it" in said and "Worth measuring first" in said and "python launch.py gpus=" in said
 
 
+def test_an_advice_on_one_cell_compares_it_with_nothing(capsys):
+    assert main(["advise", str(DATA / "h200_x2" / "eager_a"), "--gpus", "0+1", "--nccl", "default", "--strategy", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "There is nothing else to choose from." in said
+    assert not any(
+        words in said for words in ("Every other cell", "chance that", "to choose it now", "No further cell")
+    )
+
+
 WRONG = {
-    "too many GPUs": (["--gpus", "9"], "has 4; accepted are 1 to 4"),
+    "too many GPUs": (["--gpus", "9"], "has 4 GPUs; accepted are 1 to 4"),
     "no such GPU": (["--gpus", "0+9"], "has no GPU 9; accepted are 0, 1, 2, 3"),
     "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
     "a strategy": (["--gpus", "2", "--strategy", "magic"], "accepted are none, nccl_allreduce"),

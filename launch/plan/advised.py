@@ -34,7 +34,7 @@ def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[i
     by_links = subsets(config, machine)[0]
     try:
         if config.nodes or machine.kind == "cpu":
-            raise ValueError("only GPUs of one machine are told apart")
+            raise ValueError("only GPUs of one machine are told apart" if config.nodes else "CPU workers are all alike")
         return _by_forecast(config, machine, len(by_links))
     except (ValueError, OSError) as error:  # UnreadableInput and NoLink too
         return by_links, f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}"

@@ -120,9 +120,11 @@ def sentences(advice: Advice) -> list[str]:
     lines = [f"… and {count(rest, 'more cell')} below (--json has all)"] if rest > 0 else []
     said = "measured" if first.runs else "forecast"
     lines.append(
-        f"First is {question.strategy} on {question.unit}s {_gpus(first)}: {number(first.rate, 'rate')} images/s, {said}. "
-        f"The chance that nothing else is faster is {number(first.fastest, 'share')}."
+        f"First is {question.strategy} on {question.unit}s {_gpus(first)}: {number(first.rate, 'rate')} images/s, {said}."
     )
+    if len(advice.ranked) == 1:
+        return [*lines, "There is nothing else to choose from."]
+    lines[-1] += f" The chance that nothing else is faster is {number(first.fastest, 'share')}."
     if alike:
         lines.append(
             f"{count(len(alike), 'cell')} cannot be told from it (~): each is as fast with a chance of 5 % or more."
@@ -135,8 +137,7 @@ def sentences(advice: Advice) -> list[str]:
         if share > WORTH
         else "hardly anything"
     )
-    if len(advice.ranked) > 1:
-        lines.append(f"Against the fastest, to choose it now loses {lost}.")
+    lines.append(f"Against the fastest, to choose it now loses {lost}.")
     if not advice.next_cells:
         few = "No single cell would narrow the choice by a tenth." if share > WORTH else ""
         lines.append(few or "No further cell is worth measuring for this choice.")

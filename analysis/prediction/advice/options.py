@@ -59,7 +59,7 @@ def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> l
     everyone = machine_gpus(calibration, topology)
     if not 1 <= count <= len(everyone):
         raise ValueError(
-            f"{count} {calibration.unit}s: the machine of the study has {len(everyone)}; accepted are 1 to {len(everyone)}"
+            f"--gpus {count}: the machine of the study has {len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
         )
     alone = {one.question.members[0] for one in calibration.cells if one.timed and len(one.question.members) == 1}
     together = {frozenset(one.question.members) for one in calibration.cells if one.timed}
