@@ -85,7 +85,7 @@ def _limit(text: str | None) -> float:
     found = _LIMIT.fullmatch((text or "0").strip())
     share = float(found[1]) / (100 if found[2] else 1) if found else -1.0
     if not 0 <= share < 1:
-        raise ValueError(f"--limit {text}: accepted is a share from 0 to 100 %, such as 2% or 0.02")
+        raise ValueError(f"--limit {text}: accepted is a share from 0 to below 100 %, such as 2% or 0.02")
     return share
 
 
