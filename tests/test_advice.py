@@ -138,7 +138,10 @@ def test_the_command_says_what_to_measure_and_how(capsys):
 
 
 def test_an_advice_on_one_cell_compares_it_with_nothing(capsys):
-    assert main(["advise", str(DATA / "h200_x2" / "eager_a"), "--gpus", "0+1", "--nccl", "default", "--strategy", "none"]) == 0
+    assert (
+        main(["advise", str(DATA / "h200_x2" / "eager_a"), "--gpus", "0+1", "--nccl", "default", "--strategy", "none"])
+        == 0
+    )
     said = capsys.readouterr().out
     assert "There is nothing else to choose from." in said
     assert not any(

@@ -141,7 +141,7 @@ def test_a_larger_machine_is_ranked_by_a_bound():
 
 @pytest.mark.parametrize("count", [0, 9, -2])
 def test_impossible_counts_are_refused(count):
-    with pytest.raises(ValueError, match=f"place: {count} of 8 GPUs"):
+    with pytest.raises(ValueError, match=f"--gpus {count}: accepted are 1 to 8, the GPUs of this machine"):
         place(DGX1, count)
 
 
@@ -187,5 +187,5 @@ def test_command(tmp_path, capsys):
     assert "sum GB/s" in capsys.readouterr().out
     (tmp_path / "p2p.json").write_text(json.dumps(symmetric(4, 3, [10, 20])))
     assert main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 2
-    assert "a matrix of 4 GPUs, but the topology has 8" in capsys.readouterr().err
+    assert "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in capsys.readouterr().err
     assert main(["place", "--gpus", "9", "--topology", file]) == 2

@@ -306,7 +306,7 @@ def test_placements_are_classes_by_their_switches_and_by_what_each_host_is():
     assert sorted(one.members for one in placement_classes(eight, 2, tree, kinds)) == [3, 4, 9, 12]
     unknown = placement_classes(["a", "b", "c"], 2, Switches.read(""))
     assert [(one.representative, one.members, dict(one.links)) for one in unknown] == [(("a", "b"), 3, {"NET": 1})]
-    with pytest.raises(ValueError, match="ask for 1 to 8"):
+    with pytest.raises(ValueError, match="accepted are 1 to 8"):
         placement_classes(eight, 9, tree)
     many = [f"x{number}" for number in range(200)]
     leaves = Switches({host: {0: frozenset({host})} for host in many})

@@ -601,6 +601,11 @@ def test_command_refuses_in_one_line(tmp_path, capsys):
     assert error.count("\n") == 1
     assert "no header line" in error
     assert main(["topology", str(tmp_path / "absent.txt")]) == 2
+    said = f"python -m analysis topology: {tmp_path}/absent.txt: no such file or directory\n"
+    assert capsys.readouterr().err == said, "without the number of the error"
+    (tmp_path / "topo.txt").write_text((DATA / "topo_h200_x4.txt").read_text())
+    assert main(["subsets", str(tmp_path / "topo.txt"), "--size", "9"]) == 2
+    assert "subsets: --size 9: accepted are 1 to 4" in capsys.readouterr().err
 
 
 def test_command_reads_standard_input():

@@ -110,7 +110,7 @@ def placement_classes(
     hosts are of one kind. Best links first. Raises ValueError for a size that there is not, or too many sets to sort.
     """
     if not 1 <= size <= len(hosts):
-        raise ValueError(f"classes of {size} hosts: there are {len(hosts)}; ask for 1 to {len(hosts)}")
+        raise ValueError(f"classes of {size} hosts: there are {len(hosts)}; accepted are 1 to {len(hosts)}")
     groups: dict[Hashable, list[str]] = {}  # hosts under the same switches, of one kind, are alike
     for host in hosts:
         above = frozenset(switches.above.get(host, {}).items())

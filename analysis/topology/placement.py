@@ -79,14 +79,16 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
         ValueError: more GPUs asked for than there are or than can be searched, or neither source given.
     """
     if topology is None and matrix is None:
-        raise ValueError("place: accepted is a topology or a measured matrix")
+        raise ValueError("no machine to place on; accepted are a topology and a measured matrix")
     names = topology.gpus if topology else tuple(range(len(matrix or ())))
     if matrix is not None and len(matrix) != len(names):
-        raise ValueError(f"place: a matrix of {len(matrix)} GPUs, but the topology has {len(names)}")
+        raise ValueError(f"a matrix of {len(matrix)} GPUs; accepted is one of {len(names)}, as the topology has")
     if not 1 <= count <= len(names):
-        raise ValueError(f"place: {count} of {len(names)} GPUs; ask for 1 to {len(names)}")
+        raise ValueError(f"--gpus {count}: accepted are 1 to {len(names)}, the GPUs of this machine")
     if len(names) > MOST_GPUS:
-        raise ValueError(f"place: {len(names)} GPUs; the search takes at most {MOST_GPUS}")
+        raise ValueError(
+            f"a machine of {len(names)} GPUs; accepted are at most {MOST_GPUS}, for which the search is short"
+        )
     weights, wires = _weights(topology, matrix, names), MachineWires.of(topology, matrix)
     best_set, worst_set = _best_and_worst(wires, weights, count)
 

@@ -57,11 +57,11 @@ def classes(
     """
     count = len(topology.gpus)
     if size is not None and not 1 <= size <= count:
-        raise ValueError(f"classes of {size} GPUs: this topology has {count}; ask for 1 to {count}")
+        raise ValueError(f"--size {size}: accepted are 1 to {count}, the GPUs of this machine")
     sizes = range(2, count + 1) if size is None else (size,)
     asked = sum(comb(count, k) for k in sizes)
     if asked > MOST_SUBSETS:
-        raise ValueError(f"{asked} subsets of {count} GPUs are too many to sort; ask for one small size")
+        raise ValueError(f"{asked} subsets of {count} GPUs are too many to sort; accepted is one small --size")
     labels = _labels(topology, affinity=affinity, nics=nics)
     found = [one for k in sizes for one in _classes_of_size(topology, labels, k)]
     return sorted(found, key=_best_links_first)

@@ -58,7 +58,7 @@ def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
             with tempfile.TemporaryDirectory() as scratch:
                 return replace(read_nsys(plain_export(path, Path(scratch)), names), file=path.name, clock=str(path))
         if head.lstrip()[:1] not in (b"{", b"["):
-            raise UnreadableInput("neither an SQLite export of nsys nor the JSON of torch.profiler")
+            raise UnreadableInput("accepted are an SQLite export of nsys and the JSON of torch.profiler")
         text = _bytes(path).decode("utf-8", "replace")
         if skip_foreign and not is_kineto(text):
             return None
