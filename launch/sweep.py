@@ -291,7 +291,7 @@ class SweepRun:
     def _print_output(self, record: Record) -> None:
         """Print the text of the benchmark, for scripts that read it."""
         with contextlib.suppress(OSError):
-            text = self.study.folder_of(record).output.read_text()
+            text = self.study.folder_of(record).output.read_text(encoding="utf-8", errors="replace")
             self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:

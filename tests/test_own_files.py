@@ -1,6 +1,7 @@
 """Files of ours are written safely: whatever stands in their place stays as it is, and no writer waits for a pipe."""
 
 import ast
+import functools
 import os
 import stat
 import time
@@ -350,11 +351,18 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def made_by(path):
+@functools.cache
+def calls():
+    """{module: its calls} of everything that Ringside runs."""
+    packages = ("conf", "trainers", "benchmarks", "launch", "analysis")
+    paths = [ROOT / "launch.py", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
+    trees = {str(path.relative_to(ROOT)): ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in paths}
+    return {name: [node for node in tree if isinstance(node, ast.Call)] for name, tree in trees.items()}
+
+
+def made_by(module):
     """The calls of a module that make, replace or move a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in calls()[module]:
         name, given = ast.unparse(node.func), [*node.args, *(one.value for one in node.keywords)]
         last = name.rpartition(".")[2]
         modes = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
@@ -365,9 +373,18 @@ def made_by(path):
 
 
 def test_no_other_module_makes_files_by_itself():
-    packages = ("conf", "trainers", "benchmarks", "launch", "analysis")
-    paths = [ROOT / "launch.py", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
-    found = {str(path.relative_to(ROOT)): {*made_by(path)} for path in paths if path.name != "own_files.py"}
-    assert {file: calls for file, calls in found.items() if calls} == {
-        file: calls for file, (calls, _) in ALLOWED.items()
+    found = {module: {*made_by(module)} for module in calls() if not module.endswith("/own_files.py")}
+    assert {module: made for module, made in found.items() if made} == {
+        module: made for module, (made, _) in ALLOWED.items()
     }
+
+
+def test_no_text_of_a_file_is_what_the_locale_makes_of_it():
+    in_files = [
+        (module, node)
+        for module, nodes in calls().items()
+        for node in nodes
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "write_text")
+    ]
+    named = [(module, node.lineno, {one.arg for one in node.keywords}) for module, node in in_files]
+    assert named and [(module, line) for module, line, words in named if "encoding" not in words] == []

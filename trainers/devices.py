@@ -31,7 +31,7 @@ def stay_near(device: torch.device) -> None:
     torchrun does the same from torch 2.9 on, before a rank starts, if there are as many ranks as GPUs.
     """
     with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist").read_text()
+        text = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist").read_text(encoding="ascii")
         ranges = [part.partition("-") for part in text.strip().split(",")]
         near = {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
         if mine := near & os.sched_getaffinity(0):

@@ -158,7 +158,7 @@ def _pci_device(sysfs: Path, bus_id: str) -> Path:
 
 def _numa_node(device: Path) -> str | None:
     try:
-        node = (device / "numa_node").read_text().strip()
+        node = (device / "numa_node").read_text(encoding="ascii").strip()
     except OSError:
         return None
     return node if node.isdigit() else None  # -1: the kernel does not know

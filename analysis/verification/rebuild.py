@@ -149,7 +149,7 @@ def _with_reports(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
         "environment": {name: value for name, value in own.environment.items() if name != "versions"}
     }
     if folder.attempt.exists():
-        begun = decoded(folder.attempt.read_text())
+        begun = decoded(folder.attempt.read_bytes())
         made.parts += tuple(begun)
     if started:
         begun["environment"].setdefault("versions", next(iter(started.values())).versions)

@@ -21,5 +21,5 @@ def show_in_environ(name: str, value: str) -> None:
     if not found or len(found[1]) != len(value.encode()):
         raise ValueError(f"{name}: this process did not begin with {len(value.encode())} characters in it")
     # env_start, the 50th field of proc(5)'s stat; the name of the program, the 2nd, may hold spaces.
-    start = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[47])
+    start = int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[47])
     ctypes.memmove(start + found.start(1), value.encode(), len(value.encode()))

@@ -25,8 +25,8 @@ def started_by_me(environment: Mapping[str, str], through_profiler: bool = False
 
 def _umask() -> str:
     """Return this process's umask in octal digits. os.umask would have to change it, for every thread."""
-    said = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return said[1] if said else "022"
+    said = re.search(rb"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_bytes(), re.MULTILINE)
+    return said[1].decode() if said else "022"
 
 
 def of(token: str) -> list[psutil.Process]:

@@ -155,7 +155,7 @@ def _preloaded(folder: Path) -> bool:
     An import that fails here fails in a rank too, and the rank reports it.
     """
     with contextlib.suppress(Exception):
-        cell = Cell.from_dict(json.loads(CellFolder(folder).cell.read_text()))
+        cell = Cell.from_dict(json.loads(CellFolder(folder).cell.read_bytes()))
         locate(cell.target("benchmark"))
         if cell.trains:
             load(cell.strategy, cell.target("strategy"), Hosts.of(cell))

@@ -119,7 +119,7 @@ class Process:
         anew = self._started == "exec"  # else the imports were there before the process was
         how |= {"imported": now()} if anew else {}
         number = self._number
-        cell = Cell.from_dict(json.loads(folder.cell.read_text()))
+        cell = Cell.from_dict(json.loads(folder.cell.read_bytes()))
         place = _gpu_index(cell, number)
         device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
         self._cell, self._device = cell, device

@@ -98,7 +98,7 @@ def compiled_loop() -> Any:
         return None
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "c_calls.c", Path(folder) / "c_calls.so"
-        source.write_text(SOURCE)
+        source.write_text(SOURCE, encoding="ascii")
         command = [*compiler.split(), "-O2", "-shared", "-fPIC", "-o", str(library), str(source)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)

@@ -111,8 +111,8 @@ class HostsEngine:
                 variables["set"] |= logged | part.host.clock
                 gpus = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
                 part.host.channel.send(
-                    Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text()}, asked=cell.to_dict(),
-                    environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
+                    Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text(encoding="utf-8")},
+                    asked=cell.to_dict(), environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
                     numbers=[number for number, place in enumerate(cell.places) if place.host == host.name],
                     meeting=met | {"host": part.number}, lost_after_s=self._limits.lost_after_s, watched=watched,
                 )  # fmt: skip

@@ -165,5 +165,5 @@ class CellOnHost:
     def _add_failures(self, data: bytes) -> None:
         """Add the ranks of this host that ended to those of the others."""
         with ADDING:  # two hosts often fail together
-            before = decoded(self.folder.failures.read_text()) if self.folder.failures.exists() else {}
+            before = decoded(self.folder.failures.read_bytes()) if self.folder.failures.exists() else {}
             write_json(self.folder.failures, {**before, **json.loads(data)})

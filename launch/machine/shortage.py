@@ -58,7 +58,7 @@ def _full(folder: Path) -> bool:
 def _pids_refused() -> int:
     """Return how often the control group of this process refused a new process or thread; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers in ("", "pids"):
                 group = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
@@ -70,7 +70,7 @@ def _pids_refused() -> int:
 def _count(file: Path, name: str) -> int:
     """Return the number behind a name in a file of the kernel; 0 where it is not there."""
     with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="ascii").splitlines():
             word, _, number = line.partition(" ")
             if word == name:
                 return int(number)

@@ -27,8 +27,8 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         RecordError: the folder holds no begun attempt.
     """
     try:
-        cell = Cell.from_dict(decoded(folder.cell.read_text()))
-        attempt = decoded(folder.attempt.read_text())
+        cell = Cell.from_dict(decoded(folder.cell.read_bytes()))
+        attempt = decoded(folder.attempt.read_bytes())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
     lines_of_ranks = {}

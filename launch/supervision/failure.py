@@ -36,7 +36,7 @@ class End:
 def ends(folder: CellFolder) -> dict[int, End]:
     """Return how ranks ended by themselves, as the agent saw it before it ended the others; former agents gave no time."""
     try:
-        found = decoded(folder.failures.read_text())
+        found = decoded(folder.failures.read_bytes())
         return {int(rank): _end(one) for rank, one in found.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError):
         return {}

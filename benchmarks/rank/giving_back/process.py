@@ -174,7 +174,7 @@ def threads() -> Counter[str]:
     found: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            found[(task / "comm").read_text(errors="replace").strip()] += 1
+            found[(task / "comm").read_text(encoding="utf-8", errors="replace").strip()] += 1
     return Counter({name: count for name, count in found.items() if not name.startswith(KEPT_THREADS)})
 
 
@@ -216,4 +216,4 @@ def shared_files(folder: Path, prefix: str) -> list[str]:
 
 def resident_bytes() -> int:
     """Return the memory that this process occupies."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
