@@ -1,6 +1,7 @@
 """What a plan knows of a machine, with a driver that refuses some questions; and what NCCL's own files say."""
 
 import json
+import pwd
 import sys
 import types
 
@@ -188,3 +189,17 @@ def test_nccls_own_files_can_forbid_multicast(tmp_path):
     with pytest.raises(Refused, match="forbids NVLink multicast"):
         nccl.refuse_multicast({"NCCL_NVLS_ENABLE": "1"}, merged)
     assert nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"
+
+
+def test_the_users_own_file_is_in_the_home_that_the_system_knows(tmp_path, monkeypatch):
+    (tmp_path / ".nccl.conf").write_text("NCCL_NVLS_ENABLE=0\n")
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: types.SimpleNamespace(pw_dir=str(tmp_path)))
+    for around in ({"HOME": "/nowhere"}, {}, {"NCCL_CONF_FILE": ""}):
+        assert nccl_configuration(around)[0] == "NCCL_NVLS_ENABLE=0\n", around
+
+    def unknown(number):
+        raise KeyError("getpwuid(): uid not found")  # as containers start a user
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    assert "NCCL_NVLS_ENABLE=0\n" not in nccl_configuration({})

@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import pwd
 import shutil
 import socket
 import subprocess
@@ -58,9 +59,17 @@ def facts() -> dict[str, Any]:
 
 
 def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
-    """Return the texts of NCCL's configuration files here, the user's first, as NCCL reads them."""
-    user = surrounding.get("NCCL_CONF_FILE", "~/.nccl.conf")
-    return [text for path in (user, "/etc/nccl.conf") if (text := _read(str(Path(path).expanduser()))) is not None]
+    """Return the texts of NCCL's configuration files here, the user's first, as NCCL reads them (initEnvFunc, param.cc)."""
+    user = surrounding.get("NCCL_CONF_FILE") or _users_own()
+    return [text for path in (user, "/etc/nccl.conf") if (text := _read(path)) is not None]
+
+
+def _users_own() -> str:
+    """Return the path of ~/.nccl.conf. NCCL takes the home that the system knows of the user, whatever HOME says."""
+    try:
+        return f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
+    except KeyError:  # it knows no such user: NCCL reads none
+        return ""
 
 
 def _links() -> dict[str, str] | None:
