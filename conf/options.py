@@ -5,6 +5,7 @@ import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -81,6 +82,14 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
         and (most is None or value <= most)
         and not (metadata.get("whole") and value != int(value))
     )
+
+
+def path_of(name: str, typed: str) -> Path:
+    """Return the absolute path that an option names, the user's home for `~`. Raises Refused: whose home that is, nobody knows."""
+    try:
+        return Path(typed).expanduser().absolute()
+    except RuntimeError:  # no such user; or a user without a name, as containers start them, and without HOME
+        raise Refused(f"{name}={typed}: the home folder is not known; accepted is a path without ~") from None
 
 
 def canonical(value: Any) -> str:

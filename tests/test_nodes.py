@@ -429,6 +429,10 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
             "engine.ssh_config='/nowhere': is no file; accepted is one of this machine",
         ),
         (
+            ["nodes=a", "engine=ssh", "engine.ssh_config='~nobody.here/c'"],
+            "engine.ssh_config=~nobody.here/c: the home folder is not known",
+        ),
+        (
             ["nodes=a", *COMMAND, "engine.interface='eth0;x'"],
             "engine.interface='eth0;x': accepted is the name of one network",
         ),

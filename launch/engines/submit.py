@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import make_folder, open_to_read
 from conf.nodes import COUNT, is_name
-from conf.options import Refused
+from conf.options import Refused, path_of
 from conf.schema import Config
 from launch.engines import slurm
 from launch.engines.environment import ROOT
@@ -107,7 +107,7 @@ def _named(configs: Sequence[Config]) -> list[str]:
 
 def _own_folder(output_dir: str) -> Path:
     """Return the folder of the jobs, which nobody else may write: a job obeys what lies in it. Raises Refused."""
-    folder = Path(output_dir).expanduser().absolute() / FOLDER
+    folder = path_of("output_dir", output_dir) / FOLDER
     try:
         make_folder(folder.parent)
         with suppress(FileExistsError):

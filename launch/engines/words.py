@@ -3,8 +3,8 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from conf.options import path_of
 from conf.schema import Engine
 from launch.engines import slurm
 from launch.engines.environment import ROOT
@@ -28,7 +28,7 @@ def command(engine: Engine, host: str, surrounding: Mapping[str, str], program: 
     """
     python, folder = engine.python or sys.executable, engine.folder or str(ROOT)
     if engine.name == "ssh":
-        configured = ["-F", str(Path(engine.ssh_config).expanduser().absolute())] if engine.ssh_config else []
+        configured = ["-F", str(path_of("engine.ssh_config", engine.ssh_config))] if engine.ssh_config else []
         there = f"cd {shlex.quote(folder)} && exec {shlex.join([python, *program])}"  # a shell of that host reads it
         return [*SSH, *configured, "--", host, there]
     if engine.name == "slurm":

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from conf import groups
-from conf.options import Refused, canonical
+from conf.options import Refused, canonical, path_of
 from conf.schema import Config, Engine
 
 REMOTE = ("ssh", "slurm", "command")
@@ -85,7 +84,7 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
             f"engine.interface={engine.interface!r}: accepted is the name of one network interface, at most 15 letters, digits, "
             "'.', '_', ':' and '-'"
         )
-    if engine.ssh_config is not None and not Path(engine.ssh_config).expanduser().is_file():
+    if engine.ssh_config is not None and not path_of("engine.ssh_config", engine.ssh_config).is_file():
         yield f"engine.ssh_config={engine.ssh_config!r}: is no file; accepted is one of this machine, as ssh -F has it"
     for name in ("python", "folder"):
         value = getattr(engine, name)

@@ -22,7 +22,7 @@ from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
-from conf.options import Refused
+from conf.options import Refused, path_of
 from conf.schema import ValidityLimits
 from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity, identity_of
@@ -52,8 +52,8 @@ class _Begun:
 
 
 def study_folder(output_dir: str, name: str) -> Path:
-    """Return the folder of a study."""
-    return Path(output_dir).expanduser().absolute() / name
+    """Return the folder of a study. Raises Refused: output_dir names the home of nobody."""
+    return path_of("output_dir", output_dir) / name
 
 
 class StudyFolder:
