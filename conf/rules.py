@@ -92,8 +92,9 @@ def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]
     for rule, value in rules.items():
         if not isinstance(value, RULES[rule]):
             raise Refused(f"{path}: {rule} is {value!r}; accepted is {_name(RULES[rule])}")
-    if wrong := next((name for name in options if not isinstance(name, str)), None):
-        raise Refused(f"{path}: {wrong!r} is no name of an option")
+    for name in options:
+        if not isinstance(name, str):
+            raise Refused(f"{path}: {name!r} is no name of an option; one that YAML reads as something else stands in quotes")
     if said := next(_faults(options, rules), ""):
         raise Refused(f"{path}: {said}")
 

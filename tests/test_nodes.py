@@ -417,6 +417,10 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
         (["nodes=a", "engine=command"], "engine.prefix=[]: accepted with engine=command are the words"),
         (["nodes=a", "engine=command", "engine.prefix=[ssh,a]"], "engine.prefix=[ssh,a]: has no {host}"),
         (
+            ["nodes=a", "engine=command", "engine.prefix=[ip,,{host}]"],
+            "engine.prefix=[ip,,{host}]: '' is no word; accepted are printable words",
+        ),
+        (
             ["nodes=a", "engine=ssh", "engine.prefix=[x,{host}]"],
             "engine.prefix=[x,{host}]: accepted with engine=command",
         ),

@@ -426,6 +426,7 @@ WRONG_FILES = {
     "compared: {metric: barrier/us}": "compared lacks less_is_better",
     "compared: {metric: 3}": "compared.metric is 3; accepted is a text",
     "3: 4": "3 is no name of an option",
+    "off: 4": "False is no name of an option; one that YAML reads as something else stands in quotes",
 }
 
 

@@ -77,8 +77,9 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
         )
     if engine.prefix and not any(HOST in word for word in engine.prefix):
         yield f"engine.prefix={_list(engine.prefix)}: has no {HOST}, where the name of the host goes; accepted is one with it"
-    if wrong := next((word for word in engine.prefix if not word or not word.isprintable()), None):
-        yield f"engine.prefix={_list(engine.prefix)}: {wrong!r} is no word; accepted are printable words"
+    for word in engine.prefix:
+        if not word or not word.isprintable():
+            yield f"engine.prefix={_list(engine.prefix)}: {word!r} is no word; accepted are printable words"
     if engine.interface is not None and not INTERFACE.fullmatch(engine.interface):
         yield (
             f"engine.interface={engine.interface!r}: accepted is the name of one network interface, at most 15 letters, digits, "
