@@ -418,6 +418,14 @@ def test_a_log_without_a_stack_has_no_place(tmp_path):
     assert stacks.place(log, before).standing == Standing.FOREIGN
 
 
+@pytest.mark.parametrize("folder", ["/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"])
+def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, folder):
+    log = tmp_path / "rank0.log"
+    log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
+    found = stacks.place(log, 0)
+    assert (found.standing, found.called_from_foreign) == (Standing.BUSY, False) and "threading" not in found.words
+
+
 def test_a_count_is_newer_than_the_last_line(tmp_path):
     def counts(job):
         for number, count in enumerate((90, 110, 110)):
