@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import record as records
 from launch.display.lasting_output import LastingOutput
+from launch.supervision.stopping import Stopping
 
 ROOT = Path(__file__).parent.parent
 CELL = (
@@ -58,6 +59,30 @@ def test_a_character_that_the_terminal_lacks_is_a_question_mark():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(file=LastingOutput(stream), width=40).print("4 × H200 · ±2 %")
     assert stream.buffer.getvalue() == b"4 ? H200 ? ?2 %\n"
+
+
+class Interrupted(io.RawIOBase):
+    """A terminal at which Ctrl-C is pressed while something is written to it."""
+
+    text = b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        signal.raise_signal(signal.SIGINT)
+        self.text += bytes(data)
+        return len(data)
+
+
+def test_ctrl_c_while_something_is_printed_costs_neither():
+    terminal = Interrupted()
+    console = Console(file=LastingOutput(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80)
+    stopping = Stopping(console)
+    with stopping.listening():
+        console.print("one cell")
+        console.print("another")
+    assert stopping() and terminal.text.endswith(b"one cell\nanother\n")
 
 
 @pytest.mark.parametrize("target", ["/dev/full", None])

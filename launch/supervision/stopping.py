@@ -26,13 +26,12 @@ class Stopping:
         try:
             yield
         finally:
-            if (
-                not self._asked
-            ):  # after that a second Ctrl-C, while this process leaves, must not change its exit status
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+            # Asked once, a second Ctrl-C while this process leaves must not change its exit status.
+            for number, handler in before.items() if not self._asked else ():
+                signal.signal(number, handler)
 
     def _ask(self, number: int, frame: Any) -> None:
-        if not self._asked:
-            self._console.print("stopping: no further cell is started; what was measured is kept")
-        self._asked = True
+        first, self._asked = not self._asked, True
+        with contextlib.suppress(RuntimeError):  # it came while this thread prints something else: Python forbids a second
+            if first:
+                self._console.print("stopping: no further cell is started; what was measured is kept")
