@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import shlex
 import threading
 
 import pytest
@@ -73,6 +74,14 @@ def test_waiting_for_a_holder_ends(sweep, output_dir, monkeypatch):
         one.open()
         one.close(measured, [], measured, stopping=lambda: False, report=None)
     assert "python -m launch sync" in one.where()[0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_its_commands_can_be_copied_where_a_path_has_a_space(tmp_path, enabled):
+    study = StudyFolder(str(tmp_path / "my results"), "s")
+    [line] = Projector(Tracking(enabled), study, None, None).where()
+    named = store.store_uri(None, study.folder.parent) if enabled else str(study.folder)
+    assert named in shlex.split(line)
 
 
 def test_the_same_failure_is_told_once(sweep, output_dir):

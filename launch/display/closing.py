@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.padding import Padding
@@ -123,7 +124,7 @@ def _next(folder: Path, unfinished: int, is_told: bool) -> Iterator[str]:
     if unfinished:
         yield f"next     the same command measures the {count(unfinished, 'missing cell')}; finished ones stay"
     elif not is_told:
-        yield f"next     python -m analysis report {folder}   says what these records show"
+        yield f"next     python -m analysis report {quote(str(folder))}   says what these records show"
 
 
 def _print(console: Console, text: str, indent: int) -> None:

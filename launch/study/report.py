@@ -6,6 +6,7 @@ import os
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 
 from analysis.gc_pause import gc_paused
 from benchmarks.record.os_errors import because
@@ -64,7 +65,8 @@ def write_report(study_folder: Path, note: Callable[[str], None], asked: str = "
             return write(content, study_folder / REPORT), content.finding
     except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
         reason = because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        note(f"the report could not be written: {reason}; to write it later: python -m analysis report {study_folder}")
+        later = f"python -m analysis report {quote(str(study_folder))}"
+        note(f"the report could not be written: {reason}; to write it later: {later}")
         return None, ()
 
 

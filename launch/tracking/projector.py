@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -104,17 +105,16 @@ class Projector:
                 self._failed = True
 
     def where(self) -> list[str]:
-        """Return lines for the user: where the runs are, or how to write them later."""
+        """Return lines for the user: where the runs are, or how to write them later. Commands can be copied."""
+        sync = f"python -m launch sync {quote(str(self._study.folder))}"
         if not self._tracking.enabled:
-            return [
-                f"MLflow   not written (tracking=none); to write it later: python -m launch sync {self._study.folder}"
-            ]
+            return [f"MLflow   not written (tracking=none); to write it later: {sync}"]
         try:
-            uri = without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+            uri = quote(without_credentials(store_uri(self._tracking.uri, self._study.folder.parent)))
         except WrongUri:
             uri = "URI"
         if self._failed:
-            return [f"MLflow   incomplete; to complete it: python -m launch sync {self._study.folder} --uri {uri}"]
+            return [f"MLflow   incomplete; to complete it: {sync} --uri {uri}"]
         lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (needs: pip install '.[ui]')"]
         return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
 
