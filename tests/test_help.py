@@ -53,6 +53,7 @@ def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monke
     assert "strategy.transport shared: pinned shared memory; gloo: the naive reference, through the network stack " \
         "shared or gloo shared" in lines  # fmt: skip
     assert "null: Ringside leaves the variable as it is" in lines
+    assert any("a list, [one,two]" in line for line in explained(launch, "engine"))
     assert any(line.startswith("optimizer.name ") and "sgd or adamw" in line for line in explained(launch, "optimizer"))
     assert any(line.startswith("scaling Weak scaling: 1, 2, 4, … all devices") for line in lines)
     assert not any(line.startswith("kvstore_local") for line in lines)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import console
@@ -68,6 +69,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table whose long texts go on in the next line of their column."""
     table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     table.columns[0].no_wrap = True
     return table
