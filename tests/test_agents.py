@@ -356,3 +356,14 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
     assert job.lost().said == "host b is lost: its agent is gone, it ended with status 137" and hosts["a"].lost is None
+
+
+def test_no_beat_waits_for_a_lost_host(monkeypatch):
+    monkeypatch.setattr("launch.engines.hosts.BEAT_S", 0.0)
+    engine, told = HostsEngine(Engine(), {}), []
+    engine._hosts = {name: RemoteHost(name, ScriptedChannel()) for name in ("frozen", "alive")}
+    for name, host in engine._hosts.items():
+        host.channel.send = lambda what, name=name: told.append(name) or engine._closed.set()
+    engine._hosts["frozen"].is_lost("its agent gave no sign of life for 20 s", 20.0)
+    engine._beat()
+    assert told == ["alive"]

@@ -204,7 +204,7 @@ class HostsEngine:
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            for host in list(self._hosts.values()):
+            for host in [one for one in list(self._hosts.values()) if not one.lost]:  # a full pipe would hold up all
                 with contextlib.suppress(AgentGone):
                     host.channel.send(Do.BEAT)
 
