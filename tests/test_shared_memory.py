@@ -1,12 +1,15 @@
 """A cell that needs too much shared memory is refused before it starts; a file in /dev/shm is whole, or is not there."""
 
+import dataclasses
 import errno
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from cells import make_cell, strategy_of
 
+from conf.cell import Network
 from conf.options import Refused
 from launch.refuse.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
 from trainers import shared_memory
@@ -42,6 +45,24 @@ def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
         f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.0f} MiB of shared memory in "
     )
     assert f"in {FOLDER}, where {(much - 1) / 2**20:.0f} MiB are free" in sentence and "\n" not in sentence
+
+
+def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkeypatch):
+    (tmp_path / "talks.py").write_text(
+        "from torch import nn\n\n\ndef build(**sizes):\n    print(sizes)\n    return nn.Linear(9, 9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cell = dataclasses.replace(LITTLE, model=Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {}))
+    refuse_too_little([cell], free_bytes=100_000)
+    with pytest.raises(Refused, match="needs 0 MiB of shared memory"):
+        refuse_too_little([cell], free_bytes=100)
+
+
+def test_a_machine_without_shared_memory_measures_what_takes_none(monkeypatch):
+    monkeypatch.setattr("launch.refuse.shared_memory.FOLDER", Path("/nowhere"))
+    refuse_too_little([make_cell(strategy=strategy_of({"name": "nccl_allreduce"}))])
+    with pytest.raises(Refused, match="where 0 MiB are free"):
+        refuse_too_little([LITTLE])
 
 
 def test_where_there_is_plenty_no_process_is_started(monkeypatch):

@@ -3,6 +3,7 @@
 It is a process of its own because the launching process does not import torch.
 """
 
+import contextlib
 import json
 import sys
 
@@ -26,4 +27,6 @@ def shared_bytes(cell: Cell) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps([shared_bytes(Cell.from_dict(plain)) for plain in json.load(sys.stdin)]))
+    with contextlib.redirect_stdout(sys.stderr):  # a model of the user's own may print
+        needed = [shared_bytes(Cell.from_dict(plain)) for plain in json.load(sys.stdin)]
+    print(json.dumps(needed))

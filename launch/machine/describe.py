@@ -48,7 +48,7 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
         "boot_id": boot_id(),
         "interfaces": [one.to_dict() for one in interfaces()],
         "infiniband": infiniband(),
-        "shared_memory_bytes": _free(SHARED_MEMORY_FOLDER),
+        "shared_memory_bytes": free_in(SHARED_MEMORY_FOLDER),
         "too_small": too_small(),
     }
 
@@ -69,7 +69,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _free(folder: Path) -> int:
+def free_in(folder: Path) -> int:
     """Return how many bytes are free on the file system of a folder; 0 where there is none."""
     try:
         return shutil.disk_usage(folder).free

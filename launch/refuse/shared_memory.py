@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from launch.engines.environment import ROOT
+from launch.machine.describe import free_in
 
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
 # rank, torch need not compute the exact size, which takes seconds.
@@ -25,13 +25,11 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, wher
     Raises:
         Refused: says how much is needed and where.
     """
-    free = shutil.disk_usage(FOLDER).free if free_bytes is None else free_bytes
-    doubtful = [
-        cell
-        for cell in cells
-        if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")
-        and free < PLENTY_BYTES * (2 * len(cell.gpus) + 2)
-    ]
+    sharing = [cell for cell in cells if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")]
+    if not sharing:
+        return
+    free = free_in(FOLDER) if free_bytes is None else free_bytes
+    doubtful = [cell for cell in sharing if free < PLENTY_BYTES * (2 * len(cell.gpus) + 2)]
     if not doubtful:
         return
     answer = subprocess.run(
