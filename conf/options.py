@@ -85,7 +85,7 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def path_of(name: str, typed: str) -> Path:
-    """Return the absolute path that an option names, the user's home for `~`. Raises Refused: whose home that is, nobody knows."""
+    """Return the absolute path that an option names, with the home folder for `~`. Raises Refused: nobody knows that home."""
     try:
         return Path(typed).expanduser().absolute()
     except RuntimeError:  # no such user; or a user without a name, as containers start them, and without HOME

@@ -94,7 +94,9 @@ def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]
             raise Refused(f"{path}: {rule} is {value!r}; accepted is {_name(RULES[rule])}")
     for name in options:
         if not isinstance(name, str):
-            raise Refused(f"{path}: {name!r} is no name of an option; one that YAML reads as something else stands in quotes")
+            raise Refused(
+                f"{path}: {name!r} is no name of an option; one that YAML reads as something else stands in quotes"
+            )
     if said := next(_faults(options, rules), ""):
         raise Refused(f"{path}: {said}")
 

@@ -50,8 +50,8 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
 
 
 def test_a_record_keeps_its_words_where_the_locale_is_not_utf_8(tmp_path, monkeypatch):
-    study, cell, attempt = begun(tmp_path)
-    attempt.folder.attempt.write_bytes(attempt.folder.attempt.read_bytes().replace(b'"s"', "\"größe\"".encode()))
+    study, _, attempt = begun(tmp_path)
+    attempt.folder.attempt.write_bytes(attempt.folder.attempt.read_bytes().replace(b'"s"', '"größe"'.encode()))
     monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "latin-1")  # what pathlib asks
     (closed,) = study.recover()
     assert closed.study == "größe"

@@ -227,7 +227,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["model.builder=hf-hub:a/b"], "model.builder='hf-hub:a/b':", "ASCII letters, digits"),
         (["output_dir="], "output_dir='':", "printable text of 1 to 1000 characters"),
         (["output_dir=" + "a" * 256], "output_dir=aaa", "names have at most 255 bytes"),
-        (["output_dir='~nobody.here/x'"], "output_dir=~nobody.here/x:", "home folder is not known; accepted is a path without ~"),
+        (["output_dir='~nobody.here/x'"], "output_dir=~nobody.here/x:", "home folder is not known"),
         (["tracking.uri='  '"], "tracking.uri='  ':", "printable text"),
         (["study=${oc.env:HOME}"], "study=${oc.env:HOME}:", "let the shell expand it, or write it out"),
         (["study=${ oc.env:HOME}"], "study=${ oc.env:HOME}:", "let the shell expand it, or write it out"),

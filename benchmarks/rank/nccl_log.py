@@ -25,7 +25,8 @@ def can_begin_again() -> bool:
 
 def said_once() -> str:
     """Return the lines of this process's log that NCCL writes once in a process; empty without a log."""
-    lines = [line for path in _own_logs() for line in path.read_text(encoding="utf-8", errors="replace").splitlines(True)]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in _own_logs())
+    lines = [line for text in texts for line in text.splitlines(True)]
     return "".join(dict.fromkeys(filter(_is_said_once, lines)))
 
 

@@ -32,6 +32,7 @@ class Stopping:
 
     def _ask(self, number: int, frame: Any) -> None:
         first, self._asked = not self._asked, True
-        with contextlib.suppress(RuntimeError):  # it came while this thread prints something else: Python forbids a second
+        # While this thread prints something else, Python forbids a second.
+        with contextlib.suppress(RuntimeError):
             if first:
                 self._console.print("stopping: no further cell is started; what was measured is kept")
