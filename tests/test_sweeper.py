@@ -6,18 +6,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal import defaults_list
 from hydra._internal import hydra as hydras_own
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
+from omegaconf import OmegaConf, _utils
 
 from conf import schema
 from conf.command_line import normalise
-from launch.compose import sweeper
+from launch.compose import remembered, sweeper
 
 ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+# Where Hydra and OmegaConf have what reads and merges files: the place, its name, their own, ours.
+REMEMBERED = (
+    (_utils, "get_yaml_loader", remembered.OMEGACONFS_LOADER, remembered.yaml_loader),
+    (ConfigRepository, "load_config", remembered.HYDRAS_LOAD, remembered.load_config),
+    (ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered.HYDRAS_COMPOSE, remembered.compose),
+    (defaults_list, "_create_interpolation_map", remembered.HYDRAS_CHOICES, remembered.known_choices),
+)
 SWEEPS = (
     "gpus=0,3 seed=1 global_batch_size=8",
     "hydra.mode=MULTIRUN gpus=0+1,0+3",
@@ -45,10 +56,13 @@ def jobs(monkeypatch, tmp_path):
 
     def run(command, mode, run_job, sweep):
         GlobalHydra.instance().clear()
+        is_hydras = sweep is not sweeper.sweep
+        for owner, name, own, ours in REMEMBERED:
+            monkeypatch.setattr(owner, name, own if is_hydras else ours)
         monkeypatch.setattr(hydras_own.Hydra, "get_mode", mode)
         monkeypatch.setattr(hydras_own, "run_job", run_job)
         monkeypatch.setattr(Plugins.instance().class_name_to_class[BASIC], "sweep", sweep)
-        if sweep is not sweeper.sweep:  # Hydra's own methods make folders
+        if is_hydras:  # Hydra's own methods make folders
             monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["launch.py", *normalise(command.split())])
         module = loaded(ROOT / "launch.py")
@@ -63,7 +77,8 @@ def test_composing_cheaply_gives_what_hydra_gives(jobs, command):
     own = loaded(Path(basic_sweeper.__file__)).BasicSweeper.sweep
     expected = jobs(command, sweeper.HYDRAS_OWN_MODE, run_job, own)
     assert len(expected) > 1 or "scaling" in command or "seed" in command
-    assert jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep) == expected
+    for _ in range(2):  # from the files, and as it is remembered
+        assert jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,3 +105,36 @@ def test_ctrl_c_while_planning_ends_with_one_line(launch, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended == (130, "", "launch.py: interrupted, nothing was started\n")
+
+
+def test_a_file_that_changed_is_read_again_and_one_that_did_not_gives_the_same(launch, tmp_path):
+    study = tmp_path / "mine" / "experiment" / "own.yaml"
+    study.parent.mkdir(parents=True)
+    cells = []
+    for gpu in (0, 1, 1):
+        study.write_text(f"# @package _global_\ngpus: ['{gpu}']\n")
+        code, out, err = launch("--config-dir", str(tmp_path / "mine"), "+experiment=own", "dry_run=true")
+        assert (code, err) == (0, "")
+        cells += [line.rpartition(" · ")[2] for line in out.splitlines() if " · " in line]
+    assert cells == ["gpus 0", "gpus 1", "gpus 1"]
+
+
+def test_a_choice_that_another_one_names_is_found(jobs, tmp_path):
+    """`${experiment}` in a list of defaults: the only thing that reads Hydra's map of choices."""
+    folder = tmp_path / "mine" / "experiment"
+    (folder / "part").mkdir(parents=True)
+    for seed, name in enumerate(("own", "other"), 1):
+        (folder / f"{name}.yaml").write_text("# @package _global_\ndefaults:\n  - part: ${experiment}\n")
+        (folder / "part" / f"{name}.yaml").write_text(f"# @package _global_\nseed: {seed}\n")
+    command = f"-m --config-dir {tmp_path}/mine +experiment=own,other"
+    found = jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep)
+    assert [config.seed for config, _ in found] == [1, 2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_libyaml_reads_our_files_as_python_does(path, monkeypatch):
+    found = []
+    for loader in (remembered.OMEGACONFS_LOADER, remembered.yaml_loader):
+        monkeypatch.setattr(_utils, "get_yaml_loader", loader)
+        found.append(OmegaConf.to_container(OmegaConf.load(path)))
+    assert found[0] == found[1]

@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from conf.groups import ROOT
 from conf.options import Refused
+from launch.compose import remembered
 
 HYDRAS_OWN_MODE = hydras_own.Hydra.get_mode
 MAY_SET_MODE = re.compile(r"[+~]*(experiment|hydra)\b")
@@ -184,7 +185,11 @@ def _tell(done: int, jobs: int) -> None:
 
 
 def register() -> None:
-    """Give Hydra these `mode`, `sweep` and `run_one`. A class of ours would have to live in a package `hydra_plugins`."""
+    """Give Hydra these `mode`, `sweep` and `run_one`, and what it has read and composed.
+
+    A class of ours would have to live in a package `hydra_plugins`.
+    """
+    remembered.register()
     hydras_own.Hydra.get_mode = mode  # type: ignore[method-assign, assignment]
     names = (
         Plugins.instance().class_name_to_class
