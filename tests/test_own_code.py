@@ -1,6 +1,5 @@
 """Code of the user's own: a strategy, a benchmark and a model in a folder of his, named by YAML or by the command line."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from own_user import QUIET, SHORT, records_of, user
 
+from analysis.__main__ import main as analysis
 from analysis.prediction.strategies import Exchange
 from benchmarks.record import SCHEMA_VERSION
 from conf import groups
@@ -168,12 +168,16 @@ def own(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Strategies of one's own, one of which does not compute the mean, and a variant of ours: the records by strategy."""
+    """Strategies of one's own, one of which does not compute the mean, and a variant of ours, on a model of one's own.
+
+    The records by strategy.
+    """
     own = with_files(tmp_path_factory.mktemp("trained"))
     text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
     text = text.replace("name: kvstore_device", "name: owners").replace("reduce: sharded ", "reduce: owner ")
     (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
-    done = own("-m", "--config-dir", "conf", "gpus=0,1", "strategy=one_by_one,half,owners", *SHORT, *QUIET)
+    model = ("model.library=python", "model.builder=my_package.models:build", "+model.options.width=8")
+    done = own("-m", "--config-dir", "conf", "gpus=0,1", "strategy=one_by_one,half,owners", *SHORT, *model, *QUIET)
     return own, {content["cell"]["strategy"]["name"]: (one, content) for one, content in records_of(own, done)}
 
 
@@ -189,16 +193,6 @@ def timed_barrier(tmp_path_factory):
 def copied(timed_barrier, tmp_path):
     """A copy of the folder in which the benchmark has run, to change its files."""
     return user(shutil.copytree(timed_barrier[0].folder, tmp_path / "copy"))
-
-
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory):
-    """A model of one's own has trained: its record."""
-    own = with_files(tmp_path_factory.mktemp("networks"))
-    builder = "model.builder=my_package.models:build"
-    return own, records_of(
-        own, own("gpus=0,1", *SHORT, "model.library=python", builder, "+model.options.width=8", *QUIET)
-    )
 
 
 def hash_of(own, name):
@@ -230,15 +224,18 @@ def test_a_benchmark_of_ones_own_runs(timed_barrier):
     assert content["cell"]["declared"]["benchmark"]["sha256"] == hash_of(own, "barrier/measure.py")
 
 
-def report_again(own, **environment):
-    """What `python -m analysis report` writes as Markdown, in a process that has not seen the YAML."""
-    command = [sys.executable, "-m", "analysis", "report", str(own.folder / "outputs" / "default")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    subprocess.run(command, cwd=own.folder, env=environment, capture_output=True, text=True, timeout=100, check=True)
+def report_again(own, monkeypatch, is_found=True):
+    """What `python -m analysis report` writes as Markdown where nobody has read the YAML; whether Python finds the package."""
+    forget_package()
+    with monkeypatch.context() as patch:
+        if is_found:
+            patch.syspath_prepend(str(own.folder / "src"))
+        assert analysis(["report", str(own.folder / "outputs" / "default")]) == 0
+    forget_package()
     return (own.folder / "outputs" / "default" / "report" / "report.md").read_text()
 
 
-def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier, copied):
+def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier, copied, monkeypatch):
     own, (_, record, content) = copied, timed_barrier
     assert content["cell"]["declared"]["benchmark"]["section"] == "my_package.barrier.section.section"
     folder = own.folder / "outputs" / "default" / "report"
@@ -249,8 +246,9 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier,
         page.index(f'<section id="{anchor}">') for anchor in ("links", "barrier", "comparisons", "validity", "cells")
     ]
     assert finding in page and places == sorted(places) and '<a href="#barrier">Barriers</a>' in page
-    assert report_again(own, PYTHONPATH=f"{ROOT}:{own.folder / 'src'}") == (folder / "report.md").read_text()
-    text = report_again(own)
+    written = (folder / "report.md").read_text()
+    assert report_again(own, monkeypatch) == written
+    text = report_again(own, monkeypatch, is_found=False)
     assert (
         "This section cannot be made: my\\_package.barrier.section.section: cannot be imported (ModuleNotFound" in text
     )
@@ -258,16 +256,16 @@ def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier,
     (own.folder / "src" / "my_package" / "barrier" / "section.py").write_text(
         "def section(study, findings):\n    return 1 / 0\n"
     )
-    text = report_again(own, PYTHONPATH=f"{ROOT}:{own.folder / 'src'}")
+    text = report_again(own, monkeypatch)
     assert "my\\_package.barrier.section.section failed (ZeroDivisionError: division by zero)." in text
 
 
-def test_a_model_of_ones_own_trains(networks):
-    own, ((record, content),) = networks
-    assert record.name.startswith("models.build · ")
-    assert (record.state, record.validity.verdict == "invalid") == ("finished", False)
-    assert content["model"]["parameters"] == (9 + 1) * 8 + (8 + 1) * 10
-    assert content["cell"]["declared"]["model"]["sha256"] == hash_of(own, "models.py")
+def test_a_model_of_ones_own_trains(trained):
+    own, found = trained
+    for record, content in found.values():
+        assert record.name.startswith("models.build · ") and record.state == "finished"
+        assert content["model"]["parameters"] == (9 + 1) * 8 + (8 + 1) * 10
+        assert content["cell"]["declared"]["model"]["sha256"] == hash_of(own, "models.py")
 
 
 def test_a_builder_that_returns_no_module_says_so(own, monkeypatch):
