@@ -217,19 +217,26 @@ def launch(monkeypatch, tmp_path):
     return run
 
 
+@contextlib.contextmanager
+def once_for_all(tmp_path_factory, name):
+    """Yield a folder that pytest-xdist's processes share, and whether it is still empty; the others wait meanwhile."""
+    folder = tmp_path_factory.getbasetemp()  # each process has one in the same folder
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder, not (folder / "done").exists()
+        (folder / "done").touch()
+
+
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory):
     """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
 
     The ranks of all cases are forked, one case after the other, from one process (forked_ranks).
     """
-    # pytest-xdist's processes each have a folder in the same one: the first that comes runs them for all.
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "forked"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
+    with once_for_all(tmp_path_factory, "forked") as (folder, is_new):
+        if is_new:
             (folder / "cases.json").write_text(json.dumps(CASES))
             environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
             done = subprocess.run(
@@ -253,11 +260,11 @@ def forked(tmp_path_factory):
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory):
     """An initialised store: making one takes seconds."""
-    from launch.tracking import store
+    with once_for_all(tmp_path_factory, "template") as (folder, is_new):
+        if is_new:
+            from launch.tracking import store
 
-    folder = tmp_path_factory.mktemp("template")
-    uri = store.store_uri(None, folder)
-    store.connect(uri, folder / "mlartifacts")
+            store.connect(store.store_uri(None, folder), folder / "mlartifacts")
     return folder / "mlflow.db"
 
 
