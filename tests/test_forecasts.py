@@ -21,7 +21,7 @@ from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import deviation
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal
 from analysis.prediction.holdout import hold_out, scores
-from analysis.prediction.upcoming import scores_by_machine
+from analysis.prediction.upcoming import VERSION, scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import Validity, read, read_lines, read_study, write
@@ -69,7 +69,7 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
     first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
     said = second.predicted
-    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, 2)
+    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, VERSION)
     assert said["basis"] == "extrapolated" and said["widest"] and said["null_step_ms"] > 0
     assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
     assert "unexplained" not in second.validity.codes, "no error was claimed"
@@ -93,7 +93,7 @@ def test_a_sweep_says_what_was_predicted(sweep):
     records, said = read_study(sweep[0])[0], sweep[1]
     assert said.count("  predicted ") == 1 and "forecast 1 of 2 cells before they ran: mean error of the step " in said
     projected = project(records[-1])
-    assert projected.tags["predicted.basis"] == "extrapolated, from 1 cell, model 2"
+    assert projected.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
     found = {name: value for name, value, *_ in projected.metrics}
     assert found["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]
