@@ -77,15 +77,21 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
             found.append(CostParts(names[labels.label(study, runs)], gpu_ids(runs.gpus), measured, parts, made))
     if not any(TAIL in one.measured or TAIL in one.modelled for one in found):
         return None  # the waterfall says as much
+    ways = [*{one.made for one in found if one.modelled}]
+    how = (
+        f"Every cell is modelled {ways[0]}."
+        if len(ways) == 1
+        else "Modelled: from its own buckets, else from its forecast."
+    )
     table = Table(
         "cost_parts",
         "What the strategy adds to a step, in ms. Measured parts are from steps that were observed with the exchange and without "
         "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
-        "Modelled parts are from the cell's own buckets, else from its forecast. Parts need not add up: the rest is unexplained.",
+        f"{how} Parts need not add up: the rest is unexplained.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("measured_ms", "measured ms", MS, True), Column("modelled_ms", "modelled ms", MS),
-            Column("modelled_from", "modelled how"),
+            Column("modelled_from", "modelled how", shown=len(ways) > 1),
         ),
         tuple(_rows(found)),
     )  # fmt: skip
