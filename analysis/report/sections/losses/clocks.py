@@ -38,9 +38,9 @@ def clocks(study: Study, findings: Findings) -> Section | None:
     things = things_of(study)
     table = Table(
         "clocks",
-        "SM clock of each member that ran alone, in the timed windows. A step takes as long as clock to the power of −e: e is 0 "
-        "for a step that waits for memory, 1 for one that computes. At equal clocks: the rate if each member had the clock that "
-        "it has alone.",
+        "SM clock of each member that ran alone, in the timed windows. " * any(part.members for _, part in found)
+        + "A step takes as long as clock to the power of −e: e is 0 for a step that waits for memory, 1 for one that computes. "
+        "At equal clocks: the rate if each member had the clock that it has alone.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("gpu", "GPU", "count"),
             Column("alone_mhz", "MHz alone", "count"), Column("together_mhz", "together", "count"),
