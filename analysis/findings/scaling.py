@@ -44,7 +44,7 @@ def curves(study: Study) -> Scaling:
     for members in by_condition.values():
         follows = follows_from_gpus(members[0])
         label = labels.label(study, members[0], follows)
-        points = tuple(point(runs, baselines) for runs in sorted(members, key=lambda runs: runs.world_size))
+        points = tuple(point(runs, baselines) for runs in sorted(members, key=_by_size))
         spoken = f"strategy {label}" if label.split(" ")[0] == WITHOUT else label  # "none on gpus 0,1" is a riddle
         settings = len(study.distinguishing(members[0], follows))
         details = tuple(labels.parts(study, members[0], (*follows, *NAMES)))
@@ -60,6 +60,11 @@ def curves(study: Study) -> Scaling:
     if len({curve.kind for curve in found}) > 1:
         refusals.append("weak scaling (batch_size) and strong scaling (global_batch_size) are not compared")
     return Scaling(tuple(found), (*refusals, *incomparable(study)))
+
+
+def _by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
+    """Return a sort key: the number of GPUs, then their ids; those of hosts behind those of one machine."""
+    return runs.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
 
 
 def point(runs: Runs, baselines: Baselines) -> Point:

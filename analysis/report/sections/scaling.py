@@ -56,7 +56,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
             Column("speedup", "speed-up", "ratio", True), Column("baseline", "slowest alone", "rate", True),
             Column("slowest", f"slowest {one}", "count"),
-            Column("without_baseline", "not measured alone"),
+            # Where no member was, the line above the table says why.
+            Column("without_baseline", "not measured alone", shown=any(p.efficiency for curve in curves for p in curve.points)),
             Column("mark", "verdict"),
         ),
         rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
