@@ -34,7 +34,7 @@ from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.papers.table import to_latex
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.waterfall import Level, waterfall_rows
+from analysis.report.sections.waterfall import Level, waterfall_figures, waterfall_rows
 from analysis.report.style import colours, spread, style
 from analysis.report.tables import Column, Table, to_csv, to_markdown
 
@@ -538,6 +538,13 @@ def test_a_waterfall_closes_from_the_top_to_the_measured_rate():
             assert row.rate.value == pytest.approx(at)
         elif row.lost is not None:
             at -= row.lost.value
+
+
+def test_hatches_are_seen_on_the_page_too():
+    with style():
+        (picture,) = waterfall_figures([FALL], {"resnet50": "resnet50"}, "GPUs", "images")
+    patterns = re.findall(r"<pattern.*?</pattern>", picture.inline, re.DOTALL)
+    assert patterns and all("stroke: #ffffff" in one for one in patterns)
 
 
 def test_the_loss_of_another_subset_says_whose_it_is():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
+HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent
 # Okabe and Ito's colours, told apart with any colour vision, without black and yellow (unreadable on paper, or lines of
 # text); the second ones are lighter forms for dark pages.
 COLOURS = {

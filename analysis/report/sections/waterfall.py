@@ -18,9 +18,9 @@ from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.style import (
     COLOURS,
+    HATCH,
     INK,
     MUTED,
-    PAPER,
     Picture,
     drawn,
     figure_width,
@@ -177,7 +177,7 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
     colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
     hatch = HATCHES.get(colour, "")
     alpha = PALE if _not_told_from_0(part) else 1.0
-    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, alpha=alpha, zorder=2)
+    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=HATCH, lw=0, alpha=alpha, zorder=2)
     ends = [at, at - lost]
     if part.lost.low is not None and part.lost.high is not None:
         axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)

@@ -24,9 +24,9 @@ from analysis.report.section import Section
 from analysis.report.sections.forecasts.known import CellForecast, known, of_own_parts
 from analysis.report.style import (
     COLOURS,
+    HATCH,
     INK,
     MUTED,
-    PAPER,
     Picture,
     drawn,
     figure_width,
@@ -177,7 +177,7 @@ def _bar(axes: Any, y: float, parts: Mapping[str, float], whole: Estimate | None
     for name, (colour, hatch) in LOOKS.items():
         ms = parts.get(name, 0.0)
         if ms > 0 and name != UNEXPLAINED:
-            axes.barh(y, ms, left=at, height=0.72, color=colour, hatch=hatch, edgecolor=PAPER, lw=0, zorder=2)
+            axes.barh(y, ms, left=at, height=0.72, color=colour, hatch=hatch, edgecolor=HATCH, lw=0, zorder=2)
             at += ms
     if whole is not None:
         if whole.low is not None and whole.high is not None:
@@ -192,7 +192,7 @@ def _key(axes: Any, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor=PAPER, lw=0, label=name)
+        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor=HATCH, lw=0, label=name)
         for name in names
         if name != UNEXPLAINED
     ]
