@@ -12,13 +12,20 @@ from records import make_record
 from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
-from analysis.validity.evidence import SettingResult
+from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.hosts import hosts_seen
-from analysis.validity.settings import check_settings
+from analysis.validity.settings import check_setting
 from conf.nccl_vocabulary import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
+
+
+def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None, env_logged=None):
+    """What each requested setting comes to by a cell's log; `same_cell_without` is that of the same cell without them all."""
+    evidence = None if log is None else Evidence(requested, log, link_classes, gpus, env_logged)
+    results = [check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()]
+    return [one for of_setting in results for one in of_setting]
 
 
 def capture(name):

@@ -5,7 +5,7 @@ Pure: mappings and parsed logs in, results out. Codes: `setting_ignored`, `setti
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from analysis.nccl.announcements import VISIBLE
 from analysis.nccl.model import AlgorithmChoice, NcclLog
@@ -19,25 +19,6 @@ from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, PROTOCOLS, allowed
 _FEWEST_OF_MAXIMUM = 32  # NCCL's own upper limit of channels (64 in later releases): a larger minimum is capped
 _WORDS = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}
 _CHANNEL_LIMITS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
-
-
-def check_settings(
-    requested: Mapping[str, str],
-    log: NcclLog | None,
-    same_cell_without: NcclLog | None,
-    link_classes: Mapping[str, str] | None,
-    *,
-    gpus: Sequence[int | str] | None = None,
-    env_logged: bool | None = None,
-) -> list[SettingResult]:
-    """Compare requested settings (`{"NCCL_P2P_LEVEL": "LOC"}`) with the cell's log; empty if all is well.
-
-    `same_cell_without` is the log of the same cell without all these settings. `Evidence` describes the rest. Raises
-    nothing.
-    """
-    evidence = None if log is None else Evidence(requested, log, link_classes, gpus, env_logged)
-    results = [check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()]
-    return [one for of_setting in results for one in of_setting]
 
 
 def check_setting(
