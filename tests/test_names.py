@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cells import changed_cell, make_cell
 
-from analysis.report.names import differing, what_differs, with_what_differs
+from analysis.report.names import differing, with_what_differs
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -44,7 +44,7 @@ def test_each_option_that_varies_is_in_the_names_of_both_cells():
     for name, other in every.items():
         one, two = with_what_differs([cell, other])
         assert one.name != two.name and (one.key, two.key) == (cell.key, other.key), name
-        assert all(what_differs([cell, other])), name
+        assert all(differing([cell, other])), name
 
 
 def test_what_is_the_same_is_not_told():
@@ -53,14 +53,14 @@ def test_what_is_the_same_is_not_told():
     assert [one.labels for one in with_what_differs([cell, other])] == [("batch 2",), ("batch 4",)], "told once"
     assert with_what_differs([cell, dataclasses.replace(cell, repeat=1)]) == [cell, dataclasses.replace(cell, repeat=1)]
     small, large = make_cell((0,), batch_size=4), make_cell((0, 1), batch_size=2)
-    assert what_differs([small, large]) == ["gpus 0", "gpus 0,1"], "the batch follows from the GPUs"
+    assert differing([small, large]) == [{"gpus": "0"}, {"gpus": "0,1"}], "the batch follows from the GPUs"
 
 
 def test_a_setting_of_nccl_that_one_cell_leaves_alone_is_its_default():
     cell = make_cell()
     with_loc = dataclasses.replace(cell, nccl={"NCCL_P2P_LEVEL": "LOC"})
-    assert what_differs([cell, with_loc]) == ["P2P_LEVEL=default", "P2P_LEVEL=LOC"]
-    assert what_differs([make_cell((0,)), cell, with_loc])[0] == "gpus 0", "one GPU has no use for it"
+    assert [[*one.values()] for one in differing([cell, with_loc])] == [["default"], ["LOC"]]
+    assert differing([make_cell((0,)), cell, with_loc])[0] == {"gpus": "0"}, "one GPU has no use for it"
 
 
 @pytest.mark.parametrize("folder", STUDIES, ids=lambda path: str(path.relative_to(DATA)))

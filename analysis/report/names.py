@@ -95,11 +95,6 @@ def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def what_differs(cells: Sequence[Cell]) -> list[str]:
-    """Return a short name for each cell: only what differs among them, `gpus 0,3 · P2P_LEVEL=LOC`; '' where nothing does."""
-    return [BETWEEN.join(labels.worded(name, value) for name, value in one.items()) for one in differing(cells)]
-
-
 def spoken(name: str) -> str:
     """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
     first, *others = name.split(BETWEEN)

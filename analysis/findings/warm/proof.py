@@ -35,7 +35,6 @@ class WarmCold:
     """What the turns of one cell say."""
 
     label: str
-    rate_name: str  # for people: images/s
     turns: tuple[WarmColdTurn, ...]
     left_out: int  # turns with a run that is not usable, or was not as warm or as cold as it was to be
     rate: Equivalence  # of the logarithms
@@ -72,7 +71,6 @@ def _of_cell(study: Study, runs: Runs) -> WarmCold | None:
     costs = [one.cost_ms for one in turns if one.cost_ms is not None]
     return WarmCold(
         BETWEEN.join([gpu_list(runs.gpus), label(study, runs)]),
-        runs.rate.name,
         tuple(turns),
         left_out,
         equivalence([one.rate for one in turns], math.log1p(RATE_MARGIN)),
