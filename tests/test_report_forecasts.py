@@ -9,12 +9,14 @@ import pytest
 from forecasting import Machine
 
 from analysis.findings.examine import findings_of
+from analysis.findings.model import Estimate
 from analysis.findings.predicted.stated import about_forecasts
 from analysis.findings.study import Study, open_study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.holdout import CONDITION, hold_out
 from analysis.report.sections.forecasts.cells import forecasts
 from analysis.report.sections.forecasts.known import known, of_own_parts
+from analysis.report.sections.losses import exchange
 from analysis.report.sections.losses.exchange import cost_parts
 from analysis.report.style import style
 from analysis.report.tables import to_csv
@@ -63,6 +65,14 @@ def test_modelled_parts_stand_beside_the_measured_cost_where_no_step_was_observe
     assert len(tails) == 8 and all(row["modelled_ms"] and not row["measured_ms"] for row in tails), (
         "unknown stays unknown"
     )
+    assert "own work on one GPU" in found.pictures[0].svg
+
+
+def test_the_key_of_the_parts_says_cpu_worker_where_there_is_no_gpu():
+    one = exchange.CostParts("cell", "0,1", {exchange.OWN: Estimate(1.0)}, {}, "")
+    with style():
+        said = exchange._figure([one], "CPU workers").svg
+    assert "own work on one CPU worker" in said and "GPU" not in said
 
 
 @pytest.mark.parametrize("study", ["h200_x4/links", "h200_x2/scaling"])

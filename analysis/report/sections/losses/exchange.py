@@ -18,7 +18,7 @@ from analysis.findings.model import Estimate, Findings
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
 from analysis.report.figures import REST, bare, more_in, text_right_of
-from analysis.report.names import short_names, unit_of
+from analysis.report.names import of_unit, short_names, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.sections.forecasts.known import CellForecast, known, of_own_parts
@@ -159,7 +159,7 @@ def _figure(found: Sequence[CostParts], unit: str) -> Picture:
     axes.set_xlabel("ms of a step")
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     bare(axes)
-    _key(axes, [name for name in LOOKS if any(name in one.measured or name in one.modelled for one in shown)])
+    _key(axes, [name for name in LOOKS if any(name in one.measured or name in one.modelled for one in shown)], unit)
     keys = ("cell", "gpus", "part", "measured_ms", "modelled_ms")
     rows = [row[:5] for row in _rows(shown)]
     return rendered(
@@ -187,12 +187,12 @@ def _bar(axes: Any, y: float, parts: Mapping[str, float], whole: Estimate | None
     text_right_of(axes, end, y, number(whole.value if whole else at, MS))
 
 
-def _key(axes: Any, names: Sequence[str]) -> None:
+def _key(axes: Any, names: Sequence[str], unit: str) -> None:
     """Write what the colours are, above the bars."""
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor=HATCH, lw=0, label=name)
+        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor=HATCH, lw=0, label=of_unit(name, unit))
         for name in names
         if name != UNEXPLAINED
     ]
