@@ -109,7 +109,12 @@ class Grammar:
         sets = [self.one_set(re.findall(TOKEN, part), text) for part in parts]
         may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(parts))
         if members and not may_be_alone and (len(members) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
-            raise self._refused(text, "can be read in more than one way")
+            how = (
+                ""
+                if self.alone_beside_sets
+                else f" (a {self.member} alone beside other {self.members}s is [{members[0]}])"
+            )
+            raise self._refused(text, f"can be read in more than one way{how}")
         return sets
 
     def _refused(self, typed: str, why: str) -> Refused:

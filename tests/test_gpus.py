@@ -156,7 +156,7 @@ def test_what_is_typed_is_what_the_schema_gets(typed, subsets):
         ("[0,all]", "the word all stands alone"),
         ("all+each", "the word all stands alone"),
         ("0,all", "more than one way"),
-        ("0,3,1+2", "more than one way"),
+        ("1,3,1+2", "more than one way (a GPU alone beside other subsets is [1])"),
         ("٣", "'٣' is no GPU id"),
         ("1٣", "'1٣' is no GPU id"),
         ("best:1٣", "is no GPU id"),
