@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has them
+
 
 class Refused(ValueError):
     """A request that cannot be measured. The message names the field, the value and what is accepted."""
@@ -36,7 +38,7 @@ def option(
 def accepted(metadata: Mapping[str, Any]) -> str:
     """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of at least 1'; or ''."""
     least, most = metadata.get("least"), metadata.get("most")
-    words = [str(word) for word in metadata.get("words") or ()]
+    words = [AS_TYPED.get(str(word), str(word)) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
     if least is not None or most is not None:
@@ -66,7 +68,7 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if words and not has_bounds:
         close = next((word for word in words if str(word).lower() == str(value).lower()), None)
         hint = f" (case matters: write {close})" if close else ""
-        raise Refused(f"{name}={value}: accepted are {accepted(metadata)}{hint}")
+        raise Refused(f"{name}={AS_TYPED.get(str(value), value)}: accepted are {accepted(metadata)}{hint}")
     if has_bounds and not _fits(value, metadata):
         raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
 

@@ -190,6 +190,7 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
     ("asked", "device", "sentence"),
     [
         ("benchmark.ny=3", "cuda", "benchmark.ny=3: has 1 inner rows for 2 ranks; accepted is at least 4"),
+        ("benchmark.nx=3", "cpu", "2 ranks; accepted is at least 4; auto is benchmark.nx"),
         ("benchmark.nx=2", "cuda", "benchmark.nx=2: accepted is auto or a whole number of at least 3"),
         ("benchmark.exchange=nvshmem", "cuda", "accepted are auto, peer, host, nccl or gloo"),
         ("benchmark.exchange=gloo", "cuda", "benchmark.exchange=gloo: accepted on GPUs are peer and host and nccl"),

@@ -126,7 +126,7 @@ def test_a_calibration_that_was_chosen_stays():
         assert cell.cell.benchmark.get("calibrate", "timeline") == level
     assert planned(["gpus=0,1"]).cells[0].cell.key != planned(["gpus=0,1", "predict=auto"]).cells[0].cell.key
     assert planned(["gpus=0,1"]).cells[0].cell.key == planned(["gpus=0,1", "predict=false"]).cells[0].cell.key
-    with pytest.raises(Refused, match="predict=True: accepted are auto or False"):
+    with pytest.raises(Refused, match="predict=true: accepted are auto or false"):
         planned(["gpus=0,1", "predict=true"])
     with pytest.raises(Refused, match="a sweep has one predict"):
         planned(["gpus=0,1", "predict=auto"], ["gpus=0"])

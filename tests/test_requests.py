@@ -134,7 +134,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["batch_size=1.5"], "batch_size=1.5:", "auto or a whole number of at least 1"),
         (["batch_size=true"], "batch_size=True:", "auto or a whole number of at least 1"),
         (["batch_size=null"], "batch_size=null:", "auto or a whole number of at least 1"),
-        (["channels_last=null"], "channels_last=null:", "auto, True or False"),
+        (["channels_last=null"], "channels_last=null:", "auto, true or false"),
         (["repeats=0"], "repeats=0:", "a whole number of at least 1 and at most 1000"),
         (["repeats=1.5"], "repeats=1.5:", "a whole number of at least 1 and at most 1000"),
         (["seed=-1"], "seed=-1:", "a whole number of at least 0"),

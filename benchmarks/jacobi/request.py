@@ -36,8 +36,8 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
     if ny - 2 < cell.world_size:
         raise Refused(
-            f"benchmark.ny={cell.benchmark['ny']}: has {ny - 2} inner rows for {cell.world_size} ranks; accepted is at least "
-            f"{cell.world_size + 2}"
+            f"benchmark.ny={ny}: has {ny - 2} inner rows for {cell.world_size} ranks; accepted is at least {cell.world_size + 2}"
+            + ("; auto is benchmark.nx" if nx == ny else "")
         )
     if exchange not in KINDS[cell.device]:
         where = "GPUs" if cell.device == "cuda" else "CPU workers"

@@ -10,7 +10,7 @@ from typing import Any, cast, get_origin
 from omegaconf import MISSING, OmegaConf
 
 from conf import gpus, groups, nodes
-from conf.options import accepted, described
+from conf.options import AS_TYPED, accepted, described
 from conf.schema import Config
 from launch.compose.hydra_errors import KINDS
 
@@ -90,7 +90,7 @@ def _of_field(key: str, field: "dataclasses.Field[Any]") -> Option:
 def _option(key: str, meaning: str, limits: Mapping[str, Any], default: Any, kind: Any) -> Option:
     """Return an option from the metadata that conf.options.check reads, its default and its type."""
     words = [str(word) for word in limits.get("words") or ()]
-    words = [{"True": "true", "False": "false"}.get(word, word) for word in words]
+    words = [AS_TYPED.get(word, word) for word in words]
     if limits.get("auto"):
         words = list(dict.fromkeys(["auto", *words]))
     if kind is bool:
