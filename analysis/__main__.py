@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from analysis.errors import said
 from benchmarks.record.visible import close_quietly, one_line
 
 # command: (module that holds configure() and run(), one line of help)
@@ -61,16 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
-        print(one_line(f"python -m analysis {parsed.command}: {_said(error)}"), file=sys.stderr)
+        print(one_line(f"python -m analysis {parsed.command}: {said(error)}"), file=sys.stderr)
         return 2
-
-
-def _said(error: Exception) -> str:
-    """Return what an error says; of one of the operating system the file first, without its number."""
-    if isinstance(error, OSError) and error.filename and str(error).startswith("[Errno"):
-        assert error.strerror
-        return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
-    return str(error)
 
 
 if __name__ == "__main__":

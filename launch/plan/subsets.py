@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from analysis.errors import UnreadableInput
+from analysis.errors import UnreadableInput, said
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
 from analysis.topology.subsets import best, classes, worst, worst_order
@@ -88,4 +88,4 @@ def _topology(config: Config, told: str | None) -> Topology:
         return parse_topology(told) if told is not None and config.topology is None else load_topology(config.topology)
     except (UnreadableInput, OSError) as error:
         typed = f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
-        raise Refused(f"{typed}: needs the machine's topology; {error}") from None
+        raise Refused(f"{typed}: needs the machine's topology; {said(error)}") from None
