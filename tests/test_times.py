@@ -82,6 +82,17 @@ def test_a_fault_in_the_timed_steps_has_its_code(name):
     assert codes(record, plant(lines, purpose, longer)) == {code}
 
 
+def test_a_strategy_without_an_exchange_alone_is_not_said_to_be_of_an_older_version():
+    """Its steps without exchange are not timed, so nothing says how fast each rank is alone."""
+    record, lines = lines_of(PAIR)
+    values = complete(lines, record.cell)
+    checks = {name: value for name, value in values["checks"].items() if name != "slowest_rank"}
+    metrics = {name: value for name, value in values["metrics"].items() if name != "strategy/cost_ms"}
+    for known, why in ((metrics, "the strategy has no exchange alone"), (values["metrics"], "did not look")):
+        made = dataclasses.replace(record, metrics=known, checks=checks, effective={})
+        assert why in judge(made, ValidityLimits()).unchecked["slow_rank"]
+
+
 def test_a_rank_that_computes_five_percent_slower_is_named():
     record, lines = lines_of(PAIR)
     slow = plant(lines, "without exchange", lambda place: 0.05, ranks=[1])

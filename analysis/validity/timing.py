@@ -7,9 +7,10 @@ Each function returns None for a record that passes.
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.findings.communication.exposed import COST
 from analysis.findings.labels import unit
 from analysis.findings.predicted.stated import stated_forecast
-from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_training
+from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
@@ -59,7 +60,10 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
         alone = record.cell.world_size == 1
         if not record.cell.benchmark.get("exposed_rounds", 1):
             return not_applicable("benchmark.exposed_rounds=0: no steps without exchange were asked for")
-        return not_applicable("there is only one rank") if alone else unless_training(record)
+        if alone:
+            return not_applicable("there is only one rank")
+        untimed = "no steps without exchange were timed: the strategy has no exchange alone"
+        return unless_training(record, OLDER if COST in record.metrics else untimed)
     share, noise = float(facts["share"]), float(facts["noise"])
     if not share > limits.slow_rank_limit:
         return None

@@ -146,7 +146,9 @@ class ExplainedSubset:
         """Return the exposed communication without what the strategy costs on one GPU, and the waiting, which a trace shows."""
         whole = step_of(self.runs, COST)
         if whole is None:
-            why = "steps without the exchange were not timed (benchmark.exposed_rounds=0)"
+            asked = self.runs.cell.benchmark.get("exposed_rounds", 1)
+            untimed = "the strategy has no exchange alone" if asked else "benchmark.exposed_rounds=0"
+            why = f"steps without the exchange were not timed ({untimed})"
             return [(COMMUNICATION, None, why), (WAITING, None, why)]
         if self.with_strategy and own is None:  # the ideal has it already
             why = "what the strategy costs on one GPU was not measured"
