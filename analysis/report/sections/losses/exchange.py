@@ -78,16 +78,13 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
     if not any(TAIL in one.measured or TAIL in one.modelled for one in found):
         return None  # the waterfall says as much
     ways = [*{one.made for one in found if one.modelled}]
-    how = (
-        f"Every cell is modelled {ways[0]}."
-        if len(ways) == 1
-        else "Modelled: from its own buckets, else from its forecast."
-    )
+    several = "Modelled: from its own buckets, else from its forecast. " if ways else ""
+    how = f"Every cell is modelled {ways[0]}. " if len(ways) == 1 else several
     table = Table(
         "cost_parts",
         "What the strategy adds to a step, in ms. Measured parts are from steps that were observed with the exchange and without "
         "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
-        f"{how} Parts need not add up: the rest is unexplained.",
+        f"{how}Parts need not add up: the rest is unexplained.",
         (
             Column("cell", "cell"), Column("gpus", unit_of(study)), Column("part", "part"),
             Column("measured_ms", "measured ms", MS, True), Column("modelled_ms", "modelled ms", MS),
@@ -164,8 +161,8 @@ def _figure(found: Sequence[CostParts], unit: str) -> Picture:
     rows = [row[:5] for row in _rows(shown)]
     return rendered(
         figure, "cost-parts",
-        "What the strategy adds to a step, in parts: measured, and modelled. Diamonds: all that it costs, from steps with and "
-        "without it in turn. What lies between the end of a bar and its diamond is not explained."
+        "What the strategy adds to a step, in parts. Diamonds: all that it costs, from steps with and without it in turn. What "
+        "lies between the end of a bar and its diamond is not explained."
         f"{more_in(found, len(shown), 'more cell', 'cost_parts.csv')}",
         drawn(keys, rows),
     )  # fmt: skip
