@@ -338,6 +338,28 @@ def readme_commands():
     return [pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one)) for one in commands]
 
 
+SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").glob("*.sh") if os.access(path, os.X_OK))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[path.stem for path in SCRIPTS])
+def test_every_command_of_the_scripts_for_gpus_is_a_right_request_there(script, launch, tmp_path):
+    """None is tried on GPUs before it costs their time: a topology stands for a machine with eight of them."""
+    done = subprocess.run(
+        [script, tmp_path], env=os.environ | {"SHOW": "1"}, capture_output=True, text=True, check=True
+    )
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert commands and not done.stderr
+    for words in commands:
+        assert not any("nvls" in word.lower() for word in words), "multicast stays as the surroundings set it"
+        files = [word for word in words if word.endswith((".py", ".sh"))]
+        assert all((ROOT / name).exists() for name in files), words
+        if "launch.py" in words:
+            topology = [f"topology={ROOT}/tests/data/topo_h200_x8.txt", "dry_run=true"]
+            code, out, err = launch(*words[words.index("launch.py") + 1 :], *topology)
+            assert (code, err) == (0, ""), words
+            assert "planned for the machine of topology=" in out
+
+
 @pytest.mark.parametrize("text", readme_commands())
 def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
     arguments = shlex.split(text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather"))[1:]
