@@ -4,6 +4,7 @@
 have GPU 1, and are on the other host.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -90,34 +91,52 @@ def process(on, case, number, folder):
     dist.destroy_process_group()
 
 
-def ran(folder, case, on="cuda"):
-    """What both workers of a case found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def ran(folder, *cases, on="cuda"):
+    """What both workers of each case found, by case. The cases run at the same time: most of each is to begin."""
+    cases = list(dict.fromkeys(cases))
+    started = [
+        one for case, port in zip(cases, free_ports(len(cases)), strict=True) for one in begun(folder, case, port, on)
+    ]
+    try:
+        assert [one.wait(timeout=200) for one in started] == [0] * len(started)
+    finally:
+        for one in started:
+            one.kill()
+    return {
+        case: [json.loads((folder / f"{case}-{number}.json").read_text()) for number in range(RANKS)] for case in cases
+    }
+
+
+def begun(folder, case, port, on):
+    """The processes of a case."""
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     here = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     # As launch.engines.environment sets them.
     known |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    environment = os.environ | known | {"PYTHONPATH": path}
-    started = [
-        subprocess.Popen([sys.executable, __file__, on, case, str(number), str(folder)], env=environment)
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, on, case, str(number), str(folder)],
+            env=os.environ | known | {"PYTHONPATH": path},
+        )
         for number in range(RANKS + isinstance(CASES[case][1], str))
     ]
-    try:
-        assert [one.wait(timeout=120) for one in started] == [0] * len(started)
-    finally:
-        for one in started:
-            one.kill()
-    return [json.loads((folder / f"{case}-{number}.json").read_text()) for number in range(RANKS)]
+
+
+def free_ports(count):
+    """Ports that differ, as all are held until the last is known."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [str(one.getsockname()[1]) for one in sockets]
 
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize(("kind", "link"), [("", "server_link"), ("staged_", "host_link")])
 def test_a_server_far_away_gives_a_gpu_what_one_here_gives(tmp_path, kind, link):
-    one, two = ran(tmp_path, f"{kind}one"), ran(tmp_path, f"{kind}two")
-    for near, far in zip(one, two, strict=True):
+    found = ran(tmp_path, f"{kind}one", f"{kind}two")
+    for near, far in zip(*found.values(), strict=True):
         assert far["losses"] == near["losses"] and far["weights"] == near["weights"]
         assert far["returned"] == near["returned"] == [1.5]
         assert {"net_link", link} <= set(far["probes"])
@@ -125,7 +144,7 @@ def test_a_server_far_away_gives_a_gpu_what_one_here_gives(tmp_path, kind, link)
 
 @pytest.mark.multi_gpu
 def test_an_asynchronous_server_on_a_gpu_far_away_serves_each_worker(tmp_path):
-    for number, rank in enumerate(ran(tmp_path, "async")):
+    for number, rank in enumerate(ran(tmp_path, "async")["async"]):
         assert rank["losses"][-1] < rank["losses"][0] and rank["returned"] == [number + 1.0]
         assert rank["facts"]["staleness/updates"] % STEPS == 0
 
@@ -133,7 +152,8 @@ def test_an_asynchronous_server_on_a_gpu_far_away_serves_each_worker(tmp_path):
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_gpus_of_two_hosts_train_as_those_of_one(tmp_path, name):
-    (reference, _), one, two = (ran(tmp_path, case) for case in ("allreduce_on_1", f"{name}_on_1", f"{name}_on_2"))
+    found = ran(tmp_path, "allreduce_on_1", f"{name}_on_1", f"{name}_on_2")
+    (reference, _), one, two = (found[case] for case in ("allreduce_on_1", f"{name}_on_1", f"{name}_on_2"))
     for near, far in zip(one, two, strict=True):
         assert near["weights"] == one[0]["weights"] and far["weights"] == two[0]["weights"]
         assert near["weights"] == pytest.approx(reference["weights"], rel=1e-3, abs=1e-3)

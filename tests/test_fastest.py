@@ -121,8 +121,9 @@ def test_torch_takes_our_options():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_compiled_steps_train_as_before():
+def test_on_a_gpu_compiled_steps_train_as_before(monkeypatch):
     resnet = pytest.importorskip("torchvision.models.resnet")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # or the reference is no float32
     torch.manual_seed(0)
     with torch.device("cuda"):
         stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
