@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import groups, schema
-from conf.command_line import config_dirs, hydras_options, normalise, refuse_no_cell
+from conf.command_line import config_dirs, hydras_options, in_each_choice, normalise, refuse_no_cell
 from launch.compose import hydra_errors, sweeper
 from launch.display.lasting_output import close_quietly
 from launch.help import completion
@@ -37,7 +37,7 @@ def collect(config: DictConfig) -> None:
 def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
     """Return the configuration and the overrides of every combination that Hydra makes of the arguments."""
     composed.clear()
-    sys.argv[1:] = arguments
+    sys.argv[1:] = in_each_choice(arguments)
     with hydras_options():
         collect()
     return list(composed)

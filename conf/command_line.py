@@ -38,6 +38,8 @@ LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, ta
 INFO = ("-i", "--info")
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
+# An option of a group, with one value: a word or a list.
+ONE_VALUE = re.compile(r"((\w+)\.[\w.]+=)([\w.-]+|\[[\w.,-]*\])")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
@@ -58,6 +60,20 @@ def normalise(arguments: Sequence[str]) -> list[str]:
             )
     options, overrides = separated(arguments)
     return [*options, *map(_rewritten, NODES.normalise(GPUS.normalise(overrides)))]
+
+
+def in_each_choice(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with one value for several strategies or benchmarks as a sweep of that value alone.
+
+    Every other value Hydra sets in the default choice too, before it comes to the typed ones, and that may not have the option.
+    """
+    if not {"-m", "--multirun"}.intersection(arguments):
+        return [*arguments]
+    swept = {group for group in WITH_RULES if any(re.match(f"{group}=.*[,(]", one) for one in arguments)}
+    return [
+        f"{found[1]}choice({found[3]})" if (found := ONE_VALUE.fullmatch(one)) and found[2] in swept else one
+        for one in arguments
+    ]
 
 
 @contextlib.contextmanager

@@ -187,7 +187,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         ),
         (
             ["strategy=kvstore_dist_sync", "strategy.max_staleness=2"],
-            "strategy.max_staleness=2: unknown; options of strategy are name, servers,",
+            "strategy.max_staleness=2: unknown; options of strategy=kvstore_dist_sync are name, servers,",
             "comm_hook",
         ),
         (
@@ -198,7 +198,12 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (
             ["strategy=none", "strategy.comm_hook=fp16"],
             "strategy.comm_hook=fp16: unknown;",
-            "options of strategy are name",
+            "options of strategy=none are name",
+        ),
+        (
+            ["-m", "strategy=kvstore_device,none", "strategy.comm_hook=fp16"],
+            "strategy.comm_hook=fp16: unknown;",
+            "options of strategy=none are name",
         ),
         (["strategy=none", "+strategy.comm_hook=fp16"], "strategy.comm_hook=fp16: none has the options name", ""),
         (
@@ -218,7 +223,7 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "benchmark.iterations=1:",
             "auto or a whole number of at least 2",
         ),
-        (["benchmark.keys=weights"], "benchmark.keys=weights: unknown;", "options of benchmark are name"),
+        (["benchmark.keys=weights"], "benchmark.keys=weights: unknown;", "options of benchmark="),
         # names, paths and texts that would leave their place
         (["study=../x"], "study='../x':", "ASCII letters, digits"),
         (["study=''"], "study='':", "ASCII letters, digits"),
@@ -330,6 +335,9 @@ def test_right_requests_are_planned_in_any_order_of_arguments(planned):
     assert planned("nccl.p2p_level=0", "gpus=0,3") == [f"{cell} · P2P_LEVEL=LOC"]
     assert planned("gpus=0,3", "nccl.algo=^Tree") == [f"{cell} · ALGO=^Tree"]
     assert len(planned("-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none")) == 4
+    # One value for several choices of a group, of which the default one has no such option.
+    several = planned("-m", "gpus=0,1", "strategy=cpu_staged,kvstore_local", "strategy.staging=sharded")
+    assert len(several) == 2 and all(name.endswith(" · staging=sharded") for name in several)
     assert planned("gpus=best:2", f"topology={ROOT}/tests/data/topo_dgx1_v100.txt") == [cell]
     assert planned("nccl.algo=Ring", "gpus=0") == ["resnet50 · nccl_allreduce · gpus 0 · ALGO=Ring"]
 

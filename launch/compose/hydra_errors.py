@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from conf import gpus, nodes
 from conf.command_line import GROUPS
-from conf.groups import choices
+from conf.groups import WITH_RULES, choices
 from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
 from conf.rules import RULES
@@ -114,12 +114,12 @@ def _no_such_file(error: Exception, arguments: Sequence[str]) -> str | None:
     return f"{(missing[1] or missing[2]).splitlines()[0]}: no such group or choice" if missing else None
 
 
-# The first that applies gives the sentence.
 def _too_deep(error: Exception, arguments: Sequence[str]) -> str | None:
     deep = isinstance(error, RecursionError)
     return "an argument has too many brackets inside each other; accepted is option=value" if deep else None
 
 
+# The first that applies gives the sentence.
 EXPLANATIONS = (
     _too_deep,
     _not_yaml,
@@ -166,6 +166,7 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
     node: Any = getattr(cause, "parent_node", None)
     if node is not None:
         known = [str(child) for child in node if child not in (*RULES, "hydra")]
+        parent += f"={node['name']}" if parent in WITH_RULES else ""
     elif kind := getattr(cause, "object_type", None):
         known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if not known:
