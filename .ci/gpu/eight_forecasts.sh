@@ -11,10 +11,10 @@ both=strategy=nccl_allreduce,kvstore_device
 cells 150 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" \
   "${brief[@]}"
 cells 110 alone "gpus=${each#*,}" "model=$model" "batch_size=$(small 256 16)" "${brief[@]}"
-cells 40 transport gpus=0,1 "model=$model" nccl.p2p_level=LOC "batch_size=$(small 256 16)" "${brief[@]}"
+cells 60 transport gpus=0,1 "model=$model" nccl.p2p_level=LOC "batch_size=$(small 256 16)" "${brief[@]}"
 if [ -z "${SMALL:-}" ]; then
   cells 170 sizes "gpus=$sizes" "model=$model" "$both" batch_size=256,192,128 "${brief[@]}"
-  cells 60 far_sizes "gpus=$sizes" "model=$model" nccl.p2p_level=LOC batch_size=256 "${brief[@]}"
+  cells 80 far_sizes "gpus=$sizes" "model=$model" nccl.p2p_level=LOC batch_size=256 "${brief[@]}"
 fi
 analysis predict_size predict "$out/forecasts_x$N" --holdout size
 finish "forecasts_x$N"

@@ -12,7 +12,7 @@ if [ "${OLD:-}" ]; then
   with_old cells 190 exchange_old gpus=0,1 "${alone[@]}" "$strategies" "$(again)"
 fi
 cells 60 exchange_fp16 gpus=0,1 "${alone[@]}" strategy=nccl_allreduce,kvstore_device strategy.comm_hook=fp16
-cells 40 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
+cells 50 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
 cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device \
   'strategy.server_gpus=choice(1)'
 if [ "${BUCKETS:-yes}" = yes ]; then

@@ -9,14 +9,14 @@ both=strategy=nccl_allreduce,kvstore_device
 forecast() { cells "$@" study=forecasts "${brief[@]}"; }  # all of one study, so that each sweep knows those before
 # What the others are forecast from: 12 + 2 cells.
 forecast 190 calibration 'gpus=[0],[0,1]' "model=$model" strategy=none,nccl_allreduce,kvstore_device "batch_size=$(small 256,128 32,16)"
-forecast 50 transport gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC "batch_size=$(small 256 32)"
+forecast 70 transport gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC "batch_size=$(small 256 32)"
 # What is forecast: 16 + 6 + 4 + 2 + 4.
 forecast 180 batches gpus=0,1 "model=$model" "$both" "batch_size=$(small 288,224,208,192,176,160,144,112 24,20)"
 if [ -z "${SMALL:-}" ]; then
   forecast 100 far_batches gpus=0,1 "model=$model" "$both" nccl.p2p_level=LOC batch_size=224,192,160
-  forecast 60 sizes_of_buckets gpus=0,1 "model=$model" "$both" strategy.bucket_cap_mb=10,50 batch_size=256
-  forecast 40 hooks gpus=0,1 "model=$model" "$both" strategy.comm_hook=bf16 batch_size=256
-  forecast 60 another_model 'gpus=[0],[0,1]' model=inception_v3 "$both" batch_size=128
+  forecast 90 sizes_of_buckets gpus=0,1 "model=$model" "$both" strategy.bucket_cap_mb=10,50 batch_size=256
+  forecast 70 hooks gpus=0,1 "model=$model" "$both" strategy.comm_hook=bf16 batch_size=256
+  forecast 100 another_model 'gpus=[0],[0,1]' model=inception_v3 "$both" batch_size=128
 fi
 for held in condition batch transport model; do
   analysis "predict_$held" predict "$out/forecasts" --holdout "$held"

@@ -12,8 +12,8 @@ if [ "${OLD:-}" ]; then
 fi
 compiled=(gpus=0,1 "model=$model" "optimize=$compile" "${windows[@]}" "${short[@]}" noise_pairs=0)
 sweep 170 compiled_kept "${compiled[@]}" nccl.algo=null,Ring,allreduce:tree engine.start=warm
-sweep 90 compiled_cached "${compiled[@]}" nccl.algo=null,Ring
-sweep 60 levels gpus=0,1 "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=null,LOC
+sweep 120 compiled_cached "${compiled[@]}" nccl.algo=null,Ring
+sweep 80 levels gpus=0,1 "model=$model" "${windows[@]}" "${short[@]}" nccl.p2p_level=null,LOC
 for study in template warm old compiled_kept compiled_cached levels; do
   if [ -d "$out/$study" ]; then analysis "seconds_$study" seconds "$out/$study"; fi
 done
