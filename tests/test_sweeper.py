@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra._internal import defaults_list
 from hydra._internal import hydra as hydras_own
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
@@ -14,7 +13,6 @@ from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
-from omegaconf import OmegaConf, _utils
 
 from conf import schema
 from conf.command_line import normalise
@@ -22,12 +20,10 @@ from launch.compose import remembered, sweeper
 
 ROOT = Path(__file__).parent.parent
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-# Where Hydra and OmegaConf have what reads and merges files: the place, its name, their own, ours.
+# Where Hydra has what reads and merges files: the place, its name, their own, ours.
 REMEMBERED = (
-    (_utils, "get_yaml_loader", remembered.OMEGACONFS_LOADER, remembered.yaml_loader),
     (ConfigRepository, "load_config", remembered.HYDRAS_LOAD, remembered.load_config),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered.HYDRAS_COMPOSE, remembered.compose),
-    (defaults_list, "_create_interpolation_map", remembered.HYDRAS_CHOICES, remembered.known_choices),
 )
 SWEEPS = (
     "gpus=0,3 seed=1 global_batch_size=8",
@@ -117,24 +113,3 @@ def test_a_file_that_changed_is_read_again_and_one_that_did_not_gives_the_same(l
         assert (code, err) == (0, "")
         cells += [line.rpartition(" · ")[2] for line in out.splitlines() if " · " in line]
     assert cells == ["gpus 0", "gpus 1", "gpus 1"]
-
-
-def test_a_choice_that_another_one_names_is_found(jobs, tmp_path):
-    """`${experiment}` in a list of defaults: the only thing that reads Hydra's map of choices."""
-    folder = tmp_path / "mine" / "experiment"
-    (folder / "part").mkdir(parents=True)
-    for seed, name in enumerate(("own", "other"), 1):
-        (folder / f"{name}.yaml").write_text("# @package _global_\ndefaults:\n  - part: ${experiment}\n")
-        (folder / "part" / f"{name}.yaml").write_text(f"# @package _global_\nseed: {seed}\n")
-    command = f"-m --config-dir {tmp_path}/mine +experiment=own,other"
-    found = jobs(command, sweeper.mode, sweeper.run_one, sweeper.sweep)
-    assert [config.seed for config, _ in found] == [1, 2]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "conf").rglob("*.yaml")), ids=lambda path: path.stem)
-def test_libyaml_reads_our_files_as_python_does(path, monkeypatch):
-    found = []
-    for loader in (remembered.OMEGACONFS_LOADER, remembered.yaml_loader):
-        monkeypatch.setattr(_utils, "get_yaml_loader", loader)
-        found.append(OmegaConf.to_container(OmegaConf.load(path)))
-    assert found[0] == found[1]

@@ -1,48 +1,29 @@
-"""What Hydra has read and composed is not read and composed again in the same process, and libyaml reads it.
+"""What Hydra has read and composed is not read and composed again in the same process.
 
-Hydra reads every file anew for each composition, in Python alone, and merges them: 0.1 s of CPU. A named study takes at least two
+Hydra reads every file anew for each composition and merges them: 0.1 s of CPU. A named study takes at least two
 compositions (the first is for `hydra.mode`), and one more for each combination of group choices that it sweeps.
 """
 
 import copy
 import dataclasses
-import functools
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
-from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, OmegaConf, _utils
+from omegaconf import DictConfig
 
-OMEGACONFS_LOADER = _utils.get_yaml_loader
 HYDRAS_LOAD = ConfigRepository.load_config
 HYDRAS_COMPOSE = ConfigLoaderImpl._compose_config_from_defaults_list
-HYDRAS_CHOICES = defaults_list._create_interpolation_map
 MOST_READ, MOST_COMPOSED = 1000, 32
 Key = tuple[Any, ...]
 
 _read: dict[Key, ConfigResult] = {}
 _composed: dict[Key, bytes] = {}  # pickled: no caller can change it, and it is copied faster than by copy.deepcopy
-
-
-@functools.cache
-def yaml_loader() -> Any:
-    """Return OmegaConf's class that reads YAML, with libyaml's parser before Python's where PyYAML was built with it."""
-    own = OMEGACONFS_LOADER()
-    if not hasattr(yaml, "CSafeLoader"):
-        return own
-
-    def begin(self: Any, stream: Any) -> None:
-        yaml.CSafeLoader.__init__(self, stream)
-
-    return type(own.__name__, (yaml.CSafeLoader, own), {"__init__": begin})
 
 
 def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
@@ -73,13 +54,6 @@ def compose(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConf
         _composed[key] = pickle.dumps(HYDRAS_COMPOSE(loader, defaults, copies))
     composed: DictConfig = pickle.loads(_composed[key])
     return composed
-
-
-def known_choices(overrides: Any, defaults: Sequence[InputDefault], self_added: bool) -> DictConfig:
-    """Return the choices that `${…}` in a list of defaults may name, in place of Hydra's own function; none where none does."""
-    if any(not one.is_self() and one.is_interpolation() for one in defaults):
-        return HYDRAS_CHOICES(overrides, [*defaults], self_added)
-    return OmegaConf.create()
 
 
 class _Copies:
@@ -116,8 +90,6 @@ def _file(source: ConfigSource, config_path: str) -> Key:
 
 
 def register() -> None:
-    """Give Hydra and OmegaConf these functions."""
-    _utils.get_yaml_loader = yaml_loader
+    """Give Hydra these functions."""
     ConfigRepository.load_config = load_config  # type: ignore[method-assign, assignment]
     ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore[method-assign, assignment]
-    defaults_list._create_interpolation_map = known_choices  # type: ignore[assignment]
