@@ -39,7 +39,7 @@ INFO = ("-i", "--info")
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
 # An option of a group, with one value: a word or a list.
-ONE_VALUE = re.compile(r"((\w+)\.[\w.]+=)([\w.-]+|\[[\w.,-]*\])")
+ONE_VALUE = re.compile(r"((\w+)\.[\w.]+=)([\w.+-]+|\[[\w.,-]*\])")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")

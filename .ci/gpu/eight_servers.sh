@@ -7,9 +7,9 @@ first() { seq -s , 0 $(($1 - 1)); }  # NUMBER: so many GPUs
 options=("model=$model" "${windows[@]}" "${short[@]}" study="servers_x$N" noise_pairs=0)
 if [ -z "${SMALL:-}" ]; then
   on_gpus=strategy=kvstore_dist_sync_device,kvstore_dist_async_device
-  cells 90 one_server "gpus=[$(first $((N - 1)))]" "$on_gpus" "strategy.server_gpus=choice($((N - 1)))" "${options[@]}"
-  cells 90 two_servers "gpus=[$(first $((N - 2)))]" "$on_gpus" 'strategy.servers=choice(2)' \
-    "strategy.server_gpus=choice($((N - 2))+$((N - 1)))" "${options[@]}"
+  cells 90 one_server "gpus=[$(first $((N - 1)))]" "$on_gpus" "strategy.server_gpus=$((N - 1))" "${options[@]}"
+  cells 90 two_servers "gpus=[$(first $((N - 2)))]" "$on_gpus" strategy.servers=2 \
+    "strategy.server_gpus=$((N - 2))+$((N - 1))" "${options[@]}"
   cells 60 few_workers "gpus=[$halves]" strategy=kvstore_dist_async_device "strategy.server_gpus=$((N - 1))" "${options[@]}"
 fi
 cells 240 "exchange_x$N" "gpus=[$all]" benchmark=exchange "model=$model" \

@@ -14,7 +14,7 @@ fi
 cells 60 exchange_fp16 gpus=0,1 "${alone[@]}" strategy=nccl_allreduce,kvstore_device strategy.comm_hook=fp16
 cells 50 exchange_sharded gpus=0,1 "${alone[@]}" strategy=cpu_staged strategy.staging=sharded
 cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,kvstore_dist_async_device \
-  'strategy.server_gpus=choice(1)'
+  strategy.server_gpus=1
 if [ "${BUCKETS:-yes}" = yes ]; then
   cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${windows[@]}" "${short[@]}" \
     "$(again)" engine.start=warm
