@@ -40,8 +40,8 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
             Column("step_ms", "step ms", MS), Column("forecast_ms", "forecast ms", MS, True),
             Column("error", "measured against it", CHANGE), Column("null_error", "against null model", CHANGE),
             Column("inside", "in interval"),
-            Column("cost_ms", "cost ms", MS), Column("forecast_cost_ms", "forecast ms", MS),
-            Column("null_cost_ms", "null model ms", MS), Column("basis", "basis"), Column("widest", "least sure part"),
+            Column("cost_ms", "cost ms", MS), Column("forecast_cost_ms", "cost forecast ms", MS),
+            Column("null_cost_ms", "cost by null model ms", MS), Column("basis", "basis"), Column("widest", "least sure part"),
         ),
         rows,
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
@@ -50,12 +50,16 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
 
 
 def _names(study: Study, told: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
-    """Return {record_id: (name of its cell, its GPUs)}."""
-    of_records = {record.record_id: runs for runs in study.runs for record in runs.records}
+    """Return {record_id: (name of its cell, its GPUs)}; a run with a forecast of its own says which of the cell's runs it is."""
+    of_records = {record.record_id: (runs, record) for runs in study.runs for record in runs.records}
     found = {one.record_id: of_records[one.record_id] for one in told}
-    said = {name: labels.label(study, runs) for name, runs in found.items()}
+    said = {name: labels.label(study, runs) for name, (runs, _) in found.items()}
     short = short_names(dict.fromkeys(said.values()))
-    return {name: (short[said[name]], gpu_ids(runs.gpus)) for name, runs in found.items()}
+    marks = {one.record_id: found[one.record_id][1].marks if one.before else [] for one in told}
+    return {
+        name: (labels.BETWEEN.join([short[said[name]], *marks[name]]), gpu_ids(runs.gpus))
+        for name, (runs, _) in found.items()
+    }
 
 
 def _row(one: CellForecast, name: str, gpus: str) -> tuple[Value, ...]:
