@@ -55,7 +55,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             *[Column("node_efficiency", "by hosts", "share", True)][:of_hosts],
             Column("efficiency_at_equal_clocks", "at equal clocks", "share", shown=bool(slowed)),
             Column("speedup", "speed-up", "ratio", True), Column("baseline", "slowest alone", "rate", True),
-            Column("slowest", f"slowest {one}", "count"),
+            Column("slowest", f"slowest {one}", "text" if of_hosts else "count"),  # a:0 is no number
             # Where no member was, the line above the table says why.
             Column("without_baseline", "not measured alone", shown=any(p.efficiency for curve in curves for p in curve.points)),
             Column("mark", "verdict"),
