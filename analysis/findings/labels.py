@@ -32,9 +32,11 @@ def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
 
 def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_difference: str) -> str:
     """Return the label of one side of a comparison: its GPUs, its label, and the NCCL setting that it left alone."""
-    untouched = differing[0].startswith("nccl.") and differing[0] not in runs.request
-    end = f"{BETWEEN}{worded_difference.removeprefix('NCCL_')} untouched" if untouched else ""
-    return f"{gpu_list(runs.gpus)}{BETWEEN}{label(study, runs)}{end}"
+    if differing[0].startswith("nccl.") and differing[0] not in runs.request:
+        words = [*parts(study, runs), f"{worded_difference.removeprefix('NCCL_')} untouched"]
+    else:
+        words = [label(study, runs)]
+    return BETWEEN.join([gpu_list(runs.gpus), *words])
 
 
 def worded(name: str, value: str) -> str:
