@@ -25,12 +25,14 @@ from rank_cases import CASES
 
 from conf import schema
 from conf.options import Refused
+from launch.compose import remembered
 from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
+remembered.register()  # tests that compose without launch.py do it as launch.py does
 # Else hundreds of processes would compile all of Ringside anew; pytest-xdist's processes inherit it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
