@@ -41,7 +41,7 @@ from analysis.prediction.links.wires import asked_wire, used_wire
 from analysis.prediction.parts.exchange import buckets, exchange
 from analysis.prediction.replay import replay
 from analysis.prediction.scores import collective_errors, mean_error, summary
-from analysis.prediction.strategies import HostLink, Known
+from analysis.prediction.strategies import HostLink, Known, refuse_unknown_names
 from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
 from benchmarks.record import read_study
 
@@ -488,6 +488,9 @@ def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_ot
     mixed = replace(plain, cells=(*plain.cells, cell))
     with pytest.raises(ValueError, match=re.escape(NO_FORECAST[dotted])):
         forecast(mixed, own)
+    if dotted not in ("exchanges_of_tests.broken", "exchanges_of_tests.backwards"):  # these show when they are asked
+        with pytest.raises(ValueError, match=re.escape(NO_FORECAST[dotted])):
+            refuse_unknown_names(["own"], [asked, own])
     assert forecast(mixed, replace(asked, batch_size=128)).step_ms == pytest.approx(
         forecast(plain, replace(asked, batch_size=128)).step_ms, rel=1e-3
     )

@@ -120,12 +120,13 @@ def refuse_unknown(question: Question) -> None:
 
 def refuse_unknown_names(names: Sequence[str], study: Sequence[Question]) -> None:
     """Refuse names of --strategy that no forecast knows, beside those of a study. Raises ValueError."""
-    of_study = {one.strategy: one for one in study if exchange_of(one) is not NOT_KNOWN}
-    known = dict.fromkeys(
-        [*of_study, *(one for one in choices("strategy") if "exchange" in choice("strategy", one).code)]
-    )
+    of_study = {one.strategy: one for one in study}
+    ours = [one for one in choices("strategy") if "exchange" in choice("strategy", one).code]
     for name in names:
-        if name not in known:
+        if name in of_study:
+            refuse_unknown(of_study[name])
+        elif name not in ours:
+            known = dict.fromkeys([*(one for one in of_study if exchange_of(of_study[one]) is not NOT_KNOWN), *ours])
             raise ValueError(f"--strategy {name!r}: no forecast knows it; accepted are {', '.join(known)}")
 
 
