@@ -1,6 +1,7 @@
 """What a plan knows of a machine, with a driver that refuses some questions; and what NCCL's own files say."""
 
 import json
+import os
 import pwd
 import sys
 import types
@@ -60,6 +61,36 @@ def test_devices_are_found_by_number_uuid_and_bus_id(driver):
 @pytest.mark.parametrize(("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))])
 def test_the_surroundings_may_hide_gpus(driver, visible, left):
     assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
+
+
+def test_a_driver_that_does_not_count_its_gpus_is_a_reason(driver):
+    driver.nvmlDeviceGetCount = refuse
+    assert devices.look("auto", {}).why.startswith("no NVIDIA driver answers")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {}, 16),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 3),
+        ("0::/../x\n", {"cpu.max": "20000 100000"}, 1),  # seen from inside a container
+        (
+            "3:memory:/m\n2:cpu,cpuacct:/d\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
+        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "", "cpu/cpu.cfs_period_us": "0"}, 16),
+    ],
+)
+def test_a_limit_of_cpu_time_is_as_many_cores(tmp_path, monkeypatch, groups, files, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    for name, text in {**files, "groups": groups}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("launch.machine.cores.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("launch.machine.cores.MOUNTED", tmp_path)
+    assert devices.look("cpu", {}).cores == cores
 
 
 def test_no_visible_gpu_is_a_reason(driver):

@@ -1,7 +1,6 @@
 """The devices of this machine, as a plan sees them: GPUs by NVML, or slots for CPU workers. Without torch."""
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from conf.gpus import BUS_ID, CPU_SLOTS, NUMBER, UUID
 from conf.options import Refused
+from launch.machine.cores import usable_cores
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def look(asked: str, surrounding: Mapping[str, str]) -> Machine:
     Raises:
         Refused: `device=cuda`, and this machine has no usable GPU.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     gpus, reason = _gpus(surrounding) if asked != "cpu" else ((), "")
     if asked == "cuda" and not gpus:
         raise Refused(f"device=cuda: {reason}; accepted here are auto and cpu")
@@ -81,10 +81,11 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
 
     try:
         pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         return (), f"no NVIDIA driver answers ({error})"
     found, refused = [], ""
-    for number in range(pynvml.nvmlDeviceGetCount()):
+    for number in range(count):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
             uuid, name = nvml_text(pynvml.nvmlDeviceGetUUID(handle)), nvml_text(pynvml.nvmlDeviceGetName(handle))

@@ -17,6 +17,7 @@ import psutil
 
 from analysis.errors import UnreadableInput
 from analysis.topology.source import load_topology
+from launch.machine.cores import usable_cores
 from launch.machine.devices import nvml_text
 from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 
@@ -40,7 +41,7 @@ def facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": {
             "model": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": usable_cores(),
             "logical": os.cpu_count(),
             "memory_bytes": memory,
         },

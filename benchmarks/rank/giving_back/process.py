@@ -82,7 +82,7 @@ class ProcessState:
         found += ["what garbage collection looks at (gc.freeze)"] if now.frozen > self.frozen else []
         found += [f"the environment variable {name}" for name in _variables(self.environment, now.environment)]
         return found + [
-            f"the handler of {signal.Signals(number).name}"
+            f"the handler of {getattr(number, 'name', f'signal {number}')}"  # one of real time is a bare number
             for number, handler in now.handlers.items()
             if handler != self.handlers[number] and not (callable(handler) and _is_installed(handler))
         ]

@@ -1,0 +1,36 @@
+"""How many cores this process can keep busy: those that it may run on, or fewer where a control group limits their time."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Return the number of cores. Of a limit of 1.5 cores (docker --cpus=1.5) these are 2."""
+    return min([len(os.sched_getaffinity(0)), *map(math.ceil, _limits())])
+
+
+def _limits() -> Iterator[float]:
+    """Yield the time of how many cores each control group around this process may use, where it is limited."""
+    for folder in _groups():
+        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # of version 2, and 1
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+                if quota not in ("max", "-1"):
+                    yield max(1.0, int(quota) / int(period))
+
+
+def _groups() -> Iterator[Path]:
+    """Yield the folders of the control groups that may limit it, the innermost first. Some may not be there in a container."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top = MOUNTED / "cpu" if controllers else MOUNTED
+            inner = top / path.lstrip("/")
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
