@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import psutil
 import pytest
@@ -300,6 +302,15 @@ def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path, monkeypatch):
     scratch.remove_left()
     assert not left.exists() and alive.folder.exists() and (tmp_path / "ringside-not-ours").exists()
     alive.remove()
+
+
+def test_a_folder_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(CellFolder, "make", lambda self: Path("/proc/none").mkdir())
+    before = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="/proc/none"):
+        Scratch.make("t", {"cell.json": "{}"})
+    assert psutil.Process().num_fds() == before and list(tmp_path.iterdir()) == []
 
 
 def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 
 import pytest
 from cells import make_cell
@@ -9,6 +10,7 @@ from cells_in_turn import CLEAN, FAULTS
 
 from benchmarks.derived import complete
 from benchmarks.rank.giving_back import Held, Left
+from benchmarks.rank.giving_back.process import ProcessState
 from conf import groups
 from conf.options import Refused
 
@@ -51,6 +53,16 @@ def test_what_a_cell_leaves_is_told_and_does_not_reach_the_next_cell(forked, fau
         assert any(one.startswith(SAYS[fault]) for one in found["kept"])
     assert found["after"] == []
     assert found["random"] == forked("cells_in_turn")[0]["faults"]["nothing"]["random"], "the generator goes on"
+
+
+def test_a_signal_of_real_time_has_no_name():
+    before = ProcessState.now()
+    kept = signal.signal(signal.SIGRTMIN + 1, lambda number, frame: None)
+    try:
+        now = ProcessState.now()
+    finally:
+        signal.signal(signal.SIGRTMIN + 1, kept)
+    assert before.changed(now) == [f"the handler of signal {signal.SIGRTMIN + 1}"]
 
 
 def held(**differs):

@@ -46,15 +46,18 @@ class Scratch:
         folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"  # hosts may share a folder
         folder.mkdir(mode=0o700)  # new: nobody else's
         try:
-            lock = own_files.open_own(folder / LOCK)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            scratch = Scratch(folder, own_files.open_own(folder / LOCK))
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            fcntl.flock(scratch._lock, fcntl.LOCK_EX)
             CellFolder(folder).make()
             for name, text in files.items():
                 own_files.write_whole(folder / name, text.encode())
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.remove()
             raise
-        scratch = Scratch(folder, lock)
         scratch._sent = {path: (folder / path).stat().st_size for path in scratch._names()}  # the launcher has these
         return scratch
 
