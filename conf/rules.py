@@ -48,9 +48,8 @@ def refuse_too_large(path: Path) -> None:
     sizes: dict[str, int] = {}  # of each anchor
     inside: list[tuple[str | None, int]] = [(None, 0)]  # of each value that is open: its anchor, and values so far
     data = path.read_bytes()
-    if (
-        data.count(b"[") + data.count(b"{") > MOST_BRACKETS
-    ):  # the time for brackets inside each other grows with their square
+    # The time for brackets inside each other grows with their square.
+    if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
         raise Refused(f"{path}: more than {MOST_BRACKETS} brackets; accepted are the options of a study")
     try:
         for event in yaml.parse(data, Loader=yaml.SafeLoader):

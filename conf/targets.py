@@ -117,9 +117,8 @@ def _spec(module: str) -> ModuleSpec | None:
         if spec is None:
             return None
         locations = spec.submodule_search_locations
-        search = list(
-            getattr(locations, "_path", locations) or ()
-        )  # asking such a folder's list itself needs the parent
+        # A folder without __init__.py has a list that asks for its parent: what the list holds is taken.
+        search = list(getattr(locations, "_path", locations) or ())
     return spec
 
 

@@ -1,7 +1,8 @@
 """Files in /dev/shm that several processes of a cell map.
 
 One process creates the file, the others attach to it, and it is unlinked once all have mapped it: so nothing is left
-behind, however they end. What a cell leaves if it ends before that is removed by its token (launch.refuse.shared_memory).
+behind, however they end. What a cell leaves if it ends before that is removed by its token (remove_shared_memory of
+benchmarks.host.processes).
 """
 
 import errno

@@ -61,9 +61,8 @@ class Sampler:
             self._used_before = [gpu.get("memory_bytes") for gpu in before]
             self._gpu_lines.write(Kind.BEFORE, now(), gpus=before)
         self._look_at_cpu()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no further thread may be started: the checks say that there are no samples
+        # Where no further thread may be started, the checks say that there are no samples.
+        with contextlib.suppress(RuntimeError):
             self._thread.start()
         return self
 

@@ -76,9 +76,8 @@ class Gpus:
         """
         self._names = [f"GPU {one}" for one in ids]
         self._own = torch.cuda.current_device()
-        self._waits: set[CopyMethod] = (
-            set()
-        )  # for these the driver waits for room while it enqueues, and no hold is long enough
+        # For these the driver waits for room while it enqueues, and no hold is long enough.
+        self._waits: set[CopyMethod] = set()
         self.late = 0
         self._buffers: list[tuple[GpuMemory, GpuMemory]] = []
         self._lanes: dict[tuple[int, int], PairStream] = {}

@@ -115,9 +115,8 @@ class Weights:
         if weight.grad is None:
             return False
         asked = self._training.cell.optimizer
-        if (
-            asked.name == "adamw"
-        ):  # a step has the size of the rate, whatever the gradient's; alternating ones make it smaller
+        if asked.name == "adamw":
+            # A step has the size of the rate, whatever the gradient's; alternating ones make it smaller.
             step = (weight.grad != 0) * (asked.learning_rate * ALTERNATING)
         else:
             step = weight.grad.abs() * (asked.learning_rate / self._training.scaler.get_scale())

@@ -191,8 +191,7 @@ def register() -> None:
     """
     remembered.register()
     hydras_own.Hydra.get_mode = mode  # type: ignore[method-assign, assignment]
-    names = (
-        Plugins.instance().class_name_to_class
-    )  # Hydra loads its plugins again: a class imported before is another one
+    # Hydra loads its plugins again: a class imported before is another one.
+    names = Plugins.instance().class_name_to_class
     names[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].sweep = sweep  # type: ignore[attr-defined]
     hydras_own.run_job = run_one  # type: ignore[assignment, attr-defined]

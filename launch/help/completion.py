@@ -58,9 +58,7 @@ end"""
 
 def register() -> None:
     """Have Hydra's `--shell-completion` print these scripts and these completions."""
-    names = (
-        Plugins.instance().class_name_to_class
-    )  # Hydra loads its plugins again: a class imported before is another one
+    names = Plugins.instance().class_name_to_class  # as in launch.compose.sweeper
     for shell, script in (("Bash", BASH), ("Fish", FISH)):  # zsh's plugin calls bash's
         plugin: Any = names[f"hydra._internal.core_plugins.{shell.lower()}_completion.{shell}Completion"]
         plugin.install = lambda plugin, script=script: print(script)

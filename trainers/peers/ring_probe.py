@@ -51,9 +51,7 @@ def probes(device: torch.device, bytes_each: float, group: dist.ProcessGroup | N
     def reduce() -> None:
         dist.all_reduce(into, group=group)
 
-    passed_on = (
-        share * ITEM_BYTES * (world_size - 1)
-    )  # bytes that a rank sends in a gather, and in each half of an all-reduce
+    passed_on = share * ITEM_BYTES * (world_size - 1)  # bytes of a rank in a gather, and in each half of an all-reduce
     return [
         one_message,
         ReferenceProbe("ring", gather, bytes_each / passed_on, way="gather"),

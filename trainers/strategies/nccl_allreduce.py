@@ -87,9 +87,8 @@ class NcclAllreduce(Strategy):
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
-        self._share = (
-            0.5 if comm_hook in comm_hooks.SENT else 1.0
-        )  # of the bytes of float32; exact once the parameters are known
+        # Of the bytes of float32; exact once the parameters are known.
+        self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0
 
     def _hook(self) -> tuple[object, Hook] | None:
         """Return a fresh (state, hook); None for DDP's own all-reduce."""
