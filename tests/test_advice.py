@@ -12,13 +12,14 @@ from omegaconf import OmegaConf
 from scipy.stats import norm
 
 from analysis.__main__ import main
-from analysis.findings.study import open_study
+from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.beliefs import Beliefs
 from analysis.prediction.advice.options import farthest, options, subsets
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.forecast import forecast
 from analysis.prediction.holdout import KnownScores
+from analysis.prediction.scatter import STEP, RunScatter
 from analysis.topology.source import load_topology
 from conf import schema
 from conf.command_line import normalise
@@ -89,6 +90,18 @@ def test_a_measured_cell_counts_by_its_runs():
     assert runs[(0, 1), False].runs == 0 and runs[(0, 1), False].as_fast
     assert not runs[(0, 3), True].as_fast and not runs[(0, 1), True].as_fast  # LOC is 2.2 % slower
     assert found.next_cells[0].cell is runs[(0, 1), False] and found.next_cells[0].loss < found.loss
+
+
+def test_a_choice_between_cells_that_are_hardly_known_loses_no_more_than_they_give():
+    """A few noisy steps: the interval of each run reaches from 1/22,026 of its step to 22,026 times it."""
+    inside = {"step/ms_median": {"low": 27.0 / np.exp(10), "high": 27.0 * np.exp(10)}}
+    study = Study.of(replace(one, within_run=inside) for one in open_study(SETTINGS).records)
+    shares = [RunScatter(study.runs).share(runs, STEP) for runs in study.runs]
+    assert shares == pytest.approx([10 / 1.96] * len(shares)), "its ends lie at equal ratios"
+    calibration = calibrate(study)
+    made = options(calibration, [((0, 3), "NV18")], [{}, {"NCCL_P2P_LEVEL": "LOC"}], None, None, 4)
+    found = advise(calibration, next(iter(made.values())), KnownScores(calibration))
+    assert 0 < found.loss < found.first.rate and found.next_cells
 
 
 def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps():

@@ -32,8 +32,7 @@ class RunScatter:
         if key not in self._shares:
             found, freedom = between_runs(self._alike[key[0]], metric)
             self._shares[key] = found if freedom >= _FEWEST_FREEDOM else _OTHERWISE[metric]
-        values = _believed(runs, metric)
-        return max(self._shares[key], _within_ms(runs, metric) / statistics.median(values) if values else 0.0)
+        return max(self._shares[key], _within_share(runs, metric))
 
     def cost_ms(self, runs: Runs) -> float:
         """Return the standard deviation of the cost of a strategy between runs, in ms: it may be 0 or less.
@@ -54,7 +53,7 @@ class RunScatter:
             return None
         name = f"{metric} {runs.records[0].record_id}"
         if metric == COST:
-            one_run = max(self.cost_ms(runs), _within_ms(runs, COST))
+            one_run = max(self.cost_ms(runs), _within_ms(runs))
             return near(statistics.median(values), one_run / math.sqrt(len(values)), name)
         return about(statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name)
 
@@ -73,11 +72,28 @@ def _believed(runs: Runs, metric: str) -> list[float]:
     return [one for one in runs.values(metric) if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)]
 
 
-def _within_ms(runs: Runs, metric: str) -> float:
-    """Return the standard error of one run by the intervals inside the runs, in ms; 0 without any."""
+def _within_ms(runs: Runs) -> float:
+    """Return the standard error of one run's cost by the intervals inside the runs, in ms; 0 without any."""
+    return _error([high - low for low, high in _inside(runs, COST)])
+
+
+def _within_share(runs: Runs, metric: str) -> float:
+    """Return the standard error of one run by the intervals inside the runs, as a share; 0 without any.
+
+    Their ends lie at equal ratios, not at equal distances: those of a run with few and noisy steps are far apart.
+    """
+    return _error([math.log(high / low) for low, high in _inside(runs, metric) if low > 0])
+
+
+def _inside(runs: Runs, metric: str) -> list[tuple[float, float]]:
+    """Return the 95 % intervals inside the runs that are no damage."""
     made = (interval(metric, one.within_run) for one in runs.records)
-    ends = [found for found in made if found and all(abs(end) <= _LONGEST_MS for end in found)]
-    return math.sqrt(statistics.fmean((high - low) ** 2 for low, high in ends)) / 2 / SIGMAS_AT_95 if ends else 0.0
+    return [found for found in made if found and all(abs(end) <= _LONGEST_MS for end in found)]
+
+
+def _error(widths: Sequence[float]) -> float:
+    """Return the standard error that widths of 95 % intervals tell; 0 without any."""
+    return math.sqrt(statistics.fmean(width**2 for width in widths)) / 2 / SIGMAS_AT_95 if widths else 0.0
 
 
 def run_workload(runs: Runs) -> Workload:

@@ -24,6 +24,7 @@ from analysis.prediction.parts.nearest import rate_share
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 OF_NORMAL = 1.645  # standard deviations that hold 90 % of a normal number
+MOST_RATE = 2.0  # as far above the best value as 0 is below it: beliefs are symmetric
 MOST_CONTENDERS = 48  # cells that are compared with each other; slower ones are listed only
 
 
@@ -110,7 +111,7 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
         steps = sum((one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)) / len(measured)
         step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
         images = step * fmean(one.images_per_second for one in measured) or images  # the rate of the report
-        return RankedCell(option, images / step, *_rates(images, step, half), runs), images / steps
+        return RankedCell(option, images / step, *_rates(images, step, half), runs), _drawn_rates(images, steps)
     made, scores = assemble(calibration, question), known.of(question)
     enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
     factor = conformal(scores) if enough else OF_NORMAL
@@ -119,7 +120,12 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
     low, high = _rates(images, step, half) if enough else (None, None)
     steps = made.steps(next_run=False)
     steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), LEAST_STEP * step)
-    return RankedCell(option, images / step, low, high, 0), images / steps
+    return RankedCell(option, images / step, low, high, 0), _drawn_rates(images, steps)
+
+
+def _drawn_rates(images: float, steps: Values) -> Values:
+    """Return draws of the rate of a step. Where a step is hardly known none is above MOST_RATE of the best value."""
+    return np.asarray(np.clip(images / steps, 0.0, MOST_RATE * images / best(steps)))
 
 
 def _rates(images: float, step_ms: float, half_ms: float) -> tuple[float | None, float | None]:
