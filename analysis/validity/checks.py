@@ -5,7 +5,6 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from analysis.findings.predicted.stated import UNEXPLAINED
@@ -68,18 +67,10 @@ CHECKS = (
 )  # fmt: skip
 # Codes that bring a sentence of their own: from analysis.validity.settings, which compares requested NCCL settings with
 # NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
-SETTINGS = {
-    "setting_ignored": "NCCL did not use a requested setting",
-    "transport_unexpected": "NCCL connected GPUs in a way that a setting rules out",
-    "algorithm_unexpected": "NCCL chose an algorithm or protocol that a setting rules out",
-    "channels_unexpected": "NCCL used more or fewer channels than requested",
-    "profiled": "a trace was recorded in a separate pass; the numbers are not from that pass",
-    "does_not_verify": "the record does not say what its raw samples say",
-    "hosts_unexpected": "NCCL sees another number of hosts than the cell has",
-    "effect_not_checked": "a variable of nccl.other was set, and its effect is not checked",
-    "setting_no_effect": "a setting changed nothing that NCCL's log shows",
-}
-CODES: Mapping[str, str] = {check.code: check.sentence for check in CHECKS} | SETTINGS
+OTHER_CODES = (
+    "setting_ignored", "transport_unexpected", "algorithm_unexpected", "channels_unexpected", "profiled", "does_not_verify",
+    "hosts_unexpected", "effect_not_checked", "setting_no_effect",
+)  # fmt: skip
 
 
 def judge(record: Record, limits: ValidityLimits) -> Validity:
