@@ -92,19 +92,19 @@ def _comparison(
         why = "; ".join(one for one in (by_chance, unpaired) if one)
     first, second = (labels.side_label(study, runs, pair.differing, pair.asked) for runs in (pair.first, pair.second))
     return Comparison(
-        first,
-        second,
-        estimate,
-        least,
-        verdict,
-        why,
-        pair.asked,
-        pair.first.gpus,
-        (len(pair.first.log_rates), len(pair.second.log_rates)),
-        pair.first.rate.name,
-        pair.differing,
-        pair.first.key,
-        pair.second.key,
+        first=first,
+        second=second,
+        difference=estimate,
+        smallest=least,
+        verdict=verdict,
+        why=why,
+        asked=pair.asked,
+        gpus=pair.first.gpus,
+        runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
+        rate=pair.first.rate.name,
+        differing=pair.differing,
+        first_key=pair.first.key,
+        second_key=pair.second.key,
     )
 
 

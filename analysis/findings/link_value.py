@@ -38,16 +38,16 @@ def subset_links(study: Study, machines: Mapping[str, MachineLinks], scaling: Sc
         point = points.get(runs.records[0].record_id)
         between = host_wires(runs)
         links = SubsetLinks(
-            runs.gpus,
-            runs.key,
-            runs.strategy,
-            labels.label(study, runs),
-            class_of(machine, runs),
-            transport,
-            busbw,
-            machine.measured_gb_per_s(runs.gpus, transport) if between is None else between.link_gb_per_s,
-            machine.nominal_gb_per_s(runs.gpus) if between is None else between.nominal_gb_per_s,
-            point.efficiency.value if point and point.efficiency else None,
+            gpus=runs.gpus,
+            key=runs.key,
+            strategy=runs.strategy,
+            label=labels.label(study, runs),
+            link_class=class_of(machine, runs),
+            transport=transport,
+            exchange_gb_per_s=busbw,
+            p2p_gb_per_s=machine.measured_gb_per_s(runs.gpus, transport) if between is None else between.link_gb_per_s,
+            nominal_gb_per_s=machine.nominal_gb_per_s(runs.gpus) if between is None else between.nominal_gb_per_s,
+            efficiency=point.efficiency.value if point and point.efficiency else None,
         )
         listed.append((links, runs))
     sentences = _outstanding(study, listed)

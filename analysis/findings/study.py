@@ -81,20 +81,20 @@ class Study:
         names = Counter(record.study for record in counting)
         of_folder = folder.resolve().name if folder else ""
         return Study(
-            names.most_common(1)[0][0] if names else of_folder,
-            tuple(counting),
-            tuple(one.records[0] for one in singles if id(one.records[0]) not in ids),
-            runs,
-            drift,
-            ends,
-            {
+            name=names.most_common(1)[0][0] if names else of_folder,
+            records=tuple(counting),
+            replaced=tuple(one.records[0] for one in singles if id(one.records[0]) not in ids),
+            runs=runs,
+            drift=drift,
+            ends=ends,
+            singles={
                 id(record): one
                 for one, before in zip(singles, as_written, strict=True)
                 for record in (before, *one.records)
             },
-            tuple(unreadable),
-            folder,
-            floors,
+            unreadable=tuple(unreadable),
+            folder=folder,
+            floors=floors,
         )
 
     @functools.cached_property

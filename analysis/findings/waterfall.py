@@ -66,17 +66,17 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         spent = spent + step if step else spent
     residual = _between(subset, spent, subset.step)
     return Waterfall(
-        label,
-        runs.gpus,
-        runs.key,
-        _ideal(subset),
-        exponential(subset.log_rate.next_run()),
-        tuple(parts),
-        residual.value,
-        residual.low,
-        residual.high,
-        runs.cell.hosts if len(runs.cell.hosts) > 1 else (),
-        subset.with_strategy,
+        label=label,
+        gpus=runs.gpus,
+        key=runs.key,
+        ideal=_ideal(subset),
+        measured=exponential(subset.log_rate.next_run()),
+        parts=tuple(parts),
+        residual=residual.value,
+        residual_low=residual.low,
+        residual_high=residual.high,
+        hosts=runs.cell.hosts if len(runs.cell.hosts) > 1 else (),
+        with_strategy=subset.with_strategy,
     )
 
 

@@ -110,23 +110,23 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
     full = question.cap_mib * MIB * (0.5 if question.halves else 1.0)
     logged = (tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records)
     return MeasuredCell(
-        replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
+        question=replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
         if question.ranks > 1 and question.hosts == 1 and strategies.exchange_of(question).by_nccl
         else question,
-        tuple(one.record_id for one in runs.records),
-        scatter.drawn(runs, STEP),
-        scatter.drawn(runs, COST),
-        scatter.drawn(runs, EXCHANGE),
-        max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95 if step and p95 else 0.0,
-        statistics.median(launch) if launch else 0.0,
-        scatter.share(runs, STEP),
-        not doubted(runs.records),
-        merged,
-        next(filter(None, logged), ()),
-        cell.name,
-        statistics.fmean(runs.values(CLOCK) or [0.0]),
-        statistics.fmean(runs.values(CAPPED) or [0.0]),
-        0.0 if runs.median_log_rate is None else math.exp(runs.median_log_rate),
+        record_ids=tuple(one.record_id for one in runs.records),
+        step_ms=scatter.drawn(runs, STEP),
+        cost_ms=scatter.drawn(runs, COST),
+        exchange_ms=scatter.drawn(runs, EXCHANGE),
+        scatter_ms=max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95 if step and p95 else 0.0,
+        launch_ms=statistics.median(launch) if launch else 0.0,
+        between_runs=scatter.share(runs, STEP),
+        valid=not doubted(runs.records),
+        tables=merged,
+        logged_buckets=next(filter(None, logged), ()),
+        label=cell.name,
+        sm_mhz=statistics.fmean(runs.values(CLOCK) or [0.0]),
+        capped_share=statistics.fmean(runs.values(CAPPED) or [0.0]),
+        images_per_second=0.0 if runs.median_log_rate is None else math.exp(runs.median_log_rate),
     )
 
 

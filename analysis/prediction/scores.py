@@ -67,17 +67,17 @@ def summary(held: Sequence[HeldOut]) -> Summary:
     costs = [(one.cost_ms, found) for one, found in made if one.cost_ms is not None and one.cost_ms > 0]
     inside = [one.inside for one, _ in made if one.inside is not None]
     return Summary(
-        len(held),
-        len(held) - len(made),
-        len(costs),
-        _mape((measured, found.cost_ms) for measured, found in costs),
-        _mape((measured, found.null_cost_ms) for measured, found in costs),
-        fmean(floors) if (floors := [one.floor for one, _ in made if one.floor is not None]) else None,
-        _mape((one.step_ms, found.step_ms) for one, found in made),
-        _mape((one.step_ms, found.null_step_ms) for one, found in made),
-        sum(inside) if inside else None,
-        len(inside),
-        rankings(held),
+        cells=len(held),
+        not_forecast=len(held) - len(made),
+        cost_cells=len(costs),
+        cost=_mape((measured, found.cost_ms) for measured, found in costs),
+        null_cost=_mape((measured, found.null_cost_ms) for measured, found in costs),
+        cost_floor=fmean(floors) if (floors := [one.floor for one, _ in made if one.floor is not None]) else None,
+        step=_mape((one.step_ms, found.step_ms) for one, found in made),
+        null_step=_mape((one.step_ms, found.null_step_ms) for one, found in made),
+        covered=sum(inside) if inside else None,
+        with_interval=len(inside),
+        rankings=rankings(held),
     )
 
 

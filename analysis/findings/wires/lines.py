@@ -170,19 +170,20 @@ def _line(study: Study, quantity: str, source: str, cells: Sequence[_Cell], leve
         points.append(_point(study, quantity, source, cell, (others or line).expected(x, level), place in outside))
     alone = [cell.alone_ms for cell in cells if cell.alone_ms is not None]
     return WireLine(
-        labels.label(study, first, ["benchmark.name", *(name for name in study.varied if _is_setting(name))]),
-        first.strategy,
-        first.key,
-        quantity,
-        source,
-        line.fixed_estimate() if quantity == COST else Estimate(line.fixed),  # its cells share an error of one GPU
-        line.slope_estimate(),
-        line.r_squared,
-        line.deviation,
-        tuple(sorted(points, key=lambda point: (point.wire_ms, point.gpus, point.label))),
-        _speeds([x for x, _ in pairs]),
-        bends([pair for place, pair in enumerate(pairs) if place not in outside]),
-        median(alone) if alone and quantity == EFFICIENCY else None,
+        label=labels.label(study, first, ["benchmark.name", *(name for name in study.varied if _is_setting(name))]),
+        strategy=first.strategy,
+        key=first.key,
+        quantity=quantity,
+        source=source,
+        # Cells of other lines share an error of one GPU.
+        fixed_ms=line.fixed_estimate() if quantity == COST else Estimate(line.fixed),
+        share=line.slope_estimate(),
+        r_squared=line.r_squared,
+        deviation_ms=line.deviation,
+        points=tuple(sorted(points, key=lambda point: (point.wire_ms, point.gpus, point.label))),
+        speeds=_speeds([x for x, _ in pairs]),
+        bends=bends([pair for place, pair in enumerate(pairs) if place not in outside]),
+        alone_ms=median(alone) if alone and quantity == EFFICIENCY else None,
     )
 
 
