@@ -210,6 +210,12 @@ def test_sizes_best_worst_and_second_members():
         planned(["gpus=classes:9", *dgx1])
 
 
+def test_gpus_of_servers_are_said_to_have_no_effect_on_cpu_workers():
+    asked, said = ["gpus=0,1", "strategy=kvstore_dist_sync_device"], "strategy.server_gpus has no effect on CPU workers"
+    told = [planned([*asked, *more]).notices for more in ([], ["strategy.server_gpus=9"])]
+    assert [any(said in notice for notice in notices) for notices in told] == [False, True]
+
+
 def test_topology_words_need_a_topology(tmp_path):
     broken = tmp_path / "topo.txt"
     broken.write_text("nothing of the kind\n")

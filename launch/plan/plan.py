@@ -205,6 +205,8 @@ def _about_machine(
             yield (
                 "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in them only, one is measured"
             )
+        if any(cell.strategy.get("server_gpus", "free") != "free" for cell in cells):
+            yield "strategy.server_gpus has no effect on CPU workers: servers keep weights in host memory there"
 
 
 def _about_cells(configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]) -> Iterator[str]:
