@@ -13,6 +13,7 @@ from records import EVIL, record, study
 
 from analysis.__main__ import main
 from analysis.findings.across.sides import Asked, open_sides
+from analysis.findings.across.surroundings import differing
 from analysis.findings.examine import findings_of
 from analysis.findings.study import open_study
 from analysis.report.build import write
@@ -110,6 +111,21 @@ def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
     # The same records copied into one folder are split again.
     both = study(tmp_path / "both", [*old, *new])
     assert {side.name for side in open_sides([Asked.of(str(both))])[0]} == {side.name for side in sides}
+
+
+def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
+    no_gpu = {"gpu": {}, "links": None, "topology": "", "cpu": {"model": "EPYC", "cores": 2}}
+    asked = []
+    for name in ("a", "b"):
+        cells = [([0], 100.0), ([1], 101.0), ([0, 1], 180.0)]
+        made = [record(n, *cell, cell={"device": "cpu"}, environment=no_gpu) for n, cell in enumerate(cells, 1)]
+        asked.append(Asked.of(str(study(tmp_path / name, made))))
+    told, sides = examine_several(asked)
+    apart, shared = differing(sides)
+    assert shared["GPUs"] == "none" and "CPU worker" not in f"{apart}{shared}"
+    headings = {column.heading for section in told.sections for table in section.tables for column in table.columns}
+    captions = [one.caption for section in told.sections for one in section.pictures]
+    assert "CPU workers" in headings and any("of all CPU workers of the cell" in one for one in captions)
 
 
 def test_labels_of_the_user_name_the_sides_and_an_output_dir_gives_its_studies(tmp_path, capsys):

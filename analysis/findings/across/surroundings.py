@@ -70,7 +70,7 @@ def _of_record(record: Record) -> dict[str, str]:
     at = datetime.fromtimestamp(record.started_at, timezone.utc)
     clocks = {one["max_sm_mhz"] for one in gpus if "max_sm_mhz" in one}
     values = {
-        "GPUs": hardware(record),
+        "GPUs": hardware(record) if on_gpus else "none",
         "links": _links(mapping(known.get("links"))),
         "driver": gpu.get("driver"),
         "NCCL": versions.get("nccl") if on_gpus else None,
