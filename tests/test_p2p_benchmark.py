@@ -355,8 +355,15 @@ def test_a_record_is_read_as_the_tools_text_is(tmp_path, capsys):
     assert [one["matrices"]["latency_gpu_enabled"] for one in told["repeats"]] == table["samples"][
         "latency_gpu_enabled"
     ]
-    assert main(["p2p", str(file)]) == 0
-    assert "no peer access: 0-1" in capsys.readouterr().out
+    table["words"] = {"enabled": "peer access", "disabled": "copies that the driver stages"}
+    for can, words, said in (
+        (False, table["words"], "no peer access: 0-1"),
+        (True, {"enabled": "shared memory", "disabled": "gloo messages"}, "every pair has shared memory"),
+    ):
+        table["access"], table["words"] = {name: can for name in table["access"]}, words
+        file.write_text(json.dumps(record))
+        assert main(["p2p", str(file)]) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_a_record_is_compared_with_the_tools_text_by_all_its_repeats(tmp_path):

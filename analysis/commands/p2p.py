@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         console().print(f"P2P {state}: {escape(words)}", soft_wrap=True)
     for number, one in enumerate(runs, 1):
         prefix = f"run {number} of {len(runs)}: " if len(runs) > 1 else ""
-        _print(one, prefix)
+        _print(one, prefix, (found.words or {}).get("enabled", "peer access"))
         for line in outliers(one, topology):
             console().print(f"[bold]outlier[/bold] {prefix}{escape(line)}", soft_wrap=True)
     return 0
@@ -79,14 +79,15 @@ def _topology(found: P2p, file: str | None) -> Topology | None:
         return None
 
 
-def _print(one: Matrices, prefix: str) -> None:
+def _print(one: Matrices, prefix: str, access: str) -> None:
+    """Print the devices, the pairs without `access`, the matrices and the notes."""
     out = console()
     for number, device in sorted(one.devices.items()):
         out.print(f"GPU {number}: {escape(device['name'])}, bus id {device['bus_id']}")
     refused = sorted({(min(pair), max(pair)) for pair, can in one.access.items() if not can})
     if one.access:
         pairs = ", ".join(f"{a}-{b}" for a, b in refused)
-        out.print(f"no peer access: {pairs}" if refused else "every pair has peer access", soft_wrap=True)
+        out.print(escape(f"no {access}: {pairs}" if refused else f"every pair has {access}"), soft_wrap=True)
     for name, columns in one.ids.items():
         unit = "µs" if name.startswith("latency") else "GB/s"
         out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)  # a table's own title is cut to its width
