@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(summary.as_json() | rows))
         return 0
     out = console()
-    _print(summary, trace, out)
+    _print(summary, out)
     for title, table in tables.items():
         _print_rows(title, table, out)
     if arguments.svg is not None:
@@ -111,7 +111,7 @@ def _compare(arguments: argparse.Namespace, first: TraceSummary) -> int:
     return 0
 
 
-def _print(summary: TraceSummary, trace: Trace, out: SafeConsole) -> None:
+def _print(summary: TraceSummary, out: SafeConsole) -> None:
     ranks = _table(f"ranks ({summary.source})", "rank", "GPU", *_RANK_HEADINGS)
     calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
     copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")

@@ -76,7 +76,7 @@ def wire_lines(
     level = 1 - (1 - LEVEL) / max(1, tested)  # all cells of all lines are one family
     lines = [_line(study, quantity, source, cells, level) for quantity, source, cells in chosen]
     found = tuple(line for line in lines if line is not None)
-    return found, "" if found or not mechanisms else _missing(study, machines, mechanisms)
+    return found, "" if found or not mechanisms else _missing(machines, mechanisms)
 
 
 def _mechanisms(
@@ -233,7 +233,7 @@ def _speeds(times: Iterable[float]) -> int:
     return count
 
 
-def _missing(study: Study, machines: Mapping[str, MachineLinks], mechanisms: Sequence[Sequence[_Cell]]) -> str:
+def _missing(machines: Mapping[str, MachineLinks], mechanisms: Sequence[Sequence[_Cell]]) -> str:
     cells = max(mechanisms, key=lambda cells: sum(bool(cell.wire_ms) for cell in cells))
     strategy, machine = cells[0].runs.strategy, machines[cells[0].runs.provenance["machine"]]
     measured = [cell for cell in cells if cell.wire_ms]

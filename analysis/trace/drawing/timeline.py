@@ -61,7 +61,7 @@ def draw_timeline(trace: Trace, window: Window) -> str:
     y = _TOP
     for rank in drawn:
         lanes = _lanes(rank, trace, meetings, window)
-        parts.append(_rank_header(rank, trace, meetings, window, y))
+        parts.append(_rank_header(rank, meetings, window, y))
         y += _HEADER
         for lane in lanes:
             parts.append(_draw_lane(lane, window, y))
@@ -132,7 +132,7 @@ def _split(rank: RankTrace, meetings: Meetings) -> tuple[Spans, Spans]:
     return np.column_stack((start, turn)), np.column_stack((turn, end))
 
 
-def _rank_header(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window, y: int) -> str:
+def _rank_header(rank: RankTrace, meetings: Meetings, window: Window, y: int) -> str:
     here: Spans = np.array([[window.start, window.end]], dtype=np.int64)
     where = "host" if rank.device is None else f"GPU {rank.device}"
     name = f"rank {rank.rank} · {where}" + (f" ({rank.gpu})" if rank.gpu else "")
