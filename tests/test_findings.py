@@ -32,8 +32,8 @@ FEWER = 60  # studies with controls: slower to make
 MOST_MISSED = 6  # of 60: 95 % intervals miss 3 on average, more than 6 in three sets of a hundred
 
 
-def study_findings(made, topology=None):
-    return findings_of(Study.of(made), topology)
+def study_findings(made):
+    return findings_of(Study.of(made))
 
 
 def scaling(made):
@@ -48,8 +48,8 @@ def comparisons(made):
     return of_comparisons.comparisons(Study.of(made))
 
 
-def wires(made, topology=None):
-    return study_findings(made, topology).wires
+def wires(made):
+    return study_findings(made).wires
 
 
 def worth(made):
@@ -488,9 +488,11 @@ def test_each_subset_stands_beside_its_links():
 
 def test_the_class_of_a_ring_is_its_worst_link_in_its_best_order():
     topology = load_topology(str(REAL.parent.parent / "topo_dgx1_v100.txt"))
+    links = {f"{a}-{b}": topology.link_between(a, b) for a, b in combinations(topology.gpus, 2)}
     simulator = Simulator(Truth(alone_ms=(54.0,) * 8))
-    made = [simulator.record(gpus) for gpus in ((0, 3), (0, 1, 2, 3), (0, 5), tuple(range(8)))]
-    classes = [one.link_class for one in wires(made, topology)]
+    subsets = (0, 3), (0, 1, 2, 3), (0, 5), tuple(range(8))
+    made = [simulator.record(gpus, environment={"links": links}) for gpus in subsets]
+    classes = [one.link_class for one in wires(made)]
     assert classes == ["NV2", "NV1", "SYS", "NV2"]
 
 

@@ -11,18 +11,16 @@ from analysis.findings.waterfall import waterfalls
 from analysis.findings.wires.beside import measured_beside
 from analysis.findings.wires.lines import wire_lines
 from analysis.findings.wires.measured import machine_links
-from analysis.topology.model import Topology
 
 
-def findings_of(study: Study, topology: Topology | None = None) -> Findings:
+def findings_of(study: Study) -> Findings:
     """Return everything that a study's records say.
 
-    What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`. `topology` is that of the machine;
-    without it, the link classes that the records name count.
+    What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
     """
     explained, unexplained = waterfalls(study)
     scaling, beside = curves(study), measured_beside(study)
-    machines = machine_links(study, topology, beside)
+    machines = machine_links(study, beside)
     noise, values = noises(study), link_values(study, machines)
     compared = comparisons(study)
     links = subset_links(study, machines, scaling)

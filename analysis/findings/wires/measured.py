@@ -93,10 +93,9 @@ def transport_of(runs: Runs) -> str | None:
     return next((str(one) for one in found if one), None)
 
 
-def machine_links(study: Study, topology: Topology | None, beside: Sequence[Record] = ()) -> dict[str, MachineLinks]:
+def machine_links(study: Study, beside: Sequence[Record] = ()) -> dict[str, MachineLinks]:
     """Return the links of every machine of a study, by the machine's name.
 
-    `topology` is that of a study on one machine; otherwise the links that the records name count.
     `beside` holds what other studies measured on the machine of a study that has one (analysis.findings.wires.beside).
     """
     by_machine: dict[str, list[Runs]] = defaultdict(list)
@@ -109,8 +108,7 @@ def machine_links(study: Study, topology: Topology | None, beside: Sequence[Reco
         for record in records:
             for host, facts in facts_of_hosts(record).items():
                 hosts[host].append(facts)
-        only = len(by_machine) == 1 and topology is not None and [*hosts] == [""]
-        topologies = {"": topology} if only else {host: _links(facts) for host, facts in hosts.items()}
+        topologies = {host: _links(facts) for host, facts in hosts.items()}
         links[name] = MachineLinks(topologies, _matrices([*beside, *records]))
     return links
 
