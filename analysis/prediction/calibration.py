@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.findings.machines.hosts import mapping
+from analysis.findings.machines.hosts import gpus_of, mapping
 from analysis.findings.predicted.stated import doubted
 from analysis.findings.runs import Runs
 from analysis.findings.study import Study
@@ -211,8 +211,7 @@ def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
     names: set[str] = set()
     for record in records:
         words |= {str(word) for word in mapping(record.environment.get("links")).values()}
-        gpus = mapping(record.environment.get("gpu")).get("gpus")
-        names |= {str(mapping(one).get("name")) for one in gpus} if isinstance(gpus, list) else set()
+        names |= {str(one.get("name")) for one in gpus_of(record.environment)}
     counts, kinds = {nvlink_count(word) for word in words}, {nvlink(name) for name in names}
     count, kind = next(iter(counts), None), next(iter(kinds), None)
     alike = len(counts) == len(kinds) == 1

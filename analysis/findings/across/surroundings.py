@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 
 from analysis.findings.across.sides import Side
-from analysis.findings.machines.hosts import hardware, mapping
+from analysis.findings.machines.hosts import gpus_of, hardware, mapping
 from analysis.findings.machines.identity import first_gpu
 from analysis.findings.provenance import inherited
 from analysis.findings.study import Study
@@ -64,8 +64,7 @@ def same_machine(sides: Sequence[Side]) -> bool:
 def _of_record(record: Record) -> dict[str, str]:
     known = record.environment
     cpu, gpu, versions, git = (mapping(known.get(name)) for name in ("cpu", "gpu", "versions", "git"))
-    listed = gpu.get("gpus")
-    gpus = [mapping(one) for one in listed] if isinstance(listed, list) else []
+    gpus = gpus_of(known)
     memory, on_gpus = cpu.get("memory_bytes"), record.cell.device == "cuda"
     at = datetime.fromtimestamp(record.started_at, timezone.utc)
     clocks = {one["max_sm_mhz"] for one in gpus if "max_sm_mhz" in one}

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from analysis.findings.machines.hosts import gpus_of, mapping
 from benchmarks.record import Record, metrics
 from conf.cell import Cell
 
@@ -157,17 +158,13 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
 
 def group_of(record: Record) -> FloorGroup:
     """Return the group of a record's cell. All cells that name hosts, on GPUs or CPUs of one model, are of one machine."""
-    gpu = record.environment.get("gpu")
-    listed = gpu.get("gpus") if isinstance(gpu, Mapping) else None
+    facts = record.environment
+    gpus = gpus_of(facts)
     if record.cell.hosts:
-        cpu = record.environment.get("cpu")
-        kinds = (
-            [str(one.get("name", "")) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-        )
-        kinds = kinds or [str(cpu.get("model", ""))] if isinstance(cpu, Mapping) else kinds
+        kinds = [str(one.get("name", "")) for one in gpus] or [str(mapping(facts.get("cpu")).get("model", ""))]
         return group_of_cell(record.cell, SEVERAL_HOSTS, _digest(tuple(sorted({*kinds}))))
-    uuids = [str(one.get("uuid", "")) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
-    return group_of_cell(record.cell, str(record.environment.get("host", "")), _digest(tuple(sorted(uuids))))
+    uuids = [str(one.get("uuid", "")) for one in gpus]
+    return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(sorted(uuids))))
 
 
 def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
