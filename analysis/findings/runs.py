@@ -189,7 +189,12 @@ def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
 
     It is pooled over the cells. Returns (NaN, 0) where no cell ran twice.
     """
-    groups = [values for runs in members if len(values := runs.logarithms(metric)) > 1]
+    return pooled(runs.logarithms(metric) for runs in members)
+
+
+def pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation inside samples, over all of them, and its degrees of freedom; (NaN, 0) without two values."""
+    groups = [values for values in samples if len(values) > 1]
     freedom = sum(len(values) - 1 for values in groups)
     squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
     return (math.sqrt(squares / freedom) if freedom else math.nan), freedom

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from analysis.findings.runs import Runs, between_runs
+from analysis.findings.runs import Runs, between_runs, pooled
 from analysis.prediction.cells import Workload, workload_of
 from analysis.prediction.draws import Values, about, near
 from benchmarks.record.metrics import interval
@@ -60,11 +60,8 @@ class RunScatter:
 
 def _between_ms(alike: Iterable[Runs]) -> float | None:
     """Return the standard deviation of the cost between runs of equal cells, in ms; None where too few ran again."""
-    costs = ([ms for ms in one.values(COST) if abs(ms) <= _LONGEST_MS] for one in alike)
-    groups = [values for values in costs if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in groups)
-    squares = sum(statistics.variance(values) * (len(values) - 1) for values in groups)
-    return math.sqrt(squares / freedom) if freedom >= _FEWEST_FREEDOM else None
+    deviation, freedom = pooled(_believed(one, COST) for one in alike)
+    return deviation if freedom >= _FEWEST_FREEDOM else None
 
 
 def _believed(runs: Runs, metric: str) -> list[float]:
