@@ -3,6 +3,7 @@
 import ast
 import collections
 import fnmatch
+import functools
 import graphlib
 import os
 import re
@@ -144,8 +145,13 @@ def is_module(name):
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@functools.cache
 def imported(path):
     """Every module that a file imports, at any depth; `from package import module` is package.module."""
+    return tuple(_imported(path))
+
+
+def _imported(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
