@@ -183,9 +183,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Keep the thousands of tests, and all that was imported, out of garbage collection: a tenth of the time of a request."""
+    """Keep the thousands of tests, and all that was imported, out of garbage collection: a tenth of the time of a request.
+
+    torch computes on one thread here, as in a rank beside another: two processes with a thread for each core wait in loops.
+    """
     gc.collect()
     gc.freeze()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
