@@ -23,7 +23,10 @@ OBJECT_COLLECTIVES = {
     "recv_object_list",
 }  # fmt: skip
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "multiprocessing"}
-OWN_PICKLE = {"benchmarks/rank/asked.py": "what this process itself has just packed"}
+OWN_PICKLE = {
+    "benchmarks/rank/asked.py": "what this process itself has just packed",
+    "launch/compose/remembered.py": "what this process itself has composed: it is copied so",
+}
 
 
 def names_in(path):
