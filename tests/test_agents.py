@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -367,6 +368,17 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
     assert job.lost().said == "host b is lost: its agent is gone, it ended with status 137" and hosts["a"].lost is None
+
+
+def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("launch.engines.local.Channel", full)
+    local = LocalEngine(HERE, AROUND, "warm", 1.0)
+    local.open(make_cell())  # an error here ended the sweep: its folder could not be written, it said
+    with pytest.raises(OSError, match="Too many open files"):
+        local.start(make_cell(), CellFolder(tmp_path), {TOKEN: "t"})
 
 
 def test_no_beat_waits_for_a_lost_host(monkeypatch):

@@ -67,7 +67,7 @@ class CellEngine(Protocol):
     """Starts the processes of cells."""
 
     def open(self, first: Cell) -> None:
-        """Begin what takes long before the first cell, which is probably this one. Raises OSError."""
+        """Begin what takes long before the first cell, which is probably this one. What fails that cell tells."""
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""

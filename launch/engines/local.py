@@ -40,7 +40,12 @@ class LocalEngine:
         self._leaving = False  # they were told to leave, and have not said that they did
 
     def open(self, first: Cell) -> None:
-        """Start the agent, which imports what a cell needs while the launcher does other things. Raises OSError."""
+        """Start the agent, which imports what a cell needs while the launcher does other things. What fails a cell tells."""
+        with contextlib.suppress(OSError):
+            self._begin(first)
+
+    def _begin(self, first: Cell) -> None:
+        """Start the agent where none lives. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
             command = [sys.executable, *AGENT]
             self._agent = Channel(command, processes.started_by_me(self._environment))
@@ -115,7 +120,7 @@ class LocalEngine:
         self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str], lives: Lives
     ) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
-        self.open(cell)
+        self._begin(cell)
         assert self._agent is not None
         job.agent = self._agent
         self._agent.listen(job.take)
