@@ -233,6 +233,8 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
     assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth-a", "=eth-a")
     assert (second["GLOO_SOCKET_IFNAME"], second["NCCL_SOCKET_IFNAME"]) == ("eth-b", "ib0")
     assert merged(on("b", typed=True), {"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "=eth-b"
+    empty = merged(on("a"), {"OMP_NUM_THREADS": "", "NCCL_SOCKET_IFNAME": ""})
+    assert int(empty["OMP_NUM_THREADS"]) > 0 and empty["NCCL_SOCKET_IFNAME"] == first["NCCL_SOCKET_IFNAME"]
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("GPU-1", "GPU-b1,GPU-b0")
     assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("4", "2")
     assert first["NCCL_NVLS_ENABLE"] == second["NCCL_NVLS_ENABLE"] == "0"

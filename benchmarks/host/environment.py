@@ -18,7 +18,7 @@ class Variables:
     """What a cell needs in the environment of its processes on one host."""
 
     set: Mapping[str, str]  # whatever the host says
-    defaults: Mapping[str, str]  # where the host says nothing
+    defaults: Mapping[str, str]  # where the host says nothing, or sets it to nothing
     remove: Sequence[str]  # names; one that ends in * stands for all that begin so
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,7 +35,11 @@ def merged(asked: Variables, surrounding: Mapping[str, str], folder: str = CELL_
     """Return the environment of a cell's processes where the variables `surrounding` are set and the cell has this folder."""
     prefixes = tuple(name[:-1] for name in asked.remove if name.endswith("*"))
     names = set(asked.remove)
-    kept = {name: value for name, value in surrounding.items() if name not in names and not name.startswith(prefixes)}
+    kept = {
+        name: value
+        for name, value in surrounding.items()
+        if name not in names and not name.startswith(prefixes) and (value or name not in asked.defaults)
+    }
     own = {
         name: folder + value.removeprefix(CELL_FOLDER) if value.startswith(CELL_FOLDER) else value
         for name, value in asked.set.items()
