@@ -77,6 +77,12 @@ def test_what_cannot_be_measured_is_refused(hydra, device, memory, asked, said):
     assert str(refused.value).startswith(f"benchmark.{said}")
 
 
+def test_without_shared_memory_no_buffer_of_a_cpu_worker_fits(hydra, monkeypatch):
+    monkeypatch.setattr("benchmarks.p2p.request.SHARED_MEMORY_FOLDER", Path("/nowhere"))
+    with pytest.raises(Refused, match=r"the buffers do not fit /nowhere; accepted are at most 0$"):
+        refuse(cell("cpu"), None)
+
+
 @pytest.mark.parametrize("asked", ["p2p=on", "copy=dma", "direction=both", "format=csv", "iterations=0", "bytes=15"])
 def test_unknown_words_and_numbers_are_refused(hydra, asked):
     with pytest.raises(Refused, match=f"^benchmark.{asked}: accepted"):

@@ -1,6 +1,7 @@
 """`python -m launch sync`: whatever the store lacks comes from the records; twice changes nothing."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,11 @@ def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
         out, err = capsys.readouterr()
         assert out == f"{projected} projected, {already} there already, 4 unreadable\n"
         assert len(err.splitlines()) == 4 and "Traceback" not in err
+    (study_dir / "journal.jsonl").write_text(json.dumps({"kind": "sweep", "time": 1.0, "sweep_id": "a" * 32}) + "\n")
+    efficiency = {f"{1:032x}": {"scaling/efficiency": 0.9}}
+    update_values(
+        open_store(study_dir), study_dir, read_study(study_dir)[0], efficiency
+    )  # the line of its sweep has no order
 
 
 def test_exit_status(study_dir, tmp_path, capsys):

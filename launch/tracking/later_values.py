@@ -51,6 +51,7 @@ def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]
 def _planned(study: Path, sweep_id: str) -> tuple[list[str], float]:
     """Return the folders of a sweep's cells in order, and when it began, by the study's journal; ([], 0.0) without it."""
     for line in read_lines(study / "journal.jsonl"):
-        if line["kind"] == Kind.SWEEP and line.get("sweep_id") == sweep_id:
-            return list(line["order"]), float(line["time"])
+        order = line.get("order")  # a damaged line may lack it
+        if line["kind"] == Kind.SWEEP and line.get("sweep_id") == sweep_id and isinstance(order, list):
+            return [folder for folder in order if isinstance(folder, str)], float(line["time"])
     return [], 0.0
