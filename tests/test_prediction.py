@@ -369,7 +369,9 @@ def test_cpu_workers_are_not_called_gpus():
     said = forecast(known, asked)
     assert "CPU workers that were not measured scatter as those that were" in said.why
     assert not any("GPU" in one for one in (*said.why, said.widest))
-    with pytest.raises(ValueError, match="nothing says what it does on one CPU worker; add a cell with"):
+    with pytest.raises(
+        ValueError, match=r"nothing says what it adds to a step; add a cell with strategy=.+ on one CPU worker"
+    ):
         forecast(known, replace(asked, options=(("name", "kvstore_device"),)))
 
 
@@ -577,6 +579,15 @@ def test_a_forecast_to_a_thousand_gpus_is_quick():
     assert time.process_time() - before < 5
     steps = [one.step_ms for one in said]
     assert steps == sorted(steps) and said[0].basis == "assumed_network" and said[3].low < steps[3] < said[3].high
+
+
+def test_servers_on_gpus_share_those_of_ranks_where_the_machine_has_no_other(capsys):
+    """A forecast for all four GPUs had a server on a fifth one."""
+    asked = ["--gpus", "0+1,0+1+2+3", "--strategy", "kvstore_dist_sync_device", "--json"]
+    assert main(["predict", str(DATA / "h200_x4" / "strategies"), *asked]) == 0
+    shown = json.loads(capsys.readouterr().out)["forecasts"]
+    assert shown[0]["forecast"]["basis"] == "extrapolated"
+    assert "no cell of it was measured with servers on GPUs of ranks" in shown[1]["refused"]
 
 
 def test_subsets_and_settings_as_typed():

@@ -17,6 +17,7 @@ from analysis.findings.study import Study, open_study
 from analysis.prediction.asked import (
     Subset,
     add_arguments,
+    gpus_here,
     questions,
     read_batches,
     read_nccl,
@@ -76,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
             held_out.print_held_out(held, errors, calibration)
         return 0
     subsets = None if arguments.gpus is None else read_subsets(arguments.gpus, arguments.per_node)
+    gpus_of_host = arguments.per_node
     if arguments.per_node is None and subsets:
         _refuse_absent(arguments.gpus, subsets, study, calibration)
+        gpus_of_host = len(gpus_here(study, calibration))
     asked = questions(
         calibration,
         subsets,
@@ -86,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         None if arguments.batch is None else read_batches(arguments.batch),
         None if arguments.net is None else read_network(arguments.net),
         None if arguments.gpu_spread is None else read_spread(arguments.gpu_spread),
+        gpus_of_host,
     )
     known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]

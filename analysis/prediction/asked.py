@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis.errors import UnreadableInput
-from analysis.findings.labels import unit
 from analysis.findings.machines.hosts import facts_of_hosts, gpus_of
 from analysis.findings.runs import request_of
 from analysis.findings.study import Study
@@ -16,7 +15,7 @@ from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question, Workload, workload_of
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
-from analysis.prediction.strategies import refuse_unknown_names
+from analysis.prediction.strategies import refuse_unknown_names, shares_gpu
 from analysis.topology.source import parse_topology
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -75,19 +74,24 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     return found
 
 
-def refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
-    """Refuse subsets of --gpus with a GPU that the machine of most cells does not have. Raises ValueError."""
+def gpus_here(study: Study, calibration: Calibrated) -> set[int]:
+    """Return the ids of the GPUs of the machine that most cells ran on."""
     machine = machine_of(calibration)
     here = [one for one in study.runs if one.provenance.get("machine", "") == machine]
     device = statistics.mode(one.cell.device for one in here)
-    known = _ids([record for one in here for record in one.records if one.cell.device == device])
+    return _ids([record for one in here for record in one.records if one.cell.device == device])
+
+
+def refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
+    """Refuse subsets of --gpus with a GPU that the machine of most cells does not have. Raises ValueError."""
+    known = gpus_here(study, calibration)
     missing = [gpu for one in subsets for gpu in one.members if gpu not in known]
     if not missing:
         return
     several = len({one.provenance.get("machine", "") for one in study.runs}) > 1
-    where = f"{machine}, where most cells of the study ran," if several else "the machine of the study"
+    where = f"{machine_of(calibration)}, where most cells of the study ran," if several else "the machine of the study"
     raise ValueError(
-        f"--gpus {text!r}: {where} has no {unit(device)} {missing[0]}; "
+        f"--gpus {text!r}: {where} has no {calibration.unit} {missing[0]}; "
         f"accepted are {', '.join(map(str, sorted(known)))}"
     )
 
@@ -161,11 +165,13 @@ def questions(
     batches: Sequence[int] | None,
     network: HostNetwork | None,
     gpu_spread: float | None = None,
+    gpus_of_host: int | None = None,
 ) -> list[Question]:
     """Return every combination that is asked for, in order of models, strategies, batches and GPUs.
 
     Without `strategies` it is those that the study has, without `batches` the most frequent one of each model, without
-    `subsets` twice as many GPUs as the most that were measured. Raises ValueError.
+    `subsets` twice as many GPUs as the most that were measured. Servers of weights share GPUs of ranks where `gpus_of_host`
+    leaves none for them; without it where those of the study do. Raises ValueError.
     """
     refuse_unknown_names(strategies or (), [one.question for one in calibration.cells])
     if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
@@ -190,7 +196,10 @@ def questions(
                     placed = replace(alike, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
                     crossing = network if subset.hosts > 1 else None
                     placed = replace(placed, members=subset.members, network=crossing, machine=machine)
-                    found.append(replace(placed, workload=workload, gpu_spread=gpu_spread))
+                    placed = replace(placed, workload=workload, gpu_spread=gpu_spread)
+                    if gpus_of_host is not None:
+                        placed = replace(placed, shares_gpu=shares_gpu(placed, gpus_of_host))
+                    found.append(placed)
     return found
 
 

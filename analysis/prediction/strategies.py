@@ -112,6 +112,13 @@ def exchange_of(question: Question) -> Exchange:
     return found if isinstance(found, Exchange) else NOT_KNOWN
 
 
+def shares_gpu(question: Question, gpus_of_host: int) -> bool:
+    """Tell whether servers of weights share the GPUs of ranks: a host has too few beside them."""
+    servers = math.ceil(max(1, question.servers) / question.hosts)
+    on_gpus = exchange_of(question).gpu_servers and question.unit == "GPU"
+    return on_gpus and question.gpus + servers > gpus_of_host
+
+
 def refuse_unknown(question: Question) -> None:
     """Refuse a question whose gradients travel in a way that nothing says. Raises ValueError."""
     if isinstance(found := _declared(question.strategy, question.exchange), str):

@@ -95,7 +95,7 @@ def _table(advice: Advice) -> Table:
 
 def _gpus(one: RankedCell) -> str:
     question = one.option.question
-    more = f" + {count(question.servers, 'server')}" if _has_own_gpu(one) else ""
+    more = f" + {count(max(1, question.servers), 'server')}" if _has_own_gpu(one) else ""
     return ",".join(map(str, question.members)) + more
 
 

@@ -13,7 +13,7 @@ from analysis.prediction.asked import like
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question, Workload
 from analysis.prediction.links.wires import asked_wire
-from analysis.prediction.strategies import exchange_of, refuse_unknown_names
+from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
 from analysis.topology.link_classes import quality
 from analysis.topology.model import Topology
 from analysis.topology.source import parse_topology
@@ -116,8 +116,8 @@ def options(
             question = replace(
                 kind, workload=workload, batch_size=batch, wire=asked_wire(nccl, links), gpus=len(members), hosts=1,
                 members=members, network=None, machine=machine, gpu_spread=gpu_spread,
-                shares_gpu=exchange_of(kind).gpu_servers and len(members) + kind.servers > gpus,
             )  # fmt: skip
+            question = replace(question, shares_gpu=shares_gpu(question, gpus))
             made.setdefault(question, Candidate(question, tuple(sorted(nccl.items())), links))
         found[workload] = told_apart(calibration, list(made.values()))
     return found

@@ -122,10 +122,15 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
     if any(one.ranks == 1 and one.timed for one in alike(calibration.cells, question, options=True)):
         why, add = "it ran on one GPU, but no GPU ran without it", "strategy=none on the same GPU (waterfall=true)"
     else:
-        measured = any(one.question.strategy == question.strategy for one in calibration.cells)
-        why = "its cells do not show what it costs a step" if measured else "no cell of it was measured"
+        placed = {one.question.shares_gpu for one in calibration.cells if one.question.strategy == question.strategy}
+        why = "its cells do not show what it costs a step" if placed else "no cell of it was measured"
         add = f"strategy={question.strategy} on one GPU"
-    said = f"strategy {question.strategy}: {why}, so nothing says what it does on one GPU; add a cell with {add}"
+        if placed == {not question.shares_gpu}:
+            why = (
+                f"no cell of it was measured with servers on GPUs of {'ranks' if question.shares_gpu else 'their own'}"
+            )
+            add = f"strategy={question.strategy} on {question.ranks} GPUs"
+    said = f"strategy {question.strategy}: {why}, so nothing says what it adds to a step; add a cell with {add}"
     raise ValueError(of_unit(said, question.unit))
 
 
