@@ -240,7 +240,7 @@ def once_for_all(tmp_path_factory, name):
 def forked(tmp_path_factory):
     """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
 
-    The ranks of all cases are forked, one case after the other, from one process (forked_ranks).
+    The ranks of all cases are forked from one process (forked_ranks).
     """
     with once_for_all(tmp_path_factory, "forked") as (folder, is_new):
         if is_new:

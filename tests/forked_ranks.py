@@ -1,7 +1,8 @@
 """Runs cases of strategies in forked ranks and servers: `python tests/forked_ranks.py FOLDER`, for conftest's `forked`.
 
-torch is imported once; each case forks its processes from here, which takes a fraction of a second. Reads `cases.json`
-(rank_cases.CASES) and writes `<name>-<rank>.json`: what each rank found.
+torch is imported once; processes are forked from here, which takes a fraction of a second. Cases without a server that train or
+exchange are run by the same ranks, one after the other. Reads `cases.json` (rank_cases.CASES) and writes `<name>-<rank>.json`:
+what each rank found.
 """
 
 import gc
@@ -266,48 +267,72 @@ def kernel(nx, count):
     }
 
 
-def rank_main(folder, name, case, rank):
-    """One process of a case; never returns."""
+def rank_main(folder, cases, rank):
+    """One process of some cases, one after the other; never returns."""
+    name = next(iter(cases))
     try:
         torch.set_num_threads(1)
-        workers = case["workers"]
-        if rank < workers:
-            dist.init_process_group("gloo", rank=rank, world_size=workers)
-            (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
-            if name == "measuring":
-                found = measuring.measure(rank, folder / name)
-            elif name == "calibrating":
-                found = calibrating.calibrate(rank, folder / name)
-            elif name == "calibrating_alone":
-                found = calibrating.alone(folder / name)
-            elif name == "planted":
-                found = planted_ranks.measure(rank, folder / name)
-            elif name == "cells_in_turn":
-                found = cells_in_turn.measure(rank, folder / name)
-            elif name == "told":
-                found = told_by_ranks(rank)
-            elif name == "cells_on_hosts":
-                found = on_hosts(rank, case, folder / name)
-            elif "benchmarks" in case:
-                found = measured(rank, case, folder / name)
-            elif "kernels" in case:
-                found = [kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
-            else:
-                found = exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
-            (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
-            dist.destroy_process_group()
-        else:
+        workers = cases[name]["workers"]
+        if rank >= workers:
             server_process.serve(
                 rank - workers, torch.device("cpu"), "cpu", "share", lambda phase: None, lambda served: None
             )
+            os._exit(0)
+        dist.init_process_group("gloo", rank=rank, world_size=workers)
+        store = dist.distributed_c10d._get_default_store()
+        for name in cases:
+            if not dist.is_initialized():
+                own = dist.PrefixStore(name, store)
+                dist.init_process_group("gloo", store=own, rank=rank, world_size=workers)
+            (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
+            found = of_case(rank, name, cases[name], folder)
+            (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+            dist.destroy_process_group()
         os._exit(0)
     except BaseException:
         (folder / f"{name}-{rank}.error").write_text(traceback.format_exc())
         os._exit(1)
 
 
+def of_case(rank, name, case, folder):
+    """What a rank finds in a case."""
+    if name == "measuring":
+        return measuring.measure(rank, folder / name)
+    if name == "calibrating":
+        return calibrating.calibrate(rank, folder / name)
+    if name == "calibrating_alone":
+        return calibrating.alone(folder / name)
+    if name == "planted":
+        return planted_ranks.measure(rank, folder / name)
+    if name == "cells_in_turn":
+        return cells_in_turn.measure(rank, folder / name)
+    if name == "told":
+        return told_by_ranks(rank)
+    if name == "cells_on_hosts":
+        return on_hosts(rank, case, folder / name)
+    if "benchmarks" in case:
+        return measured(rank, case, folder / name)
+    if "kernels" in case:
+        return [kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
+    return exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
+
+
+def in_turn(cases):
+    """Yield {name: case} of what the same ranks do: steps and exchanges of as many ranks, without a server; else one case alone.
+
+    A fork of this process, and its end, take longer than most cases.
+    """
+    together = {}
+    for name, case in cases.items():
+        if "strategy" in case and "servers" not in case["strategy"]:
+            together.setdefault(case["workers"], {})[name] = case
+        else:
+            yield {name: case}
+    yield from together.values()
+
+
 def main(folder):
-    """Every case, one after the other; a case that fails or takes too long is ended."""
+    """Every case, one after the other; one that fails or takes too long is ended, and others of its ranks run alone."""
     # What the first step imports, once for all.
     model = Network()
     for parameter in model.parameters():
@@ -323,26 +348,36 @@ def main(folder):
     gc.collect()
     gc.freeze()  # a collection in a forked rank would copy every page of what is imported
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    for name, case in json.loads((folder / "cases.json").read_text()).items():
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-        opened = time.monotonic()
-        children = set()
-        for rank in range(case["workers"] + case.get("strategy", {}).get("servers", 0)):
-            if (child := os.fork()) == 0:
-                rank_main(folder, name, case, rank)
-            children.add(child)
-        bad = False
-        while children:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            children.discard(child)
-            bad = bad or status != 0 or time.monotonic() - opened > 40
-            if bad:
-                for other in children:
-                    os.kill(other, 9)
-            time.sleep(0.002)
-        print(name, round(time.monotonic() - opened, 2), "failed" if bad else "", flush=True)
+    for cases in in_turn(json.loads((folder / "cases.json").read_text())):
+        if run(folder, cases) and len(cases) > 1:
+            for name, case in cases.items():
+                if not any(folder.glob(f"{name}-*.error")) and len([*folder.glob(f"{name}-*.json")]) < case["workers"]:
+                    run(folder, {name: case})
+
+
+def run(folder, cases):
+    """Fork the processes of some cases and wait for them; whether one failed or took too long."""
+    case = next(iter(cases.values()))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    opened = time.monotonic()
+    children = set()
+    for rank in range(case["workers"] + case.get("strategy", {}).get("servers", 0)):
+        if (child := os.fork()) == 0:
+            rank_main(folder, cases, rank)
+        children.add(child)
+    bad = False
+    while children:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        children.discard(child)
+        bad = bad or status != 0 or time.monotonic() - opened > 40 + len(cases)
+        if bad:
+            for other in children:
+                os.kill(other, 9)
+        time.sleep(0.002)
+    print(*cases, round(time.monotonic() - opened, 2), "failed" if bad else "", flush=True)
+    return bad
 
 
 if __name__ == "__main__":
