@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from omegaconf import OmegaConf
 
 from conf.options import Refused, accepted, check, closest
@@ -184,7 +185,12 @@ def _selected(path: Path, option: str) -> Any:
 
 @functools.cache
 def _read(group: str, name: str, path: Path) -> Choice:
-    content = OmegaConf.to_container(OmegaConf.load(path))
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise Refused(f"{path}{line}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})") from None
     if not isinstance(content, dict) or "defaults" in content:
         raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
     rules = {rule: content.pop(rule) for rule in RULES if rule in content}

@@ -23,7 +23,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from rank_cases import CASES
 
-from conf import schema
+from conf import groups, schema
 from conf.options import Refused
 from launch.compose import remembered
 from launch.profile.nsys import find
@@ -219,6 +219,7 @@ def launch(monkeypatch, tmp_path):
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)  # a process that was interrupted ignores them while it ends
+            groups.search_also([])  # other tests know nothing of its --config-dir
         return ended.value.code, out.getvalue(), err.getvalue()
 
     return run

@@ -44,6 +44,7 @@ from analysis.prediction.scores import collective_errors, mean_error, summary
 from analysis.prediction.strategies import HostLink, Known, refuse_unknown_names
 from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
 from benchmarks.record import read_study
+from conf import groups
 
 DATA = Path(__file__).parent / "data"
 H200 = sorted({path.parent.parent for path in DATA.glob("h200_*/*/*/record.json")})
@@ -496,6 +497,20 @@ def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_ot
     assert forecast(mixed, replace(asked, batch_size=128)).step_ms == pytest.approx(
         forecast(plain, replace(asked, batch_size=128)).step_ms, rel=1e-3
     )
+
+
+def test_a_torn_file_of_another_strategy_costs_no_forecast(tmp_path):
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / "strategy" / "torn.yaml").write_text("a: [1\nb: }")
+    groups.search_also([tmp_path])
+    try:
+        refuse_unknown_names(["nccl_allreduce"], [])
+        with pytest.raises(ValueError, match=r"'torn': no forecast knows it; accepted are .*nccl_allreduce"):
+            refuse_unknown_names(["torn"], [])
+        with pytest.raises(groups.Refused, match=r"torn.yaml, line 2: is no YAML \(expected"):
+            groups.choice("strategy", "torn")
+    finally:
+        groups.search_also([])
 
 
 LOGGED = [("AllGather", 8), ("AllReduce", 644), *(("AllReduce", size) for size in (

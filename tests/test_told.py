@@ -25,7 +25,6 @@ OBJECT_COLLECTIVES = {
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "multiprocessing"}
 OWN_PICKLE = {
     "benchmarks/rank/asked.py": "what this process itself has just packed",
-    "launch/compose/remembered.py": "what this process itself has composed: it is copied so",
 }
 
 

@@ -128,7 +128,10 @@ def refuse_unknown(question: Question) -> None:
 def refuse_unknown_names(names: Sequence[str], study: Sequence[Question]) -> None:
     """Refuse names of --strategy that no forecast knows, beside those of a study. Raises ValueError."""
     of_study = {one.strategy: one for one in study}
-    ours = [one for one in choices("strategy") if "exchange" in choice("strategy", one).code]
+    ours = []
+    for name in choices("strategy"):
+        with contextlib.suppress(Refused):  # a file that cannot be used says nothing
+            ours += [name] if "exchange" in choice("strategy", name).code else []
     for name in names:
         if name in of_study:
             refuse_unknown(of_study[name])
