@@ -31,7 +31,7 @@ WIDTH, HEIGHT = 1500, 900
 PANEL = 1158  # pixels from the left, where MLflow's assistant begins
 CONTENT = (450, 230, PANEL, HEIGHT)  # behind menus and headings
 INK = 150  # dark pixels of CONTENT: a blank preview has 56, a page whose table is folded 268, a report 12,655
-TRIES = 4  # chromium's virtual time does not wait for the page inside a preview: one picture in five is blank
+TRIES = 8  # chromium's virtual time does not wait for the page inside a preview: one picture in five is blank, more on busy cores
 
 pytestmark = pytest.mark.needs("chromium", "mlflow-ui")
 
