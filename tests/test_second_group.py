@@ -4,12 +4,10 @@
 """
 
 import functools
-import itertools
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -18,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cells import changed_cell, make_cell
+from step_times import timed_ms
 
 from benchmarks.rank import worker
 from trainers.step import Training
@@ -62,22 +61,11 @@ def process(device, rank, folder):
 
 
 def steps_ms(training):
-    """The ms of each timed step: on GPUs between events, which the device records."""
+    """The ms of each timed step."""
     for _ in range(WARM_UP):
         training.step()
     dist.barrier()
-    marks = []
-    for _ in range(TIMED + 1):
-        if training.device.type == "cuda":
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-        else:
-            marks.append(time.perf_counter())
-        training.step()
-    if training.device.type != "cuda":
-        return [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
+    return timed_ms(training, TIMED)
 
 
 def slowest(folder, on):

@@ -12,11 +12,9 @@ moment after which each takes longer is that of the cause. `device=cpu` tries it
 
 import contextlib
 import datetime
-import itertools
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -28,6 +26,7 @@ import torch.multiprocessing as processes
 from composed import cell_of
 
 from conf.cell import Cell
+from tests.step_times import timed_ms
 from trainers.step import Training
 
 RANKS = 2
@@ -86,22 +85,12 @@ def join(cell: Cell, rank: int, device: torch.device, store: dist.Store, with_id
 
 
 def steps_ms(training: Training) -> list[float]:
-    """Return the ms of steps, by events on a GPU."""
+    """Return the ms of steps."""
     warm_up, timed = STEPS[training.device.type]
     for _ in range(warm_up):
         training.step()
-    marks: list[Any] = []
-    for _ in range(timed + 1):
-        if training.device.type == "cuda":
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-        else:
-            marks.append(time.perf_counter())
-        training.step()
-    if training.device.type != "cuda":
-        return [1e3 * (end - start) for start, end in itertools.pairwise(marks)]
-    torch.cuda.synchronize(training.device)
-    return [start.elapsed_time(end) for start, end in itertools.pairwise(marks)]
+    found: list[float] = timed_ms(training, timed)
+    return found
 
 
 def turn(name: str, overrides: list[str], rank: int, device: torch.device, store: dist.Store) -> dict[str, Any]:
