@@ -1,5 +1,6 @@
 """Names that the launching process and the processes of a cell must agree on; each stands here once. Standard library only."""
 
+import shutil
 from pathlib import Path
 
 # Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
@@ -22,3 +23,11 @@ TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a 
 def shared_memory_prefix(token: str) -> str:
     """Return how the names of a cell's files in SHARED_MEMORY_FOLDER begin."""
     return f"ringside-{token[:TOKEN_DIGITS]}-"
+
+
+def free_in(folder: Path) -> int:
+    """Return how many bytes are free on the file system of a folder, such as SHARED_MEMORY_FOLDER; 0 where there is none."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0

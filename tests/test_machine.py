@@ -88,8 +88,8 @@ def test_a_limit_of_cpu_time_is_as_many_cores(tmp_path, monkeypatch, groups, fil
     for name, text in {**files, "groups": groups}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("launch.machine.cores.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("launch.machine.cores.MOUNTED", tmp_path)
+    monkeypatch.setattr("launch.machine.control_groups.GROUPS", tmp_path / "groups")
+    monkeypatch.setattr("launch.machine.control_groups.MOUNTED", tmp_path)
     assert devices.look("cpu", {}).cores == cores
 
 

@@ -1,13 +1,10 @@
 """What `benchmark=p2p` refuses: buffers that do not fit, sizes that are no multiple of 16 bytes, kernels without a GPU."""
 
-import contextlib
-import shutil
-
 import psutil
 
 from conf.cell import Cell
 from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER
+from conf.variables import SHARED_MEMORY_FOLDER, free_in
 
 BUFFERS = 2  # of one GPU or CPU worker: one to send, one that others write into; a worker's second is shared memory
 ROOM_BYTES = 2 << 30  # left free on a GPU, for CUDA itself and to compare what arrived
@@ -41,10 +38,7 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     limits = {}
     if cell.device == "cpu":
         limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)
-        free_bytes = 0  # where there is no such folder
-        with contextlib.suppress(OSError):
-            free_bytes = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
-        limits[str(SHARED_MEMORY_FOLDER)] = (free_bytes - SHM_ROOM_BYTES) // cell.world_size
+        limits[str(SHARED_MEMORY_FOLDER)] = (free_in(SHARED_MEMORY_FOLDER) - SHM_ROOM_BYTES) // cell.world_size
     elif memory_bytes is not None:
         limits["the smallest GPU's memory"] = (memory_bytes - ROOM_BYTES) // BUFFERS
     for where, most in limits.items():

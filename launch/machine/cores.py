@@ -4,9 +4,8 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
-GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from launch.machine.control_groups import control_groups
 
 
 def usable_cores() -> int:
@@ -16,21 +15,10 @@ def usable_cores() -> int:
 
 def _limits() -> Iterator[float]:
     """Yield the time of how many cores each control group around this process may use, where it is limited."""
-    for folder in _groups():
+    groups = ((folder, top) for inner, top in control_groups("cpu") for folder in (inner, *inner.parents))
+    for folder in (folder for folder, top in groups if folder.is_relative_to(top)):
         for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # of version 2, and 1
             with contextlib.suppress(OSError, ValueError):
                 quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
                 if quota not in ("max", "-1"):
                     yield max(1.0, int(quota) / int(period))
-
-
-def _groups() -> Iterator[Path]:
-    """Yield the folders of the control groups that may limit it, the innermost first. Some may not be there in a container."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = MOUNTED / "cpu" if controllers else MOUNTED
-            inner = top / path.lstrip("/")
-            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))

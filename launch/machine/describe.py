@@ -8,7 +8,6 @@ The argument is `device=` of the sweep. Without torch, and without the values of
 import dataclasses
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks.record.encoding import encoded
 from benchmarks.record.visible import one_line
 from conf import nccl
 from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER
+from conf.variables import SHARED_MEMORY_FOLDER, free_in
 from launch.machine.devices import look, torch_version
 from launch.machine.facts import boot_id, facts, left_out, nccl_configuration, variables
 from launch.machine.limits import too_small
@@ -67,14 +66,6 @@ def _text(path: Path) -> str:
         return one_line(path.read_text(encoding="utf-8", errors="replace").strip())
     except OSError:
         return ""
-
-
-def free_in(folder: Path) -> int:
-    """Return how many bytes are free on the file system of a folder; 0 where there is none."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return 0
 
 
 def main(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.record import Failure
 from conf.variables import SHARED_MEMORY_FOLDER
+from launch.machine.control_groups import control_groups
 
 FULL_BYTES = 64 << 10  # less is no room: a rank's line may be larger
 
@@ -57,14 +58,8 @@ def _full(folder: Path) -> bool:
 
 def _pids_refused() -> int:
     """Return how often the control group of this process refused a new process or thread; 0 where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "pids"):
-                group = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
-                if found := _count(group / "pids.events", "max"):
-                    return found
-    return 0
+    counts = (_count(folder / "pids.events", "max") for folder, _ in control_groups("pids"))
+    return next(filter(None, counts), 0)
 
 
 def _count(file: Path, name: str) -> int:

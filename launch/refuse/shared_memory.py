@@ -11,8 +11,8 @@ from conf.cell import Cell
 from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
+from conf.variables import free_in
 from launch.engines.environment import ROOT
-from launch.machine.describe import free_in
 
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
 # rank, torch need not compute the exact size, which takes seconds.
