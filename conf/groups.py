@@ -38,7 +38,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from conf.options import Refused, accepted, check, closest
-from conf.rules import RULES, check_rules, refuse_too_large
+from conf.rules import RULES, check_rules, no_yaml, refuse_too_large
 from conf.targets import called, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
@@ -188,9 +188,7 @@ def _read(group: str, name: str, path: Path) -> Choice:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise Refused(f"{path}{line}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})") from None
+        raise Refused(no_yaml(error, str(path))) from None
     if not isinstance(content, dict) or "defaults" in content:
         raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
     rules = {rule: content.pop(rule) for rule in RULES if rule in content}

@@ -82,6 +82,13 @@ def refuse_too_large(path: Path) -> None:
         raise Refused(f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study") from None
 
 
+def no_yaml(error: yaml.YAMLError, otherwise: str) -> str:
+    """Return the sentence about a file that is no YAML: the error names it and a line, else `otherwise` is its name."""
+    mark = getattr(error, "problem_mark", None)
+    where = otherwise if mark is None else f"{mark.name}, line {mark.line + 1}"
+    return f"{where}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
+
+
 def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]) -> None:
     """Check the form of every rule of a file.
 

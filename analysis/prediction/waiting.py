@@ -50,7 +50,10 @@ def _identical(ranks: int, power: int = 1) -> float:
 
 
 def _area(y: Values, x: Values) -> float:
-    """Return the integral of y over x, by trapezoids. numpy has it under one name up to 1.26, under another from 2.0."""
+    """Return the integral of y over x, by trapezoids.
+
+    numpy has it under one name up to 1.26, under another from 2.0; scipy.integrate takes 0.2 s to import.
+    """
     return float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
 
 

@@ -14,7 +14,7 @@ from conf.command_line import GROUPS
 from conf.groups import WITH_RULES, choices
 from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
-from conf.rules import RULES
+from conf.rules import RULES, no_yaml
 from conf.schema import Config
 
 # What a field accepts by its type.
@@ -54,11 +54,7 @@ def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:
 
 
 def _not_yaml(error: Exception, arguments: Sequence[str]) -> str | None:
-    if not isinstance(error, YAMLError):
-        return None
-    mark = getattr(error, "problem_mark", None)
-    where = f"{mark.name}, line {mark.line + 1}" if mark is not None else "a file of --config-dir"
-    return f"{where}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
+    return no_yaml(error, "a file of --config-dir") if isinstance(error, YAMLError) else None
 
 
 def _no_such_choice(error: Exception, arguments: Sequence[str]) -> str | None:

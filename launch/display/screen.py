@@ -108,8 +108,7 @@ class Screen:
         if self._live:
             self._live.__exit__(kind, error, trace)
         else:
-            shown = {column for of_cell in self._numbers for column in of_cell}
-            for line in filter(None, (about_margins(self._values), about_reference(shown), self._summary())):
+            for line in filter(None, (about_margins(self._values), about_reference(self._shown()), self._summary())):
                 self.console.print(line)
 
     def progress(self, number: int, watch: Watch) -> None:
@@ -220,7 +219,7 @@ class Screen:
         """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
         if self._last:
             return [number for number, state in enumerate(self.states) if state != WAITING]
-        shown = {column for of_cell in self._numbers for column in of_cell}
+        shown = self._shown()
         # An efficiency so far has a second line in its heading.
         more = bool(about_margins(self._values)) + bool(about_reference(shown)) + (EFFICIENCY in shown)
         room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - more)
@@ -229,6 +228,10 @@ class Screen:
         current = next((n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1)
         first = min(max(0, current - room // 2), len(self.cells) - room)
         return range(first, first + room)
+
+    def _shown(self) -> set[str]:
+        """Return the columns of numbers that some cell has."""
+        return {column for of_cell in self._numbers for column in of_cell}
 
     def _width(self) -> int:
         return self.console.width if self._in_place else UNLIMITED

@@ -3,6 +3,7 @@
 import dataclasses
 
 from analysis.errors import UnreadableInput, said
+from analysis.findings.labels import unit
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
 from analysis.topology.subsets import best, classes, worst, worst_order
@@ -32,12 +33,8 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
         return _by_link(config, machine, told)
     subset = tuple(machine.device(token, typed).id for token in tokens)
     if not subset or len(set(subset)) < len(subset):
-        raise Refused(f"gpus={typed}: names no {_word(machine)}, or one twice; each may appear once in a subset")
+        raise Refused(f"gpus={typed}: names no {unit(machine.kind)}, or one twice; each may appear once in a subset")
     return [subset]
-
-
-def _word(machine: Machine) -> str:
-    return "GPU" if machine.kind == "cuda" else "CPU worker"
 
 
 def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[int, ...]]:
@@ -52,7 +49,7 @@ def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[i
     everyone = machine.everyone
     if size is not None and not 1 <= size <= len(everyone):
         raise Refused(
-            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the {_word(machine)}s of this machine"
+            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the {unit(machine.kind)}s of this machine"
         )
     if machine.kind == "cpu":
         return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
