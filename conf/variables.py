@@ -1,6 +1,13 @@
-"""Names that the launching process and the processes of a cell must agree on; each stands here once. Standard library only."""
+"""What the launching process and the processes of a cell must agree on: names, and how much of this host they may use.
 
+Each stands here once. Standard library only.
+"""
+
+import contextlib
+import math
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 # Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
@@ -18,6 +25,7 @@ UMASK = "RINGSIDE_UMASK"
 READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
+GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the control groups of this process
 
 
 def shared_memory_prefix(token: str) -> str:
@@ -31,3 +39,40 @@ def free_in(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
+
+
+def usable_cores() -> int:
+    """Return how many cores this process can keep busy: those that it may run on, or fewer where a group limits their time.
+
+    Of a limit of 1.5 cores (docker --cpus=1.5) these are 2.
+    """
+    return min([len(os.sched_getaffinity(0)), *map(math.ceil, _limits_of_cores())])
+
+
+def _limits_of_cores() -> Iterator[float]:
+    """Yield the time of how many cores each control group around this process may use, where it is limited."""
+    for folder in _around("cpu"):
+        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # of version 2, and 1
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+                if quota not in ("max", "-1"):
+                    yield max(1.0, int(quota) / int(period))
+
+
+def _around(controller: str) -> Iterator[Path]:
+    """Yield the folder of each control group around this process that may limit it, the innermost first."""
+    for inner, top in control_groups(controller):
+        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
+
+
+def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
+    """Yield (folder of the group, top of its hierarchy) of this process, where a controller such as `cpu` may limit it.
+
+    Version 2 has one hierarchy for all controllers, version 1 one for each. Folders may not be there in a container.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or controller in controllers.split(","):
+                top = MOUNTED / controller if controllers else MOUNTED
+                yield top / path.lstrip("/"), top

@@ -5,9 +5,11 @@ import os
 import pwd
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+import trainers.devices
 from analysis.validity.gpu_samples import summary
 from benchmarks.host.gpu_samples import Sampler, WaitingRanks
 from benchmarks.record import CellFolder, read_lines
@@ -15,6 +17,19 @@ from conf import nccl
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
+from launch.study.report import StudyReport
+from launch.supervision.progress import Watch
+
+ROOT = Path(__file__).parent.parent
+
+
+def in_control_groups(folder, monkeypatch, groups, files):
+    """This process is in these control groups, as /proc/self/cgroup has them, whose files hold these texts."""
+    for name, text in {**files, "groups": groups}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr("conf.variables.GROUPS", folder / "groups")
+    monkeypatch.setattr("conf.variables.MOUNTED", folder)
 
 
 class NVMLError(Exception):
@@ -85,12 +100,36 @@ def test_a_driver_that_does_not_count_its_gpus_is_a_reason(driver):
 )
 def test_a_limit_of_cpu_time_is_as_many_cores(tmp_path, monkeypatch, groups, files, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    for name, text in {**files, "groups": groups}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr("launch.machine.control_groups.GROUPS", tmp_path / "groups")
-    monkeypatch.setattr("launch.machine.control_groups.MOUNTED", tmp_path)
+    in_control_groups(tmp_path, monkeypatch, groups, files)
     assert devices.look("cpu", {}).cores == cores
+
+
+def test_ranks_watches_and_the_report_count_the_cores_that_a_plan_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    in_control_groups(tmp_path, monkeypatch, "0::/\n", {"cpu.max": "100000 100000"})
+    code = Path(trainers.devices.__file__).read_text(encoding="utf-8")
+    exec(compile(code, "trainers/devices.py", "exec"), ranks := {"__name__": "devices"})
+    assert ranks["CORES"] == 1
+    watch = Watch(CellFolder(tmp_path), 1)
+    watch.ranks[0].pid = 1000
+    assert watch.needs_quiet  # two threads, one core
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} takes time from the ranks"))
+    StudyReport(tmp_path, True, print).prepare(may_go_on=lambda: True)
+
+
+def test_cores_are_counted_in_one_place():
+    asks = {
+        str(path.relative_to(ROOT))
+        for package in ("conf", "trainers", "benchmarks", "launch", "analysis")
+        for path in (ROOT / package).rglob("*.py")
+        if "sched_getaffinity" in path.read_text(encoding="utf-8")
+    }
+    assert asks == {
+        "conf/variables.py",
+        "trainers/devices.py",  # which of them are near a GPU
+        "benchmarks/host/cpu_load.py",  # whose load is counted
+        "benchmarks/rank/giving_back/process.py",  # what a cell left
+    }
 
 
 def test_no_visible_gpu_is_a_reason(driver):

@@ -1,7 +1,6 @@
 """From requests to an ordered list of cells, on this machine's CPU workers and on recorded topologies."""
 
 import dataclasses
-import os
 import socket
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
 from conf.options import Refused
+from conf.variables import usable_cores
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
 from launch.plan.order import PlannedCell, ordered
@@ -45,7 +45,7 @@ def subsets(plan_) -> list[tuple[int, ...]]:
 
 
 def test_words_name_subsets_of_the_cores():
-    cores = min(len(os.sched_getaffinity(0)), 8)
+    cores = min(usable_cores(), 8)
     every = tuple(range(cores))
     assert subsets(planned(["gpus=all"])) == [every]
     assert subsets(planned(["gpus=each"])) == [(slot,) for slot in every]
@@ -179,7 +179,7 @@ def test_a_sweep_has_one_study():
 
 def test_more_cpu_workers_than_cores_are_told():
     sweep = planned(["gpus=0,1,2,3,4,5,6,7"])
-    assert any("8 CPU workers share" in notice for notice in sweep.notices) == (len(os.sched_getaffinity(0)) < 8)
+    assert any("8 CPU workers share" in notice for notice in sweep.notices) == (usable_cores() < 8)
 
 
 def test_no_gpu_is_said_once_and_settings_are_not_applicable():

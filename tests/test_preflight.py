@@ -20,6 +20,7 @@ from benchmarks.host.interfaces import interfaces
 from benchmarks.host.probe import Listening, reach
 from benchmarks.record import CellFolder, clock
 from conf.options import Refused
+from conf.variables import usable_cores
 from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
 from launch.machine import describe
 from launch.machine.fleet import Host
@@ -35,7 +36,7 @@ def test_a_host_describes_itself_in_one_line_without_torch_and_without_secrets()
     done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.count("\n") == 1 and "hush" not in done.stdout and "| torch" not in done.stderr
     here = Host.described("a", done.stdout)
-    assert here.machine.kind == "cpu" and here.machine.cores == len(os.sched_getaffinity(0))
+    assert here.machine.kind == "cpu" and here.machine.cores == usable_cores()
     assert here.variables["NCCL_ALGO"] == "Ring" and "NCCL_TOKEN_X" in here.left_out
     assert here.versions["python"].startswith("3.") and here.versions["torch"] and here.facts["code"]
     assert here.kernel == os.uname().release and here.shared_memory_bytes > 0

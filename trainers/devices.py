@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-# The cores that this process may use as it starts, before it keeps to those near its GPU.
-CORES = frozenset(os.sched_getaffinity(0))
+from conf.variables import usable_cores
+
+# How many cores this process may use as it starts, before it keeps to those near its GPU.
+CORES = usable_cores()
 # Parameters of glibc's mallopt(3) and the largest value that it takes for the first one.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_MMAP_THRESHOLD = 32 << 20

@@ -5,7 +5,6 @@ STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once 
 the host's memory. METHOD.md, "Host links".
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
+from conf.variables import usable_cores
 from trainers.devices import CORES, on_threads
 
 
@@ -35,13 +35,13 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Measure one cell. Collective."""
     asked = cell.benchmark
     size, iterations, given = int(asked["bytes"]), int(asked["iterations"]), asked["threads"]
-    share = max(1, len(CORES) // ranks.world_size)
+    share = max(1, CORES // ranks.world_size)
     clock = Clock(ranks)
     for operation in _operations(ranks.device, size, bool(asked["pageable"])):
         for together in (False, True) if ranks.world_size > 1 else (False,):
             reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
             # Alone in the host's memory a rank may have every core: one copy engine needs none.
-            threads = int(given) if given != "share" else share if together else len(os.sched_getaffinity(0))
+            threads = int(given) if given != "share" else share if together else usable_cores()
             facts = {"bytes": size, "at_once": ranks.world_size if together else 1, "threads": threads}
             with on_threads(threads):
                 _time(operation, together, facts, iterations, clock, ranks, reporter)

@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.gpus import BUS_ID, CPU_SLOTS, NUMBER, UUID
 from conf.options import Refused
-from launch.machine.cores import usable_cores
+from conf.variables import usable_cores
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import psutil
 
 from analysis.errors import UnreadableInput
 from analysis.topology.source import load_topology
-from launch.machine.cores import usable_cores
+from conf.variables import usable_cores
 from launch.machine.devices import nvml_text
 from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 

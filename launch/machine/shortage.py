@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import Failure
-from conf.variables import SHARED_MEMORY_FOLDER
-from launch.machine.control_groups import control_groups
+from conf.variables import SHARED_MEMORY_FOLDER, control_groups
 
 FULL_BYTES = 64 << 10  # less is no room: a rank's line may be larger
 

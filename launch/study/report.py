@@ -10,6 +10,7 @@ from shlex import quote
 
 from analysis.gc_pause import gc_paused
 from benchmarks.record.os_errors import because
+from conf.variables import usable_cores
 
 REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
@@ -34,7 +35,7 @@ class StudyReport:
 
         What fails is told when it is written.
         """
-        if not self.wanted or len(os.sched_getaffinity(0)) < 2:
+        if not self.wanted or usable_cores() < 2:
             return
         with contextlib.suppress(Exception):
             for name in NEEDED:

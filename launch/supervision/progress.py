@@ -1,12 +1,12 @@
 """Follow what the ranks of a running cell have done so far, from the lines that they append to their files."""
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.record import CellFolder, Kind, read_line
+from conf.variables import usable_cores
 
 BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 
@@ -46,6 +46,7 @@ class Watch:
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
         self._folder, self._clock = folder, clock
+        self._few_cores = 2 * len(self.everyone) > usable_cores()
         for rank in self.everyone:
             rank.last_seen = clock.monotonic()
         self._read = [0] * len(self.everyone)
@@ -54,8 +55,7 @@ class Watch:
     def needs_quiet(self) -> bool:
         """Whether processes have begun that measure soon, or that leave no core idle: each has two busy threads."""
         begun = [rank for rank in self.everyone if rank.pid]
-        few_cores = 2 * len(self.everyone) > len(os.sched_getaffinity(0))
-        return bool(begun) and (few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun))
+        return bool(begun) and (self._few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun))
 
     def update(self) -> bool:
         """Read the new lines; return whether there were any."""

@@ -24,7 +24,7 @@ def thread_count(threads: int | str, sharers: int, spare: int = 0) -> int:
 
     'share' is its share of the cores, less the spare ones, at most MOST_THREADS.
     """
-    return int(threads) if threads != "share" else max(1, min(MOST_THREADS, len(CORES) // sharers - spare))
+    return int(threads) if threads != "share" else max(1, min(MOST_THREADS, CORES // sharers - spare))
 
 
 def pieces(elements: int) -> Iterator[slice]:
