@@ -19,7 +19,7 @@ from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
 from analysis.prediction.parts.nearest import refuse_unknown_sizes
 from analysis.prediction.replay import Replayed
-from analysis.prediction.strategies import exchange_of, refuse_unknown
+from analysis.prediction.strategies import BucketTimes, exchange_of, refuse_unknown
 from analysis.prediction.waiting import Waiting, expected_largest, largest_normal, wait_of_residuals
 
 _WAITING_SPREAD = 0.25  # of a wait that follows from a 95th percentile alone
@@ -40,8 +40,7 @@ class Assembled:
     calibration: Calibrated
     question: Question
     bare: StepPart  # the step of one GPU without the strategy
-    times: list[Values]  # of each bucket's exchange alone
-    sources: set[str]  # of these times
+    times: BucketTimes  # of each bucket's exchange, if nothing else went on
     gamma: StepPart
     own: StepPart
     waiting: Values
@@ -76,7 +75,7 @@ class Assembled:
         )
 
         def fixed(values: Any) -> Any:
-            return [fixed(one) for one in values] if isinstance(values, list) else exactly(best(values))
+            return values.best if isinstance(values, BucketTimes) else exactly(best(values))
 
         def spread(place: int) -> float:
             alone: list[Any] = [one if place == at else fixed(one) for at, one in enumerate(given)]
@@ -84,21 +83,21 @@ class Assembled:
 
         return max(names, key=lambda name: spread(names.index(name)))
 
-    def _play(self, bare: Values, times: list[Values], gamma: Values, own: Values) -> Replayed:
+    def _play(self, bare: Values, times: BucketTimes, gamma: Values, own: Values) -> Replayed:
         """Return the replay of the buckets with some parts as they are given."""
         return replay_with(self.calibration, self.question, bare, times, own, gamma)
 
     def _step(
-        self, bare: Values, times: list[Values], gamma: Values, own: Values, waiting: Values, noise: Values
+        self, bare: Values, times: BucketTimes, gamma: Values, own: Values, waiting: Values, noise: Values
     ) -> Values:
         """Return the step with all parts as they are given."""
         return self._step_of(self._play(bare, times, gamma, own), times, waiting) + noise
 
-    def _step_of(self, played: Replayed, times: list[Values], waiting: Values) -> Values:
+    def _step_of(self, played: Replayed, times: BucketTimes, waiting: Values) -> Values:
         """Return the step of a replay with its waiting: no shorter than its launches, or than its servers take."""
         whole = played.step_ms + waiting
         if not exchange_of(self.question).waits:  # a server answers the pushes of all ranks, one after the other
-            whole = np.maximum(whole, sum(times, exactly(0.0)))
+            whole = np.maximum(whole, times.whole_ms)
         return np.maximum(whole, self.launch_ms)
 
 
@@ -109,11 +108,11 @@ def assemble(calibration: Calibrated, question: Question) -> Assembled:
     bare = base(calibration, question)
     gamma = slowed(calibration, question)
     own = own_work(calibration, question, gamma.values)
-    times, sources = exchange(calibration, question)
+    times = exchange(calibration, question)
     waiting, why = _waiting(calibration, question)
     noise = near(0.0, between_runs_ms(calibration, question), "next run")
     launch = _launch_ms(calibration, question)
-    return Assembled(calibration, question, bare, times, sources, gamma, own, waiting, why, noise, launch)
+    return Assembled(calibration, question, bare, times, gamma, own, waiting, why, noise, launch)
 
 
 def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:

@@ -9,17 +9,17 @@ from typing import Any
 
 from analysis.findings.machines.hosts import gpus_of, mapping
 from analysis.findings.predicted.stated import doubted
-from analysis.findings.runs import Runs
+from analysis.findings.runs import Runs, request_of
 from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
-from analysis.prediction.cells import MIB, MeasuredCell, question_of
+from analysis.prediction.cells import MIB, MeasuredCell, question_of, workload_of
 from analysis.prediction.draws import best
+from analysis.prediction.links.host import HostLink, Known
 from analysis.prediction.links.model import DIRECT, HOST_MEMORY, KnownLinks, TimeCurve
 from analysis.prediction.links.nccl_constants import constants, nvlink
 from analysis.prediction.links.ring import TOGETHER, NvLinks
 from analysis.prediction.links.wires import asked_wire, used_wire
 from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_workload
-from analysis.prediction.strategies import HostLink, Known
 from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record, finite
@@ -152,7 +152,8 @@ def _curves(records: Iterable[Record]) -> list[TimeCurve]:
         wire = used_wire(record.effective.get("transport"), asked_wire(cell.nccl, _class_of(record), hosts))
         if cell.trains:
             if (made := tables.exchange_curve(record.tables)) and _are_collectives(made[0]):
-                found.append(TimeCurve(made[0], wire, cell.world_size, hosts, made[1], made[2], record.record_id))
+                sizes = tuple(size * _both_ways(record) for size in made[1])
+                found.append(TimeCurve(made[0], wire, cell.world_size, hosts, sizes, made[2], record.record_id))
             continue
         options = cell.benchmark
         if options["name"] != "collectives" or options.get("cuda_graph") or options.get("coalesced", 1) != 1:
@@ -162,6 +163,12 @@ def _curves(records: Iterable[Record]) -> list[TimeCurve]:
             sizes, times = zip(*sorted(rows.items()), strict=True)
             found.append(TimeCurve(kind, wire, cell.world_size, hosts, sizes, times, record.record_id))
     return found
+
+
+def _both_ways(record: Record) -> float:
+    """Return the mean of what went there and came back of a bucket in a record, as a share of what went there."""
+    question = question_of(record.cell, workload_of(request_of(record.cell), record.model))
+    return (1 + strategies.as_in_a_step(question).back) / 2
 
 
 def _are_collectives(operation: str) -> bool:

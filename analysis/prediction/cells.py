@@ -53,6 +53,7 @@ class Question:
     network: HostNetwork | None = None  # between hosts that were not measured
     machine: str = ""  # whose cells count first; empty: any
     gpu_spread: float | None = None  # standard deviation of GPUs as a share of a step; None: as the study shows
+    back: float = field(default=1.0, compare=False)  # bytes that come back, of those sent (strategies.as_in_a_step)
     exchange: str = field(
         default="", compare=False
     )  # dotted name that the record has; empty: that of the strategy's YAML

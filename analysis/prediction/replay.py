@@ -3,7 +3,7 @@
     s_j  = max(r'_j, e_j−1)            one stream carries the exchanges, in the order of the buckets
     e_j  = s_j + c_j + w               c: the exchange alone; w: the gap between two launches
     r'_j = r_j + γ · (time in which an exchange ran before r'_j)      compute is slower meanwhile
-    step = max(r'_end, e_last) + update + D                           D: the strategy's own work on one GPU
+    step = max(r'_end, e_last) + a + update + D       a: what brings weights back; D: the strategy's own work on one GPU
 
 Source: Shi et al., arXiv 1805.03812 (the step as a graph), arXiv 2507.03114 (slower compute during exchanges).
 All times are draws in ms (analysis.prediction.draws), counted from the start of the step.
@@ -42,11 +42,12 @@ def replay(
     update_ms: Values,
     own_work_ms: Values,
     slowed: Values,
+    after_ms: Values | float = 0.0,
     gap_ms: float = 0.0,
 ) -> Replayed:
     """Replay one step. `ready_ms` and `exchange_ms` have one entry for each bucket, in order; `slowed` is γ.
 
-    The backward pass ends at `backward_end_ms` without any exchange.
+    The backward pass ends at `backward_end_ms` without any exchange. `after_ms` is what follows it and the last bucket.
     """
     slowed = np.clip(slowed, 0.0, MOST_SLOWED)
     starts: list[Values] = []
@@ -57,7 +58,7 @@ def replay(
         ends.append(starts[-1] + exchange + gap_ms)
     end = _reached(backward_end_ms, starts, ends, slowed)
     last = ends[-1] if ends else end
-    tail = np.maximum(last - end, 0.0)
+    tail = np.maximum(last - end, 0.0) + after_ms
     contention = end - backward_end_ms
     overlap = sum((np.clip(np.minimum(b, end) - a, 0.0, None) for a, b in zip(starts, ends, strict=True)), 0.0 * end)
     return Replayed(

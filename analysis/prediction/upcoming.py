@@ -25,7 +25,7 @@ from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
 from analysis.prediction.holdout import BATCH, CONDITION, HeldOut, hold_out, scores
 from conf.cell import Cell
 
-VERSION = 3  # another model has another number: a forecast of the same records may then be another one
+VERSION = 4  # another model has another number: a forecast of the same records may then be another one
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 
 

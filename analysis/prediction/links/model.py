@@ -92,7 +92,7 @@ class KnownLinks:
             return Timed(exactly(0.0), MEASURED)
         if hosts > 1 and network is not None:
             return self._over(network, kind, size_bytes, ranks, wire, hosts)
-        if TOGETHER in kind and not self._has(kind, wire) and all(self._has(one, wire) for one in kind.split(TOGETHER)):
+        if TOGETHER in kind and not self.has(kind, wire) and all(self.has(one, wire) for one in kind.split(TOGETHER)):
             parts = [self.time(one, size_bytes, ranks, wire, hosts) for one in kind.split(TOGETHER)]
             whole = sum((one.ms for one in parts), exactly(0.0))
             return Timed(whole, max((one.source for one in parts), key=SOURCES.index), parts[0].record)
@@ -113,7 +113,7 @@ class KnownLinks:
         """The curves, those of one collective, wire and number of ranks as one."""
         return joined(self.curves)
 
-    def _has(self, kind: str, wire: ExchangeWire) -> bool:
+    def has(self, kind: str, wire: ExchangeWire) -> bool:
         """Tell whether a collective was measured on a wire, apart from gradients."""
         return any(
             one.kind == kind and one.wire.transport == wire.transport and not one.of_gradients for one in self.curves

@@ -77,7 +77,7 @@ def _seen_with_more_traffic(calibration: Calibrated, question: Question) -> list
 
 def _bytes_per_ms(calibration: Calibrated, question: Question) -> float:
     """Return the bytes that each rank sends, by the time that their exchange takes alone."""
-    return question.sent_bytes / best(sum(exchange(calibration, question)[0], exactly(0.0)))
+    return question.sent_bytes / best(exchange(calibration, question).whole_ms)
 
 
 def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values]:

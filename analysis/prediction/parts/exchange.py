@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,37 +13,36 @@ from analysis.prediction.links.model import MEASURED, SCALED, NoLink
 from analysis.prediction.parts.base import base
 from analysis.prediction.parts.nearest import alike, nearest_exchange, refuse_unknown_sizes
 from analysis.prediction.replay import Replayed, replay
-from analysis.prediction.strategies import bucket_times, exchange_of
+from analysis.prediction.strategies import BucketTimes, as_in_a_step, bucket_times, exchange_of
 
 MOST_BUCKETS = 64  # of a replay, whose time grows with their square
 FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a forward pass
 
 
-def exchange(calibration: Calibrated, question: Question) -> tuple[list[Values], set[str]]:
-    """Return the time of each bucket alone in ms, and where they come from. Raises NoLink, ValueError."""
+def exchange(calibration: Calibrated, question: Question) -> BucketTimes:
+    """Return the time of each bucket in a step, if nothing else went on. Raises NoLink, ValueError."""
     sizes = buckets(calibration, question)
     if question.ranks < 2 or question.strategy == "none":
-        return [exactly(0.0) for _ in sizes], {MEASURED}
+        return BucketTimes([exactly(0.0) for _ in sizes], exactly(0.0), {MEASURED})
     refuse_unknown_sizes(calibration, question)
-    near_one = nearest_exchange(calibration, question)
+    near_one, in_step = nearest_exchange(calibration, question), as_in_a_step(question)
+    known = calibration.known
     try:
-        times, sources = bucket_times(question, sizes, calibration.known)
-        known = calibration.known
+        found = bucket_times(in_step, sizes, known)
     except NoLink:
         if near_one is None:
             raise
         known = calibration.known.by_structure()
-        times, sources = bucket_times(question, sizes, known)
-        sources = {SCALED}
+        found = replace(bucket_times(in_step, sizes, known), sources={SCALED})
     if near_one is None or near_one.exchange_ms is None:
-        return times, sources
-    there, _ = bucket_times(near_one.question, buckets(calibration, near_one.question), known)
-    ratio = near_one.exchange_ms / best(sum(there, exactly(0.0)))
-    same = near_one.ranks == question.ranks and near_one.question.wire == question.wire
-    if same:  # the links' own error cancels
+        return found
+    there = bucket_times(near_one.question, buckets(calibration, near_one.question), known)
+    ratio = near_one.exchange_ms / best(there.whole_ms)
+    if near_one.ranks == question.ranks and near_one.question.wire == question.wire:  # the links' own error cancels
         as_measured = near_one.question.options == question.options
-        return [best(one) * ratio for one in times], {MEASURED} if as_measured else sources
-    return [one * ratio for one in times], sources | {SCALED}
+        measured = replace(found.best, sources={MEASURED} if as_measured else found.sources)
+        return measured.times(ratio)
+    return replace(found.times(ratio), sources=found.sources | {SCALED})
 
 
 def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
@@ -59,18 +59,18 @@ def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
 
 def play(calibration: Calibrated, question: Question, own_ms: Values, gamma: Values) -> Replayed:
     """Replay one step of a question with this own work and γ. Raises NoLink, ValueError."""
-    times, _ = exchange(calibration, question)
+    times = exchange(calibration, question)
     return replay_with(calibration, question, base(calibration, question).values, times, own_ms, gamma)
 
 
 def replay_with(
-    calibration: Calibrated, question: Question, bare: Values, times: Sequence[Values], own: Values, gamma: Values
+    calibration: Calibrated, question: Question, bare: Values, times: BucketTimes, own: Values, gamma: Values
 ) -> Replayed:
     """Replay one step of a question with these parts."""
-    ready, ended = _moments(calibration, question, bare, len(times))
+    ready, ended = _moments(calibration, question, bare, len(times.during))
     if not exchange_of(question).during_backward:
-        ready = [ended] * len(times)
-    return replay(*_in_groups(ready, times), ended, bare - ended, own, gamma)
+        ready = [ended] * len(times.during)
+    return replay(*_in_groups(ready, times.during), ended, bare - ended, own, gamma, times.after)
 
 
 def _moments(calibration: Calibrated, question: Question, bare: Values, count: int) -> tuple[list[Values], Values]:
