@@ -1,25 +1,23 @@
 """Refuse cells whose memory does not fit, before any process starts."""
 
-import os
-
+from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
 
 
-def refuse_too_large(cell: Cell, needed_bytes: int, field: str, memory_bytes: int | None) -> None:
+def refuse_too_large(cell: Cell, needed_bytes: int, field: str, room: Room) -> None:
     """Refuse a cell whose ranks need more memory than there is; `field` is the option that causes it, as 'name=value'.
 
-    `needed_bytes` is what one rank needs. `memory_bytes` is what the smallest GPU has; None: unknown. CPU workers share the
-    host's memory equally.
+    `needed_bytes` is what one rank needs. CPU workers share the free memory of their host equally.
 
     Raises:
         Refused: names the field, what each rank needs and what there is.
     """
+    have, place = room.gpu_bytes, "the smallest GPU has"
     if cell.device == "cpu":
-        have: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // cell.world_size
-        place = f"a share of the host's memory among {cell.world_size} is"
-    else:
-        have, place = memory_bytes, "the smallest GPU has"
+        ranks = len(cell.gpus)  # on each host
+        have = None if room.host_bytes is None else room.host_bytes // ranks
+        place = f"a share of the host's free memory among {ranks} is"
     if have is not None and needed_bytes > have:
         gib = 2**30
         raise Refused(

@@ -1,16 +1,27 @@
 """Requests that only their benchmark can refuse, before any process starts.
 
-If options constrain each other, or depend on the number of ranks or on the GPUs' memory, a benchmark checks them in a
-function `refuse(cell, memory_bytes)` that needs no torch. Its YAML names the function: `code: {refuse: dotted.name}`.
+If options constrain each other, or depend on the number of ranks or on how much memory there is, a benchmark checks them in a
+function `refuse(cell, room)` that needs no torch. Its YAML names the function: `code: {refuse: dotted.name}`.
 """
+
+from dataclasses import dataclass
 
 from conf import groups
 from conf.cell import Cell
 from conf.targets import called, locate_without_torch
 
 
-def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell that its benchmark cannot measure; `memory_bytes` is that of the machine's smallest GPU, None if unknown.
+@dataclass(frozen=True)
+class Room:
+    """How many bytes of memory a cell finds: the least of its hosts. None: not known."""
+
+    gpu_bytes: int | None = None  # that the smallest GPU has
+    host_bytes: int | None = None  # that are free in the host's memory
+    shared_bytes: int | None = None  # that are free in /dev/shm
+
+
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell that its benchmark cannot measure.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -20,4 +31,4 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     if "derive" in code and not choice.is_ours:
         locate_without_torch(code["derive"])  # a file of the user is tried before its cell is measured, not after
     if "refuse" in code:
-        called(code["refuse"], cell, memory_bytes)
+        called(code["refuse"], cell, room)

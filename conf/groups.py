@@ -16,7 +16,7 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     warm           true: a strategy whose `close` gives back all that it took, so that its ranks may measure another cell after it
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs no thread of the host
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
-                   cannot say, `refuse(cell, memory_bytes)`, `seconds(cell)`, a rule of thumb for how long it measures once its
+                   cannot say, `refuse(cell, room)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
                    which returns a Section of the report (analysis/report/section.py); of a strategy `exchange`: how its gradients
                    travel, an Exchange (analysis/prediction/strategies.py). Without it no forecast is made

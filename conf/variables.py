@@ -25,7 +25,13 @@ UMASK = "RINGSIDE_UMASK"
 READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
+MEMORY = Path("/proc/meminfo")
 GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the control groups of this process
+# Where a control group says how much memory its processes may have, and have; and the counts of what Linux takes back of it.
+OF_MEMORY = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),  # of version 2, and 1
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
 
 
 def shared_memory_prefix(token: str) -> str:
@@ -33,12 +39,32 @@ def shared_memory_prefix(token: str) -> str:
     return f"ringside-{token[:TOKEN_DIGITS]}-"
 
 
-def free_in(folder: Path) -> int:
-    """Return how many bytes are free on the file system of a folder, such as SHARED_MEMORY_FOLDER; 0 where there is none."""
+def free_shared_memory() -> int:
+    """Return how many bytes this process can still take in SHARED_MEMORY_FOLDER; 0 where there is none.
+
+    What lies there is memory too: a folder may be larger than what is left of that.
+    """
     try:
-        return shutil.disk_usage(folder).free
+        free = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
     except OSError:
         return 0
+    memory = free_memory()
+    return free if memory is None else min(free, memory)
+
+
+def free_memory() -> int | None:
+    """Return how many bytes of memory this process can still take, or fewer where a control group limits it; None: not known."""
+    available = kernel_count(MEMORY, "MemAvailable:")
+    return min([available << 10, *_left_in_groups()]) if available else None
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Yield how many bytes are left in each control group around this process whose memory is limited."""
+    for folder in _around("memory"):
+        for limit, used, freed in OF_MEMORY:
+            with contextlib.suppress(OSError, ValueError):
+                most, now = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
+                yield max(0, most - now + sum(kernel_count(folder / "memory.stat", name) for name in freed))
 
 
 def usable_cores() -> int:
@@ -63,6 +89,16 @@ def _around(controller: str) -> Iterator[Path]:
     """Yield the folder of each control group around this process that may limit it, the innermost first."""
     for inner, top in control_groups(controller):
         yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
+
+
+def kernel_count(file: Path, name: str) -> int:
+    """Return the number behind a name in a file of the kernel; 0 where it is not there."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in file.read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words[0] == name:
+                return int(words[1])
+    return 0
 
 
 def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:

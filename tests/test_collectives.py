@@ -28,7 +28,7 @@ from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
 from benchmarks.rank.group import Ranks
 from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, read_study
-from benchmarks.request import refuse
+from benchmarks.request import Room, refuse
 from benchmarks.timing import alpha_beta, c_calls
 from conf.options import Refused
 from conf.resolve import checked, resolve
@@ -453,7 +453,7 @@ def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, fa
 )  # fmt: skip
 def test_a_request_that_cannot_be_measured_is_refused_with_a_sentence(hydra, asked, sentence):
     with pytest.raises(Refused) as refused:
-        refuse(cell_of(*asked.split()), 80 << 30)
+        refuse(cell_of(*asked.split()), Room(80 << 30))
     assert sentence in str(refused.value)
 
 
@@ -464,12 +464,12 @@ def test_a_request_that_cannot_be_measured_is_refused_with_a_sentence(hydra, ask
         ("benchmark.calls=nccl", "benchmark.calls=nccl: accepted on GPUs only, not on CPU workers"),
         ("benchmark.cuda_graph=true", "benchmark.cuda_graph=true: accepted on GPUs only"),
         ("benchmark.placement=out", "overwrites its input in torch.distributed"),
-        ("benchmark.max_bytes=900000G", "a share of the host's memory among 2 is"),
+        ("benchmark.max_bytes=900000G", "a share of the host's free memory among 2 is"),
     ],
 )
 def test_what_cpu_workers_cannot_do_is_refused(hydra, asked, sentence):
     with pytest.raises(Refused) as refused:
-        refuse(cell_of(*asked.split(), device="cpu"), None)
+        refuse(cell_of(*asked.split(), device="cpu"), Room(host_bytes=8 << 30))
     assert sentence in str(refused.value)
 
 
@@ -479,9 +479,9 @@ def test_requests_that_fit_pass(hydra):
         "benchmark.max_bytes=70G benchmark.placement=in",
         "benchmark.cuda_graph=true",
     ):
-        refuse(cell_of(*asked.split()), 80 << 30)
-    refuse(cell_of("benchmark.max_bytes=40G"), None)
-    refuse(cell_of(gpus=(0,), device="cpu"), None)
+        refuse(cell_of(*asked.split()), Room(80 << 30))
+    refuse(cell_of("benchmark.max_bytes=40G"), Room())
+    refuse(cell_of(gpus=(0,), device="cpu"), Room(host_bytes=8 << 30))
 
 
 # The α–β line.

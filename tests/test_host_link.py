@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from benchmarks.host_link import derive, measure
 from benchmarks.rank.group import Ranks
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.request import refuse
+from benchmarks.request import Room, refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
 
@@ -97,13 +97,13 @@ def test_clocks_are_compared_over_windows_that_are_long_enough():
 def test_buffers_that_do_not_fit_are_refused(device, memory, size, where):
     cell = dataclasses.replace(make_cell((0, 1)), device=device, benchmark=OPTIONS | {"bytes": size})
     with pytest.raises(Refused, match=f"benchmark.bytes={size}: the buffers of 2 ranks do not fit {where}"):
-        refuse(cell, memory)
+        refuse(cell, Room(memory, 8 << 30))
 
 
 def test_arrays_of_whole_elements_only(hydra):
     cell = dataclasses.replace(make_cell((0, 1)), benchmark=OPTIONS | {"bytes": (1 << 20) + 2})
     with pytest.raises(Refused, match=r"^benchmark.bytes=1048578: accepted are multiples of 4$"):
-        refuse(cell, None)
+        refuse(cell, Room())
 
 
 def test_a_cell_without_training_has_no_model_and_no_strategy(hydra, launch):

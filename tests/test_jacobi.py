@@ -20,7 +20,7 @@ from benchmarks.jacobi.derive import derive, output_lines
 from benchmarks.jacobi.grid import EDGE, TILES, Slab, TorchStencil, split, tiles
 from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
-from benchmarks.request import refuse
+from benchmarks.request import Room, refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
 
@@ -208,14 +208,14 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
 )
 def test_a_grid_that_cannot_be_solved_is_refused_with_a_sentence(hydra, asked, device, sentence):
     with pytest.raises(Refused) as refused:
-        refuse(cell_of(*asked.split(), device=device), 80 << 30 if device == "cuda" else None)
+        refuse(cell_of(*asked.split(), device=device), Room(80 << 30, 8 << 30, 1 << 30))
     assert sentence in str(refused.value)
 
 
 def test_a_grid_that_fits_passes(hydra):
-    refuse(cell_of("benchmark.ny=4"), 80 << 30)
-    refuse(cell_of(gpus=(0,)), 16 << 30)
-    refuse(cell_of(device="cpu"), None)
+    refuse(cell_of("benchmark.ny=4"), Room(80 << 30))
+    refuse(cell_of(gpus=(0,)), Room(16 << 30))
+    refuse(cell_of(device="cpu"), Room(host_bytes=1 << 30))
 
 
 # Real GPUs.

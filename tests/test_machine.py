@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -13,7 +14,7 @@ import trainers.devices
 from analysis.validity.gpu_samples import summary
 from benchmarks.host.gpu_samples import Sampler, WaitingRanks
 from benchmarks.record import CellFolder, read_lines
-from conf import nccl
+from conf import nccl, variables
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
@@ -130,6 +131,43 @@ def test_cores_are_counted_in_one_place():
         "benchmarks/host/cpu_load.py",  # whose load is counted
         "benchmarks/rank/giving_back/process.py",  # what a cell left
     }
+
+
+MIB, UNLIMITED = 1 << 20, str((1 << 63) - 4096)
+MEMORY = {"meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable:   {32 << 20} kB\n"}
+OF_TWO = {
+    "a/memory.max": str(900 * MIB), "a/memory.current": str(500 * MIB), "a/memory.stat": f"anon 7\ninactive_file {60 * MIB}\n",
+    "a/b/memory.max": "max", "a/b/memory.current": "7",
+}  # fmt: skip
+OF_ONE = {
+    "memory/m/memory.limit_in_bytes": str(900 * MIB), "memory/m/memory.usage_in_bytes": str(500 * MIB),
+    "memory/m/memory.stat": f"inactive_file 7\ntotal_inactive_file {40 * MIB}\ntotal_active_file {20 * MIB}\n",
+    "memory/memory.limit_in_bytes": UNLIMITED, "memory/memory.usage_in_bytes": "7",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/\n", {}, 32 << 30),
+        ("0::/a/b\n", OF_TWO, 460 * MIB),
+        (
+            "0::/../x\n",
+            {"memory.max": str(9 * MIB), "memory.current": str(10 * MIB)},
+            0,
+        ),  # seen from inside a container
+        ("2:cpu:/m\n1:memory:/m\n0::/\n", OF_ONE, 460 * MIB),
+        ("1:memory:/m\n", {name: text for name, text in OF_ONE.items() if "/m/" not in name}, 32 << 30),
+    ],
+)
+def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, files, free):
+    in_control_groups(tmp_path, monkeypatch, groups, {**files, **MEMORY})
+    monkeypatch.setattr("conf.variables.MEMORY", tmp_path / "meminfo")
+    assert variables.free_memory() == free
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1 << 40))
+    assert variables.free_shared_memory() == free  # what lies there is memory too
+    monkeypatch.setattr("conf.variables.MEMORY", tmp_path / "nothing")
+    assert variables.free_memory() is None and variables.free_shared_memory() == 1 << 40
 
 
 def test_no_visible_gpu_is_a_reason(driver):

@@ -234,7 +234,7 @@ def machine(gpus, kind="cuda"):
 def fleet_of(**machines):
     """Hosts with these machines, of which nothing else is known."""
     nothing = {"facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "boot_id": "", "interfaces": (),
-               "infiniband": [], "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
+               "infiniband": [], "free_memory_bytes": None, "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
     return Fleet(tuple(Host(name, one, **nothing) for name, one in machines.items()))
 
 
@@ -283,6 +283,21 @@ def test_every_host_of_a_cell_has_its_subset(planned):
         planned(["device=auto", "nodes=a,b", "gpus=3"], fleet=fleet)
     with pytest.raises(Refused, match="host a: gpus=best:2: needs the machine's topology"):  # not that of this machine
         planned(["device=auto", "nodes=a", "gpus=best:2"], fleet=fleet_of(a=machine((0, 1, 2))))
+
+
+def test_the_memory_of_the_hosts_counts_and_not_that_of_the_launcher(planned, monkeypatch):
+    monkeypatch.setattr("launch.plan.refusals.free_memory", lambda: 1 << 20)
+    here = machine((0, 1), "cpu")
+    hosts = {"a": 64 << 30, "b": 5 << 30, "c": None}
+    fleet = Fleet(
+        tuple(dataclasses.replace(one, free_memory_bytes=hosts[one.name]) for one in fleet_of(a=here, b=here, c=here))
+    )
+    asked = ["device=cpu", "gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=3G"]
+    for on in ("a", "c", "a+c"):
+        planned([*asked, f"nodes={on}"], fleet=fleet)
+        planned([*asked, f"nodes={on}"])  # nobody was asked how much there is
+    with pytest.raises(Refused, match=r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"):
+        planned([*asked, "nodes=a+b"], fleet=fleet)
 
 
 def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):

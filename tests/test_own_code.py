@@ -88,7 +88,7 @@ from conf import groups
 from conf.options import Refused
 
 
-def refuse(cell, memory_bytes):
+def refuse(cell, room):
     if cell.world_size > 2:
         raise Refused(f"gpus={cell.gpus}: a barrier of three is too much for me")
 '''
@@ -135,7 +135,7 @@ FILES = {
     "src/my_package/barrier/request.py": REQUEST,
     "src/my_package/barrier/section.py": SECTION,
     "src/my_package/models.py": MODEL,
-    "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, memory_bytes): ...\n",
+    "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, room): ...\n",
     "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
     "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 "),
     "conf/benchmark/barrier.yaml": BENCHMARK_YAML,

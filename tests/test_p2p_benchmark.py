@@ -35,7 +35,7 @@ from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differin
 from benchmarks.rank.reporter import Reporter
 from benchmarks.rank.result import Result
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.request import refuse
+from benchmarks.request import Room, refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
 from launch.machine.devices import Device, Machine
@@ -73,14 +73,13 @@ def cell(device, *overrides, gpus=(0, 1)):
 )
 def test_what_cannot_be_measured_is_refused(hydra, device, memory, asked, said):
     with pytest.raises(Refused) as refused:
-        refuse(cell(device, f"benchmark.{asked}"), memory)
+        refuse(cell(device, f"benchmark.{asked}"), Room(memory, 8 << 30))
     assert str(refused.value).startswith(f"benchmark.{said}")
 
 
-def test_without_shared_memory_no_buffer_of_a_cpu_worker_fits(hydra, monkeypatch):
-    monkeypatch.setattr("benchmarks.p2p.request.SHARED_MEMORY_FOLDER", Path("/nowhere"))
-    with pytest.raises(Refused, match=r"the buffers do not fit /nowhere; accepted are at most 0$"):
-        refuse(cell("cpu"), None)
+def test_without_shared_memory_no_buffer_of_a_cpu_worker_fits(hydra):
+    with pytest.raises(Refused, match=r"the buffers do not fit /dev/shm; accepted are at most 0$"):
+        refuse(cell("cpu"), Room(shared_bytes=0))
 
 
 @pytest.mark.parametrize("asked", ["p2p=on", "copy=dma", "direction=both", "format=csv", "iterations=0", "bytes=15"])
@@ -97,8 +96,8 @@ def test_what_peer_access_alone_does_is_refused_without_it(hydra, asked):
 
 def test_the_largest_buffers_that_fit_pass(hydra):
     asked = cell("cuda", f"benchmark.bytes={(22 << 30) // 2}")
-    refuse(asked, 24 << 30)
-    refuse(asked, None)  # the driver did not say
+    refuse(asked, Room(24 << 30))
+    refuse(asked, Room())  # the driver did not say
 
 
 def test_a_pair_without_peer_access_is_refused_before_any_process(hydra, monkeypatch):

@@ -59,7 +59,7 @@ def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkey
 
 
 def test_a_machine_without_shared_memory_measures_what_takes_none(monkeypatch):
-    monkeypatch.setattr("launch.refuse.shared_memory.FOLDER", Path("/nowhere"))
+    monkeypatch.setattr("conf.variables.SHARED_MEMORY_FOLDER", Path("/nowhere"))
     refuse_too_little([make_cell(strategy=strategy_of({"name": "nccl_allreduce"}))])
     with pytest.raises(Refused, match="where 0 MiB are free"):
         refuse_too_little([LITTLE])

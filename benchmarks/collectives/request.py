@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.memory import refuse_too_large
+from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
 
@@ -107,8 +108,8 @@ def sizes(cell: Cell) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU, None where it is unknown.
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell that cannot be measured.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -120,7 +121,7 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     sizes(cell)
     buffers = 1 if placements(cell) == ("in_place",) else 2
     needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
-    refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", memory_bytes)
+    refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)
 
 
 RATE = {"cpu": 0.5e9, "cuda": 100e9}  # bytes a second

@@ -1,7 +1,6 @@
 """What `benchmark=host_link` refuses: buffers that do not fit, or that do not hold a whole number of float32."""
 
-import psutil
-
+from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
 
@@ -21,8 +20,8 @@ def seconds(cell: Cell) -> float:
     return COPIES * int(cell.benchmark["iterations"]) * int(cell.benchmark["bytes"]) / RATE[cell.device]
 
 
-def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell whose buffers do not fit the smallest GPU (`memory_bytes`) or the host, or cannot be summed.
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell whose buffers do not fit the smallest GPU or the host, or cannot be summed.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -30,12 +29,14 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     asked = cell.benchmark["bytes"]
     if asked % ELEMENT_BYTES:
         raise Refused(f"benchmark.bytes={asked}: accepted are multiples of {ELEMENT_BYTES}")
-    most = psutil.virtual_memory().available // (HOST_BUFFERS * cell.world_size)
-    where = "the host's free memory"
-    if cell.device == "cuda" and memory_bytes is not None and memory_bytes // GPU_BUFFERS < most:
-        most, where = memory_bytes // GPU_BUFFERS, "the smallest GPU's memory"
-    if asked > most:
-        raise Refused(
-            f"benchmark.bytes={asked}: the buffers of {cell.world_size} ranks do not fit {where}; accepted are at most "
-            f"{most // ELEMENT_BYTES * ELEMENT_BYTES}"
-        )
+    limits = {}
+    if room.host_bytes is not None:
+        limits["the host's free memory"] = room.host_bytes // (HOST_BUFFERS * cell.world_size)
+    if cell.device == "cuda" and room.gpu_bytes is not None:
+        limits["the smallest GPU's memory"] = room.gpu_bytes // GPU_BUFFERS
+    for where, most in sorted(limits.items(), key=lambda limit: limit[1]):
+        if asked > most:
+            raise Refused(
+                f"benchmark.bytes={asked}: the buffers of {cell.world_size} ranks do not fit {where}; accepted are at most "
+                f"{most // ELEMENT_BYTES * ELEMENT_BYTES}"
+            )

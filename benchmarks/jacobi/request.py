@@ -1,6 +1,7 @@
 """The grid that `benchmark=jacobi` solves, and the requests that it cannot measure. Without torch."""
 
 from benchmarks.memory import refuse_too_large
+from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
 
@@ -27,8 +28,8 @@ def pitch(columns: int, device: str) -> int:
     return -(-columns // unit) * unit
 
 
-def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU, None where it is unknown.
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell that cannot be measured.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -45,4 +46,4 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // cell.world_size) + 2)
     needed = rows * pitch(nx, cell.device) * ELEMENT_BYTES + OWN_BYTES[cell.device]
-    refuse_too_large(cell, needed, f"benchmark.nx={nx} benchmark.ny={ny}", memory_bytes)
+    refuse_too_large(cell, needed, f"benchmark.nx={nx} benchmark.ny={ny}", room)

@@ -1,10 +1,9 @@
 """What `benchmark=p2p` refuses: buffers that do not fit, sizes that are no multiple of 16 bytes, kernels without a GPU."""
 
-import psutil
-
+from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER, free_in
+from conf.variables import SHARED_MEMORY_FOLDER
 
 BUFFERS = 2  # of one GPU or CPU worker: one to send, one that others write into; a worker's second is shared memory
 ROOM_BYTES = 2 << 30  # left free on a GPU, for CUDA itself and to compare what arrived
@@ -23,8 +22,8 @@ def seconds(cell: Cell) -> float:
     return matrices * ranks * ranks * int(options["iterations"]) * int(options["bytes"]) / RATE[cell.device]
 
 
-def refuse(cell: Cell, memory_bytes: int | None) -> None:
-    """Refuse a cell that cannot be measured; `memory_bytes` is that of the smallest GPU.
+def refuse(cell: Cell, room: Room) -> None:
+    """Refuse a cell that cannot be measured.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -36,11 +35,12 @@ def refuse(cell: Cell, memory_bytes: int | None) -> None:
     if cell.device == "cpu" and asked["copy"] == "sm":
         raise Refused("benchmark.copy=sm: needs a GPU; accepted on CPU workers is engine")
     limits = {}
-    if cell.device == "cpu":
-        limits["the host's free memory"] = psutil.virtual_memory().available // (BUFFERS * cell.world_size)
-        limits[str(SHARED_MEMORY_FOLDER)] = (free_in(SHARED_MEMORY_FOLDER) - SHM_ROOM_BYTES) // cell.world_size
-    elif memory_bytes is not None:
-        limits["the smallest GPU's memory"] = (memory_bytes - ROOM_BYTES) // BUFFERS
+    if cell.device == "cuda" and room.gpu_bytes is not None:
+        limits["the smallest GPU's memory"] = (room.gpu_bytes - ROOM_BYTES) // BUFFERS
+    if cell.device == "cpu" and room.host_bytes is not None:
+        limits["the host's free memory"] = room.host_bytes // (BUFFERS * cell.world_size)
+    if cell.device == "cpu" and room.shared_bytes is not None:
+        limits[str(SHARED_MEMORY_FOLDER)] = (room.shared_bytes - SHM_ROOM_BYTES) // cell.world_size
     for where, most in limits.items():
         if asked["bytes"] > most:
             whole = max(0, most // GRAIN_BYTES * GRAIN_BYTES)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
 import torch
 from torch import Tensor
 
 from benchmarks.rank.group import Ranks
+from conf.variables import free_memory
 from trainers.step import Training
 
 ROOM = 2  # times its own size that must be free before a copy is made
@@ -58,5 +58,5 @@ def _tensors(training: Training, whole: bool) -> list[Tensor]:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the bytes that nobody uses, on a GPU or in the host's memory."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    """Return the bytes that nobody uses, on a GPU or in the host's memory; 0 where it is not known."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory() or 0

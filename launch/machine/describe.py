@@ -18,7 +18,7 @@ from benchmarks.record.encoding import encoded
 from benchmarks.record.visible import one_line
 from conf import nccl
 from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER, free_in
+from conf.variables import free_memory, free_shared_memory
 from launch.machine.devices import look, torch_version
 from launch.machine.facts import boot_id, facts, left_out, nccl_configuration, variables
 from launch.machine.limits import too_small
@@ -47,7 +47,8 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
         "boot_id": boot_id(),
         "interfaces": [one.to_dict() for one in interfaces()],
         "infiniband": infiniband(),
-        "shared_memory_bytes": free_in(SHARED_MEMORY_FOLDER),
+        "free_memory_bytes": free_memory(),
+        "shared_memory_bytes": free_shared_memory(),
         "too_small": too_small(),
     }
 

@@ -15,7 +15,7 @@ from launch.machine.devices import Device, Machine
 from launch.machine.facts import facts
 
 # Of a host: other containers come and go, and where it can be reached is tried anew.
-OF_THE_MOMENT = ("boot_id", "interfaces", "shared_memory_bytes")
+OF_THE_MOMENT = ("boot_id", "interfaces", "free_memory_bytes", "shared_memory_bytes")
 LONGEST = 200  # characters of what a host says wrongly
 
 
@@ -33,6 +33,7 @@ class Host:
     boot_id: str  # of its kernel; hosts with the same one are one machine; empty where it has none
     interfaces: tuple[Interface, ...]
     infiniband: list[dict[str, str]]
+    free_memory_bytes: int | None  # None: not known
     shared_memory_bytes: int  # that are free
     too_small: list[str]  # limits of its processes, a sentence each
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import Failure
-from conf.variables import SHARED_MEMORY_FOLDER, control_groups
+from conf.variables import SHARED_MEMORY_FOLDER, control_groups, kernel_count
 
 FULL_BYTES = 64 << 10  # less is no room: a rank's line may be larger
 
@@ -22,7 +22,7 @@ class Shortage:
     @staticmethod
     def watched() -> "Shortage":
         """Return the counts of now."""
-        return Shortage(_count(Path("/proc/vmstat"), "oom_kill"), _pids_refused())
+        return Shortage(kernel_count(Path("/proc/vmstat"), "oom_kill"), _pids_refused())
 
     def explain(self, failure: Failure, folder: Path) -> Failure:
         """Return the failure of a cell with what the machine lacks; one that SIGKILL and a want of memory ended is an `oom`."""
@@ -57,15 +57,5 @@ def _full(folder: Path) -> bool:
 
 def _pids_refused() -> int:
     """Return how often the control group of this process refused a new process or thread; 0 where there is none."""
-    counts = (_count(folder / "pids.events", "max") for folder, _ in control_groups("pids"))
+    counts = (kernel_count(folder / "pids.events", "max") for folder, _ in control_groups("pids"))
     return next(filter(None, counts), 0)
-
-
-def _count(file: Path, name: str) -> int:
-    """Return the number behind a name in a file of the kernel; 0 where it is not there."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text(encoding="ascii").splitlines():
-            word, _, number = line.partition(" ")
-            if word == name:
-                return int(number)
-    return 0

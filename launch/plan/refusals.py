@@ -2,14 +2,15 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from benchmarks.request import refuse
+from benchmarks.request import Room, refuse
 from conf import nccl
 from conf.cell import Cell
 from conf.options import Refused
+from conf.variables import free_memory, free_shared_memory
 from launch.machine.devices import Machine
-from launch.machine.fleet import Fleet
+from launch.machine.fleet import Fleet, Host
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.profilers import Profiler
@@ -81,10 +82,19 @@ def missing_profiler(draft: Draft) -> None:
 
 def benchmark_request(draft: Draft) -> None:
     """Refuse what a benchmark cannot measure: buffers that do not fit the memory, options that exclude each other."""
+    here = Room(draft.machine.memory_bytes, free_memory(), free_shared_memory())
+    unseen = Room(draft.machine.memory_bytes)  # taken to have such GPUs
     for cell in draft.cells:
-        hosts = draft.fleet.some(cell.hosts) if draft.fleet else ()
-        machines = [host.machine for host in hosts] or [draft.machine]
-        refuse(cell, min((one.memory_bytes for one in machines if one.memory_bytes is not None), default=None))
+        if draft.fleet and cell.hosts:
+            refuse(cell, room_on(draft.fleet.some(cell.hosts)))
+        else:
+            refuse(cell, unseen if cell.hosts or draft.is_for_another_machine else here)
+
+
+def room_on(hosts: Iterable[Host]) -> Room:
+    """Return how much memory a cell on some hosts finds."""
+    memory = [(host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes) for host in hosts]
+    return Room(*(min((one for one in of if one is not None), default=None) for of in zip(*memory, strict=True)))
 
 
 def peer_access(draft: Draft) -> None:

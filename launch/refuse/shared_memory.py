@@ -11,7 +11,7 @@ from conf.cell import Cell
 from conf.groups import choice
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
-from conf.variables import free_in
+from conf.variables import free_shared_memory
 from launch.engines.environment import ROOT
 
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
@@ -28,7 +28,7 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, wher
     sharing = [cell for cell in cells if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")]
     if not sharing:
         return
-    free = free_in(FOLDER) if free_bytes is None else free_bytes
+    free = free_shared_memory() if free_bytes is None else free_bytes
     doubtful = [cell for cell in sharing if free < PLENTY_BYTES * (2 * len(cell.gpus) + 2)]
     if not doubtful:
         return
