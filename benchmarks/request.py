@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from conf import groups
 from conf.cell import Cell
+from conf.options import Refused
 from conf.targets import called, locate_without_torch
+from conf.variables import SHARED_MEMORY_FOLDER
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,17 @@ def refuse(cell: Cell, room: Room) -> None:
         locate_without_torch(code["derive"])  # a file of the user is tried before its cell is measured, not after
     if "refuse" in code:
         called(code["refuse"], cell, room)
+
+
+def refuse_too_little_shared(needed_bytes: int, free_bytes: int | None, who: str, instead: str) -> None:
+    """Refuse what needs more shared memory than is free on its host; None: not known. `who` begins the sentence.
+
+    Raises:
+        Refused: says how much is needed and what is free; `instead` needs less.
+    """
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise Refused(
+            f"{who} needs {needed_bytes / 2**20:.1f} MiB of shared memory in {SHARED_MEMORY_FOLDER}, where "
+            f"{free_bytes / 2**20:.1f} MiB are free; accepted is {instead}, or a larger {SHARED_MEMORY_FOLDER} "
+            "(in a container: --shm-size)"
+        )

@@ -218,6 +218,16 @@ def test_a_grid_that_fits_passes(hydra):
     refuse(cell_of(device="cpu"), Room(host_bytes=1 << 30))
 
 
+@pytest.mark.parametrize("exchange, needed", [("host", 4096 + 8 * 4 * 100_000), ("gloo", 0)])
+def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra, exchange, needed):
+    asked = cell_of(f"benchmark.exchange={exchange}", "benchmark.nx=100000", "benchmark.ny=4", device="cpu")
+    refuse(asked, Room(shared_bytes=needed))
+    if needed:
+        said = r"^benchmark.exchange=host benchmark.nx=100000: .* needs 3.1 MiB of shared memory in /dev/shm, where 1.0 MiB are"
+        with pytest.raises(Refused, match=said):
+            refuse(asked, Room(shared_bytes=1 << 20))
+
+
 # Real GPUs.
 
 

@@ -11,7 +11,8 @@ from cells import make_cell, strategy_of
 
 from conf.cell import Network
 from conf.options import Refused
-from launch.refuse.shared_memory import FOLDER, PLENTY_BYTES, refuse_too_little
+from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
+from launch.refuse.shared_memory import PLENTY_BYTES, refuse_too_little
 from trainers import shared_memory
 from trainers.needed_memory import shared_bytes
 
@@ -42,9 +43,9 @@ def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
         refuse_too_little([LITTLE, MUCH], free_bytes=much - 1)  # the smaller one fits
     sentence = str(refused.value)
     assert sentence.startswith(
-        f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.0f} MiB of shared memory in "
+        f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.1f} MiB of shared memory in "
     )
-    assert f"in {FOLDER}, where {(much - 1) / 2**20:.0f} MiB are free" in sentence and "\n" not in sentence
+    assert f"in {FOLDER}, where {(much - 1) / 2**20:.1f} MiB are free" in sentence and "\n" not in sentence
 
 
 def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkeypatch):
@@ -54,14 +55,14 @@ def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     cell = dataclasses.replace(LITTLE, model=Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {}))
     refuse_too_little([cell], free_bytes=100_000)
-    with pytest.raises(Refused, match="needs 0 MiB of shared memory"):
+    with pytest.raises(Refused, match=r"needs 0.0 MiB of shared memory"):
         refuse_too_little([cell], free_bytes=100)
 
 
 def test_a_machine_without_shared_memory_measures_what_takes_none(monkeypatch):
     monkeypatch.setattr("conf.variables.SHARED_MEMORY_FOLDER", Path("/nowhere"))
     refuse_too_little([make_cell(strategy=strategy_of({"name": "nccl_allreduce"}))])
-    with pytest.raises(Refused, match="where 0 MiB are free"):
+    with pytest.raises(Refused, match=r"where 0.0 MiB are free"):
         refuse_too_little([LITTLE])
 
 

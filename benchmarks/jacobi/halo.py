@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.jacobi.grid import Slab
+from benchmarks.jacobi.request import FLAGS_BYTES, shared_bytes
 from benchmarks.rank.group import Ranks
 from trainers.peers import told
 
@@ -94,12 +95,12 @@ class SharedRows:
     def __init__(self, ranks: Ranks, row_bytes: int) -> None:
         """Map rows of `row_bytes`; 0: flags only. Collective."""
         count = 2 * ranks.world_size
-        raw = np.frombuffer(ranks.map_shared(4096 + 2 * count * row_bytes), dtype=np.uint8)
-        assert count * FLAG_BYTES <= 4096
+        raw = np.frombuffer(ranks.map_shared(shared_bytes(ranks.world_size, row_bytes)), dtype=np.uint8)
+        assert count * FLAG_BYTES <= FLAGS_BYTES
         self.size_bytes = len(raw)
         self.address = int(raw.__array_interface__["data"][0])
         self.flags = raw[: count * FLAG_BYTES].view(np.int32).reshape(ranks.world_size, 2)
-        self.rows = torch.from_numpy(raw[4096:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
+        self.rows = torch.from_numpy(raw[FLAGS_BYTES:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
 
     def flag(self, rank: int, side: int) -> int:
         """Return the offset in bytes of a flag, which holds the last iteration whose row a rank has sent to that side."""

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.host.environment import with_absolute_path
+from benchmarks.request import refuse_too_little_shared
 from conf.cell import Cell
 from conf.groups import choice
-from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from conf.variables import free_shared_memory
 from launch.engines.environment import ROOT
 
@@ -44,9 +43,5 @@ def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, wher
     if answer.returncode != 0:
         return  # a model that cannot be built says why when its cell runs
     for cell, needed in zip(doubtful, json.loads(answer.stdout), strict=True):
-        if needed > free:
-            raise Refused(
-                f"{where}strategy={cell.strategy['name']}: {cell.name} needs {needed / 2**20:.0f} MiB of shared memory in "
-                f"{FOLDER}, where {free / 2**20:.0f} MiB are free; accepted is a strategy with less, or a larger {FOLDER} "
-                "(in a container: --shm-size)"
-            )
+        who = f"{where}strategy={cell.strategy['name']}: {cell.name}"
+        refuse_too_little_shared(needed, free, who, "a strategy with less")
