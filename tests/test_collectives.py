@@ -30,6 +30,7 @@ from benchmarks.rank.reporter import Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse
 from benchmarks.timing import alpha_beta, c_calls
+from benchmarks.timing.spin_barrier import SpinBarrier
 from conf.options import Refused
 from conf.resolve import checked, resolve
 
@@ -97,6 +98,11 @@ def test_three_ranks_share_out_whole_multiples_of_sixteen_bytes(forked, name):
     (row,) = run["rows"]
     assert row["bytes"] == (1008 if COLLECTIVES[name].shares else 1024)
     assert all(figure["wrong"] == 0 for _, figure in figures(run))
+
+
+def test_cpu_workers_wait_over_sockets_and_take_no_shared_memory(monkeypatch):
+    monkeypatch.setattr(Ranks, "map_shared", lambda self, size_bytes: pytest.fail("there may be no /dev/shm"))
+    SpinBarrier(Ranks(0, 2, torch.device("cpu")))
 
 
 # Wrong results.

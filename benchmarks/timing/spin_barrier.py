@@ -19,12 +19,12 @@ class SpinBarrier:
     """A barrier that can be passed any number of times."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Map the counters where the ranks are on one host. Collective."""
+        """Map the counters of GPUs on one host. Collective."""
         self._ranks = ranks
         self._passed = 0
         if ranks.several_hosts:
             self._number = torch.zeros(1, device=ranks.device)
-        else:
+        elif ranks.device.type == "cuda":
             self._counters = memoryview(ranks.map_shared(COUNTER_BYTES * ranks.world_size)).cast("q")
 
     def wait(self, settle: Callable[[], object]) -> None:
