@@ -526,6 +526,7 @@ NO_FORECAST = {
     "json.dumps": "json.dumps is no analysis.prediction.strategies.Exchange",
     "json.nowhere": "json.nowhere: cannot be imported (AttributeError",
     "exchanges_of_tests.broken": "its exchange raised ZeroDivisionError: division by zero",
+    "exchanges_of_tests.unsure": "its exchange raised ZeroDivisionError: division by zero",
     "exchanges_of_tests.backwards": "by its exchange a bucket takes -1 ms",
     "exchanges_of_tests.typo": "cannot be imported (ValueError: 'allreduce' is no collective; accepted are all_reduce",
 }
@@ -537,17 +538,18 @@ def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_ot
     typo = 'typo = by_collective("allreduce")' if "typo" in dotted else ""
     broken = "broken = Exchange(lambda question, size, known: [1 / 0])"
     backwards = 'backwards = Exchange(lambda question, size, known: [Timed(exactly(-1.0), "measured")])'
+    unsure = "unsure = Exchange(lambda question, size, known: [], brings_weights=lambda question: 1 / 0)"
     of_tests += "from analysis.prediction.draws import exactly\nfrom analysis.prediction.links.model import Timed\n"
-    (tmp_path / "exchanges_of_tests.py").write_text(f"{of_tests}{broken}\n{backwards}\n{typo}\n")
+    (tmp_path / "exchanges_of_tests.py").write_text(f"{of_tests}{broken}\n{unsure}\n{backwards}\n{typo}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "exchanges_of_tests", raising=False)
     plain, asked = invented(), Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)
-    own = replace(asked, options=(("name", "own"),), exchange=dotted)
+    own = replace(asked, options=(("comm_hook", "fp16"), ("name", "own")), exchange=dotted)
     cell = MeasuredCell(own, ("own",), exactly(60.0), exactly(9.0), exactly(8.0), 0.0, 0.0)
     mixed = replace(plain, cells=(*plain.cells, cell))
     with pytest.raises(ValueError, match=re.escape(NO_FORECAST[dotted])):
         forecast(mixed, own)
-    if dotted not in ("exchanges_of_tests.broken", "exchanges_of_tests.backwards"):  # these show when they are asked
+    if not dotted.endswith((".broken", ".unsure", ".backwards")):  # these show when they are asked
         with pytest.raises(ValueError, match=re.escape(NO_FORECAST[dotted])):
             refuse_unknown_names(["own"], [asked, own])
     assert forecast(mixed, replace(asked, batch_size=128)).step_ms == pytest.approx(

@@ -1,5 +1,6 @@
 """What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
 
+import contextlib
 import functools
 import math
 import statistics
@@ -168,7 +169,9 @@ def _curves(records: Iterable[Record]) -> list[TimeCurve]:
 def _both_ways(record: Record) -> float:
     """Return the mean of what went there and came back of a bucket in a record, as a share of what went there."""
     question = question_of(record.cell, workload_of(request_of(record.cell), record.model))
-    return (1 + strategies.as_in_a_step(question).back) / 2
+    with contextlib.suppress(ValueError):  # the user's own exchange; the forecast of such a cell says it
+        question = strategies.as_in_a_step(question)
+    return (1 + question.back) / 2
 
 
 def _are_collectives(operation: str) -> bool:

@@ -7,7 +7,7 @@ made in a module of his own, without torch.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.prediction.cells import Question
@@ -179,11 +179,27 @@ def occupies(question: Question) -> bool:
     return exchange.occupies and exchange.during_backward and (question.shares_gpu or not exchange.gpu_servers)
 
 
+@contextlib.contextmanager
+def _told(question: Question) -> Iterator[None]:
+    """Say in one sentence what the user's own exchange raises. Raises ValueError."""
+    try:
+        yield
+    except ValueError:  # NoLink too
+        raise
+    except Exception as error:
+        said = f"its exchange raised {type(error).__name__}: {error}"
+        raise ValueError(f"strategy {question.strategy!r}: {said}") from error
+
+
 def as_in_a_step(question: Question) -> Question:
-    """Return a question with what comes back in a step: twice the bytes where weights answer halved gradients."""
-    return (
-        replace(question, back=2.0) if question.halves and exchange_of(question).brings_weights(question) else question
-    )
+    """Return a question with what comes back in a step: twice the bytes where weights answer halved gradients.
+
+    Raises ValueError whatever the user's own code raises.
+    """
+    if not question.halves:
+        return question
+    with _told(question):
+        return replace(question, back=2.0) if exchange_of(question).brings_weights(question) else question
 
 
 def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -> BucketTimes:
@@ -194,17 +210,12 @@ def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -
     refuse_unknown(question)
     if question.ranks < 2:
         return BucketTimes([exactly(0.0) for _ in buckets], exactly(0.0), {MEASURED})
-    try:
+    with _told(question):
         of = exchange_of(question)
         found = {size: (of.times(question, size, known), of.after(question, size, known)) for size in set(buckets)}
         during = [sum((one.ms for one in found[size][0]), exactly(0.0)) for size in buckets]
         after = sum((one.ms for size in buckets for one in found[size][1]), exactly(0.0))
         sources = {one.source for both in found.values() for several in both for one in several}
-    except ValueError:
-        raise
-    except Exception as error:
-        said = f"its exchange raised {type(error).__name__}: {error}"
-        raise ValueError(f"strategy {question.strategy!r}: {said}") from error
     if wrong := [ms for ms in map(best, (*during, after)) if not 0 <= ms < math.inf]:
         raise ValueError(f"strategy {question.strategy!r}: by its exchange a bucket takes {wrong[0]:g} ms")
     return BucketTimes(during, after, sources)
