@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from traces import LOC, NVL, REDUCE, make_export, two_ranks
+from traces import GLOO, LOC, NVL, REDUCE, make_export, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
@@ -31,6 +31,13 @@ def test_tables(capsys):
     out = capsys.readouterr().out
     for words in ("rank 1 came last in 27 of 33 collectives", "2895.1", "AllGather", "[CUDA memset]", "86,921,997"):
         assert words in out
+
+
+def test_ranks_on_the_host_are_under_no_gpu(capsys):
+    for source, where, absent in ((NVL, "GPU 1", "the host"), (GLOO, "the host", "GPU")):
+        assert main(["trace", str(source)]) == 0
+        ranks = capsys.readouterr().out.partition("collectives per rank")[0]
+        assert "ran on" in ranks and where in ranks and absent not in ranks
 
 
 def test_comparison_is_the_dlprof_table(capsys):

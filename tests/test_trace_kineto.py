@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import pytest
+from traces import GLOO
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
@@ -18,7 +19,6 @@ from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.summary import summarize
 
-GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"
 H200 = Path(__file__).parent / "data" / "kineto_h200_x2"
 BASE_NS = 1_790_857_026_000_000_000
 

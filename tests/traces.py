@@ -7,6 +7,7 @@ from pathlib import Path
 MS = 1_000_000
 KERNEL_COLUMNS = "start, end, deviceId, streamId, correlationId, globalPid, demangledName, shortName"
 NVL, LOC = (Path(__file__).parent / "data" / f"nsys_h200_x2_p2p_level_{level}.sqlite.gz" for level in ("NVL", "LOC"))
+GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"  # two ranks on the host, by torch.profiler
 
 
 def process(pid):

@@ -112,7 +112,7 @@ def _compare(arguments: argparse.Namespace, first: TraceSummary) -> int:
 
 
 def _print(summary: TraceSummary, out: SafeConsole) -> None:
-    ranks = _table(f"ranks ({summary.source})", "rank", "GPU", *_RANK_HEADINGS)
+    ranks = _table(f"ranks ({summary.source})", "rank", "ran on", *_RANK_HEADINGS)
     calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
     copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")
     for one in summary.ranks:
@@ -120,7 +120,7 @@ def _print(summary: TraceSummary, out: SafeConsole) -> None:
         steps = one.steps
         per_step = (steps.median_ms, steps.exposed_ms, steps.exposed_in_gaps_ms) if steps else (None, None, None)
         times = _numbers(3, one.comm_ms, one.exposed_ms, one.overlapped_ms, one.wait_ms, one.compute_ms)
-        device = "host" if one.device is None else str(one.device)
+        device = "the host" if one.device is None else f"GPU {one.device}"
         ranks.add_row(str(one.rank), device, *times, _number(idle, 1), _number(one.gap_us, 2), *_numbers(3, *per_step))
         for call in one.nccl:
             typical = _numbers(1, call.avg_us, call.median_us)
@@ -195,7 +195,7 @@ def _cells(change: Change | None) -> list[str]:
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=escape(title), title_justify="left")
     for heading in headings:
-        text = heading in ("collective", "copies", "quantity", "rank", "GPU")
+        text = heading in ("collective", "copies", "quantity", "rank", "ran on")
         table.add_column(heading, justify="left" if text else "right")
     return table
 
