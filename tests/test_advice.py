@@ -12,15 +12,25 @@ from omegaconf import OmegaConf
 from scipy.stats import norm
 
 from analysis.__main__ import main
+from analysis.commands.predicted.advice import print_advice
 from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.beliefs import Beliefs
-from analysis.prediction.advice.options import farthest, options, subsets
+from analysis.prediction.advice.options import (
+    advised_machine,
+    farthest,
+    machine_gpus,
+    options,
+    subsets,
+    topology_of,
+)
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.forecast import forecast
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.scatter import STEP, RunScatter
 from analysis.topology.source import load_topology
+from benchmarks.record import write
+from benchmarks.record.cell_folder import CellFolder
 from conf import schema
 from conf.command_line import normalise
 from launch.plan.plan import Request, plan
@@ -128,6 +138,46 @@ def test_subsets_that_are_alike_to_a_forecast_stand_for_each_other():
     assert len(members["resnet50"]) == 6 and members["resnet50 compile"] == [(0, 1), (0, 2)]
 
 
+def of_two_machines():
+    """Cells on a machine of four GPUs, and fewer and newer ones on another host whose eight GPUs have other links."""
+    here = open_study(WATERFALL).records
+    text = (DATA / "topo_dgx1_v100.txt").read_text()
+    later = max(one.started_at for one in here) + 1
+    there = [
+        replace(one, started_at=later, environment=one.environment | {"host": "other", "topology": text})
+        for one in here
+        if one.cell.world_size == 4
+    ]
+    return Study.of([*here, *there])
+
+
+def test_an_advice_is_for_the_machine_of_most_cells(capsys):
+    """Its topology was that of the newest record, whatever machine that was of."""
+    study = of_two_machines()
+    calibration = calibrate(study)
+    machine = advised_machine(calibration)
+    topology = topology_of(study, machine)
+    assert machine == "vm" and topology.gpus == (0, 1, 2, 3)
+    assert topology_of(study, "other").gpus == (0, 1, 2, 3, 4, 5, 6, 7) and topology_of(study, "nowhere") is None
+    assert machine_gpus(calibration, None, machine) == (0, 1, 2, 3)
+    with pytest.raises(
+        ValueError, match="--gpus 5: vm, where most cells of the study ran, has 4 GPUs; accepted are 1 to"
+    ):
+        subsets(calibration, topology, 5, machine)
+    assert len(subsets(calibration, topology, 2, machine)) == 6, "all four ran alone here"
+    assert len(subsets(calibration, load_topology(H200), 2, "other")) == 1, "and none there"
+    made = options(calibration, [((0, 1, 2, 3), "NV18")], [{}], None, None, 4, machine)
+    advice = advise(calibration, next(iter(made.values())), KnownScores(calibration))
+    print_advice(study, advice, KnownScores(calibration))
+    assert "the study has cells of 2 machines: this is for vm, where most of them ran" in capsys.readouterr().out
+
+
+def test_gpus_that_no_record_names_are_refused():
+    study = open_study(DATA / "h200_net" / "waterfall")
+    with pytest.raises(ValueError, match=r"--gpus 1: no record of .+ names its GPUs; accepted are subsets, as 0\+1"):
+        subsets(calibrate(study), None, 1)
+
+
 def planned(*typed: str):
     schema.register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -195,6 +245,16 @@ def test_gpus_without_a_forecast_are_those_of_the_best_links(tmp_path):
 def test_placement_on_one_machine_is_not_advised_by_a_study_of_another(capsys):
     assert main(["place", "--gpus", "2", "--topology", DGX1, "--study", str(WATERFALL)]) == 2
     assert "other GPUs or links than this topology has" in capsys.readouterr().err
+
+
+def test_placement_is_by_the_machine_of_a_study_that_has_this_topology(tmp_path, capsys):
+    for record in of_two_machines().records:
+        name = f"{record.record_id}-{record.environment['host']}"
+        (tmp_path / "several" / name).mkdir(parents=True)
+        write(CellFolder(tmp_path / "several" / name), record)
+    for topology, machine in ((H200, "GPUs 2,3 are"), (DGX1, "GPUs 0,3 are")):
+        assert main(["place", "--gpus", "2", "--topology", topology, "--study", str(tmp_path / "several")]) == 0
+        assert f"By forecasts of resnet50: {machine}" in capsys.readouterr().out
 
 
 def test_placement_says_what_forecasts_put_first(capsys):

@@ -10,12 +10,19 @@ from rich.table import Table
 
 from analysis.console import console
 from analysis.errors import UnreadableInput
-from analysis.findings.study import open_study
+from analysis.findings.study import Study, open_study
 from analysis.foreign import read_text
 from analysis.prediction.advice.advice import advise
-from analysis.prediction.advice.options import farthest, machine_gpus, options, subsets, topology_of
+from analysis.prediction.advice.options import (
+    advised_machine,
+    farthest,
+    machine_gpus,
+    options,
+    subsets,
+    topology_of,
+)
 from analysis.prediction.advice.placement import why_first
-from analysis.prediction.calibration import calibrate
+from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
 from analysis.topology.link_classes import describe_counts
 from analysis.topology.model import Topology
@@ -68,14 +75,16 @@ def run(arguments: argparse.Namespace) -> int:
 def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[dict[str, Any]]:
     """Return what a study's forecasts put first for each model, with its most frequent strategy. Raises OSError, ValueError."""
     study = open_study(folder)
-    calibration, own = calibrate(study), topology_of(study)
-    if topology is not None and own is not None and (topology.gpus, topology.links) != (own.gpus, own.links):
-        raise ValueError(f"--study {folder}: was measured on a machine with other GPUs or links than this topology has")
-    topology = topology or own
-    placed = [(one, farthest(topology, one)) for one in subsets(calibration, topology, count)]
+    calibration = calibrate(study)
+    machine = advised_machine(calibration)
+    if topology is None:
+        topology = topology_of(study, machine)
+    else:
+        machine = _machine_with(topology, study, calibration, machine)
+    placed = [(one, farthest(topology, one)) for one in subsets(calibration, topology, count, machine)]
     several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
     usual = [statistics.mode(several)] if several else None
-    found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology)))
+    found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology, machine)), machine)
     known = KnownScores(calibration)
     said: list[dict[str, Any]] = []
     for workload, of_model in found.items():
@@ -88,6 +97,18 @@ def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[di
         why = f"{','.join(map(str, gpus))} are {why_first(advice, len(calibration.cells))}"
         said.append({"model": str(workload), "gpus": gpus, "images_per_second": advice.first.rate, "why": why})
     return said
+
+
+def _machine_with(topology: Topology, study: Study, calibration: Calibrated, usual: str) -> str:
+    """Return the machine of a study that has a topology, the usual one first; it where no record has any. Raises ValueError."""
+    others = (one.question.machine for one in calibration.cells if one.timed and one.question.hosts == 1)
+    known = {one: own for one in dict.fromkeys([usual, *others]) if (own := topology_of(study, one))}
+    alike = [one for one, own in known.items() if (own.gpus, own.links) == (topology.gpus, topology.links)]
+    if known and not alike:
+        raise ValueError(
+            f"--study {study.folder}: was measured on a machine with other GPUs or links than this topology has"
+        )
+    return alike[0] if alike else usual
 
 
 def to_json(placement: Placement) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from analysis.prediction.asked import (
     Subset,
     add_arguments,
     gpus_here,
+    machine_of,
     questions,
     read_batches,
     read_nccl,
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     gpus_of_host = arguments.per_node
     if arguments.per_node is None and subsets:
         _refuse_absent(arguments.gpus, subsets, study, calibration)
-        gpus_of_host = len(gpus_here(study, calibration))
+        gpus_of_host = len(gpus_here(study, machine_of(calibration)))
     asked = questions(
         calibration,
         subsets,

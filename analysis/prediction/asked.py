@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.errors import UnreadableInput
@@ -74,26 +74,33 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     return found
 
 
-def gpus_here(study: Study, calibration: Calibrated) -> set[int]:
-    """Return the ids of the GPUs of the machine that most cells ran on."""
-    machine = machine_of(calibration)
+def gpus_here(study: Study, machine: str) -> set[int]:
+    """Return the ids of the GPUs of a machine."""
     here = [one for one in study.runs if one.provenance.get("machine", "") == machine]
     device = statistics.mode(one.cell.device for one in here)
     return _ids([record for one in here for record in one.records if one.cell.device == device])
 
 
-def refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
-    """Refuse subsets of --gpus with a GPU that the machine of most cells does not have. Raises ValueError."""
-    known = gpus_here(study, calibration)
+def refuse_absent(
+    text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated, machine: str = ""
+) -> None:
+    """Refuse subsets of --gpus with a GPU that a machine does not have; '': that of most cells. Raises ValueError."""
+    machine = machine or machine_of(calibration)
+    known = gpus_here(study, machine)
     missing = [gpu for one in subsets for gpu in one.members if gpu not in known]
     if not missing:
         return
-    several = len({one.provenance.get("machine", "") for one in study.runs}) > 1
-    where = f"{machine_of(calibration)}, where most cells of the study ran," if several else "the machine of the study"
+    where = worded_machine(machine, (one.provenance.get("machine", "") for one in study.runs))
     raise ValueError(
         f"--gpus {text!r}: {where} has no {calibration.unit} {missing[0]}; "
         f"accepted are {', '.join(map(str, sorted(known)))}"
     )
+
+
+def worded_machine(machine: str, machines: Iterable[str]) -> str:
+    """Return what a sentence calls the machine of most cells: its name, where the study has several."""
+    several = len({*machines}) > 1
+    return f"{machine}, where most cells of the study ran," if several else "the machine of the study"
 
 
 def machine_of(calibration: Calibrated) -> str:

@@ -26,7 +26,7 @@ def to_json(study: Study, advice: Advice, known: KnownScores) -> dict[str, Any]:
     """Return the advice of one model."""
     first = advice.first.option.question
     return {
-        "model": str(first.workload), "level": LEVEL, "held_out": len(known.of(first)),
+        "model": str(first.workload), "machine": first.machine, "level": LEVEL, "held_out": len(known.of(first)),
         "cells": [_cell(one) for one in advice.ranked],
         "loss_images_per_second": advice.loss,
         "worth_measuring": [
@@ -68,7 +68,7 @@ def print_advice(study: Study, advice: Advice, known: KnownScores) -> None:
     for why, option in {why: option for option, why in reversed(advice.refused)}.items():
         out.print(f"Not ranked: {escape(why)}:", soft_wrap=True)
         out.print(f"  {escape(command(study, option, 0))}", soft_wrap=True, highlight=False)
-    print_notes(list(_notes(advice, known)))
+    print_notes([*_machine_note(study, advice), *_notes(advice, known)])
 
 
 def _table(advice: Advice) -> Table:
@@ -142,6 +142,13 @@ def sentences(advice: Advice) -> list[str]:
         few = "No single cell would narrow the choice by a tenth." if share > WORTH else ""
         lines.append(few or "No further cell is worth measuring for this choice.")
     return lines
+
+
+def _machine_note(study: Study, advice: Advice) -> list[str]:
+    machines = {one.provenance.get("machine", "") for one in study.runs}
+    machine = advice.first.option.question.machine
+    said = f"the study has cells of {len(machines)} machines: this is for {machine}, where most of them ran"
+    return [said] if len(machines) > 1 else []
 
 
 def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:

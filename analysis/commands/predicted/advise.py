@@ -16,6 +16,7 @@ from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import Advice, advise
 from analysis.prediction.advice.options import (
     Settings,
+    advised_machine,
     farthest,
     machine_gpus,
     options,
@@ -26,7 +27,6 @@ from analysis.prediction.advice.options import (
 from analysis.prediction.asked import add_arguments, read_batches, read_nccl, read_spread, read_subsets, refuse_absent
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
-from analysis.topology.model import Topology
 
 UNTOUCHED = "default"  # of --nccl: no setting at all
 
@@ -50,15 +50,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the advice for each model of the study. Raises OSError, ValueError."""
     study = open_study(Path(arguments.study))
-    calibration, topology = calibrate(study), topology_of(study)
+    calibration = calibrate(study)
+    machine = advised_machine(calibration)
+    topology = topology_of(study, machine)
     known = KnownScores(calibration)
     found = options(
         calibration,
-        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, study, calibration, topology)],
+        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, study, calibration, machine)],
         [_settings(text) for text in arguments.nccl] if arguments.nccl else studied_settings(study),
         None if arguments.strategy is None else arguments.strategy.split(","),
         None if arguments.batch is None else read_batches(arguments.batch),
-        len(machine_gpus(calibration, topology)),
+        len(machine_gpus(calibration, topology, machine)),
+        machine,
         None if arguments.gpu_spread is None else read_spread(arguments.gpu_spread),
     )
     made: list[Advice] = []
@@ -81,14 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _subsets(
-    text: str, study: Study, calibration: Calibrated, topology: Topology | None
-) -> Sequence[tuple[Member, ...]]:
+def _subsets(text: str, study: Study, calibration: Calibrated, machine: str) -> Sequence[tuple[Member, ...]]:
     """Return the subsets to choose from. Raises ValueError."""
     if text.isascii() and text.isdigit() and len(text) < 8:
-        return subsets(calibration, topology, int(text))
+        return subsets(calibration, topology_of(study, machine), int(text), machine)
     chosen = read_subsets(text, None)
-    refuse_absent(text, chosen, study, calibration)
+    refuse_absent(text, chosen, study, calibration, machine)
     if len({one.gpus for one in chosen}) > 1:
         raise ValueError(f"--gpus {text!r}: accepted are subsets of one size, so that their rates can be compared")
     return [one.members for one in chosen]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from analysis.errors import UnreadableInput
 from analysis.findings.model import Member
 from analysis.findings.study import Study
-from analysis.prediction.asked import like
+from analysis.prediction.asked import like, worded_machine
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question, Workload
 from analysis.prediction.links.wires import asked_wire
@@ -32,9 +32,19 @@ class Candidate:
     links: str | None = None
 
 
-def topology_of(study: Study) -> Topology | None:
-    """Return the topology that the newest record of a study has; None where none has one."""
+def advised_machine(calibration: Calibrated) -> str:
+    """Return the machine that an advice is for: that of most cells of one host with a step time. Raises ValueError."""
+    timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
+    if not timed:
+        raise ValueError("no cell of one host has a step time; advice is on the GPUs of one host")
+    return statistics.mode(one.question.machine for one in timed)
+
+
+def topology_of(study: Study, machine: str) -> Topology | None:
+    """Return the topology that the newest record of a machine has; None where none of its records has one."""
     for record in reversed(study.records):
+        if study.single(record).provenance.get("machine", "") != machine:
+            continue
         text = record.environment.get("topology")
         if isinstance(text, str) and text:
             try:
@@ -44,25 +54,35 @@ def topology_of(study: Study) -> Topology | None:
     return None
 
 
-def machine_gpus(calibration: Calibrated, topology: Topology | None) -> tuple[int, ...]:
-    """Return the GPUs of the machine; without a topology those of its cells."""
-    seen = {member for one in calibration.cells for member in one.question.members if isinstance(member, int)}
+def machine_gpus(calibration: Calibrated, topology: Topology | None, machine: str) -> tuple[int, ...]:
+    """Return the GPUs of a machine; without a topology those of its cells."""
+    here = [one.question for one in calibration.cells if one.question.machine == machine]
+    seen = {member for one in here for member in one.members if isinstance(member, int)}
     return topology.gpus if topology else tuple(sorted(seen))
 
 
-def subsets(calibration: Calibrated, topology: Topology | None, count: int) -> list[tuple[Member, ...]]:
+def subsets(
+    calibration: Calibrated, topology: Topology | None, count: int, machine: str = ""
+) -> list[tuple[Member, ...]]:
     """Return the subsets of `count` GPUs that a forecast may tell apart, that of the best links first.
 
     Those are subsets whose members all ran alone, or that ran together, and one subset of each kind of wiring.
-    Raises ValueError where the machine has fewer GPUs.
+    Without `machine` it is that of most cells. Raises ValueError where the machine has fewer GPUs.
     """
-    everyone = machine_gpus(calibration, topology)
+    machine = machine or advised_machine(calibration)
+    everyone = machine_gpus(calibration, topology, machine)
+    where = worded_machine(machine, (one.question.machine for one in calibration.cells))
+    if not everyone:
+        raise ValueError(
+            f"--gpus {count}: no record of {where} names its {calibration.unit}s; accepted are subsets, as 0+1"
+        )
     if not 1 <= count <= len(everyone):
         raise ValueError(
-            f"--gpus {count}: the machine of the study has {len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
+            f"--gpus {count}: {where} has {len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
         )
-    alone = {one.question.members[0] for one in calibration.cells if one.timed and len(one.question.members) == 1}
-    together = {frozenset(one.question.members) for one in calibration.cells if one.timed}
+    here = [one.question.members for one in calibration.cells if one.timed and one.question.machine == machine]
+    alone = {members[0] for members in here if len(members) == 1}
+    together = {frozenset(members) for members in here}
     known: list[tuple[int, ...]] = []
     of_all = math.comb(len(everyone), count)
     if of_all <= MOST_SUBSETS:
@@ -88,19 +108,19 @@ def options(
     strategies: Sequence[str] | None,
     batches: Sequence[int] | None,
     gpus: int,
+    machine: str = "",
     gpu_spread: float | None = None,
 ) -> dict[Workload, list[Candidate]]:
     """Return every combination for each workload; `placed`: subsets with the farthest link between their GPUs.
 
     `gpus` is the number of GPUs of the machine: where none is left, servers of weights on GPUs share those of the ranks.
     Settings that choose the same wire count once, and those that do not reach a strategy not at all. Without `strategies` it is
-    every strategy with every option that the study has, without `batches` the most frequent one. Raises ValueError.
+    every strategy with every option that the study has, without `batches` the most frequent one, without `machine` that of most
+    cells. Raises ValueError.
     """
+    machine = machine or advised_machine(calibration)
     refuse_unknown_names(strategies or (), [one.question for one in calibration.cells])
     timed = [one for one in calibration.cells if one.timed and one.question.hosts == 1]
-    if not timed:
-        raise ValueError("no cell of one host has a step time; advice is on the GPUs of one host")
-    machine = statistics.mode(one.question.machine for one in timed)
     found: dict[Workload, list[Candidate]] = {}
     for workload in dict.fromkeys(one.question.workload for one in timed):
         here = [one for one in timed if one.question.workload == workload]

@@ -31,7 +31,7 @@ def placement(
     if not machines:
         raise ValueError("the cells of the study are of another machine")
     made = []
-    for members in subsets(calibration, topology, size):
+    for members in subsets(calibration, topology, size, min(machines)):
         cell, links = cell_on(tuple(one for one in members if isinstance(one, int))), farthest(topology, members)
         question = question_of(cell, workload_here(calibration, cell), links, min(machines))
         made.append(Candidate(question, tuple(sorted(cell.nccl.items())), links))
