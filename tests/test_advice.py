@@ -112,6 +112,31 @@ def test_a_choice_between_cells_that_are_hardly_known_loses_no_more_than_they_gi
     made = options(calibration, [((0, 3), "NV18")], [{}, {"NCCL_P2P_LEVEL": "LOC"}], None, None, 4)
     found = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     assert 0 < found.loss < found.first.rate and found.next_cells
+    assert all(one.bounded and one.rate < one.high <= 2.001 * one.rate for one in found.ranked), (
+        "it was 20 times the rate"
+    )
+
+
+class FarOff(KnownScores):
+    """Held-out cells whose forecasts were off by a thousand deviations."""
+
+    def of(self, question):
+        return [1e3] * 12
+
+
+def test_no_upper_end_is_above_the_rate_of_compute_alone(capsys):
+    """Two H200s alone: 54.25 to 54.33 ms. An exchange of which nothing is known cannot make them faster."""
+    study = open_study(WATERFALL)
+    calibration = calibrate(study)
+    made = options(calibration, [((1, 3), "NV18")], [{}], ["nccl_allreduce"], None, 4)
+    known = FarOff(calibration)
+    advice = advise(calibration, next(iter(made.values())), known)
+    assert advice.first.bounded and advice.first.low < 0.5 * advice.first.rate
+    assert advice.first.high == pytest.approx(2 * 256e3 / 54.286, rel=0.006) and advice.first.high > advice.first.rate
+    print_advice(study, advice, known)
+    assert "no upper end is above that of the same GPUs without any exchange" in capsys.readouterr().out
+    sure = advise(calibration, next(iter(made.values())), KnownScores(calibration))
+    assert not sure.first.bounded
 
 
 def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps():

@@ -41,6 +41,7 @@ def to_json(study: Study, advice: Advice, known: KnownScores) -> dict[str, Any]:
 
 def _cell(one: RankedCell) -> dict[str, Any]:
     said = {"images_per_second": one.rate, "low": one.low, "high": one.high, "runs": one.runs}
+    said |= {"high_is_bounded": one.bounded}
     chances = {"chance_to_be_fastest": one.fastest, "as_fast_as_the_first": one.as_fast}
     return {**_asked(one.option), **said, **chances}
 
@@ -158,6 +159,11 @@ def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
         notes.append("with an asynchronous strategy ranks do not wait for each other: it trains with older weights")
     if any(_has_own_gpu(one) for one in shown):
         notes.append("a server has a GPU of its own beside those of the ranks")
+    if any(one.bounded for one in shown):
+        of_compute = (
+            f"that of the same {advice.first.option.question.unit}s without any exchange, as measured with its scatter"
+        )
+        notes.append(f"no upper end is above {of_compute}, nor above twice the rate of its cell")
     least = min(len(known.of(one.option.question)) for one in advice.ranked)
     if least < FEWEST_HELD_OUT:
         notes.append(f"not enough to state an error: {least} cells could be held out, {FEWEST_HELD_OUT} are needed")

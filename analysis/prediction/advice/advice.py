@@ -1,7 +1,8 @@
 """Rank cells that could be run by their images per second, and say which of them are worth measuring before one is chosen.
 
 A cell that was measured counts by its runs, another by its forecast. What the next run may differ by is left out: the choice is
-between means. Draws of forecasts are widened as their intervals are.
+between means. Draws of forecasts are widened as their intervals are. Neither they nor the ends of intervals are above the rate
+of the same GPUs without any exchange, whose step was measured and may be shorter by its scatter, nor above MOST_RATE of the best.
 """
 
 import math
@@ -19,7 +20,7 @@ from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, deviation, exactly
 from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of
 from analysis.prediction.holdout import KnownScores
-from analysis.prediction.parts.base import LEAST_STEP
+from analysis.prediction.parts.base import base
 from analysis.prediction.parts.nearest import rate_share
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
@@ -39,6 +40,7 @@ class RankedCell:
     runs: int  # that were measured; 0: it is a forecast
     fastest: float = 0.0  # the chance that no other cell is faster
     as_fast_as_first: float = 0.0  # the chance to be as fast as the first, or faster
+    bounded: bool = False  # the upper end of its interval is that of compute alone, or MOST_RATE of its rate
 
     @property
     def as_fast(self) -> bool:
@@ -111,26 +113,29 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
         steps = sum((one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)) / len(measured)
         step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
         images = step * fmean(one.images_per_second for one in measured) or images  # the rate of the report
-        return RankedCell(option, images / step, *_rates(images, step, half), runs), _drawn_rates(images, steps)
+        least = _shortest_ms(calibration, question, step, base(calibration, question).values)
+        low, high = images / (step + half), images / max(step - half, least)
+        cell = RankedCell(option, images / step, low, high, runs, bounded=step - half < least)
+        return cell, images / np.maximum(steps, least)
     made, scores = assemble(calibration, question), known.of(question)
     enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
     factor = conformal(scores) if enough else OF_NORMAL
     step = best(made.steps())
     half = factor * growth * deviation(made.steps())
-    low, high = _rates(images, step, half) if enough else (None, None)
+    least = _shortest_ms(calibration, question, step, made.bare.values)
+    low, high = (images / (step + half), images / max(step - half, least)) if enough else (None, None)
     steps = made.steps(next_run=False)
-    steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), LEAST_STEP * step)
-    return RankedCell(option, images / step, low, high, 0), _drawn_rates(images, steps)
+    steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), least)
+    return RankedCell(option, images / step, low, high, 0, bounded=enough and step - half < least), images / steps
 
 
-def _drawn_rates(images: float, steps: Values) -> Values:
-    """Return draws of the rate of a step. Where a step is hardly known none is above MOST_RATE of the best value."""
-    return np.asarray(np.clip(images / steps, 0.0, MOST_RATE * images / best(steps)))
+def _shortest_ms(calibration: Calibrated, question: Question, step_ms: float, bare: Values) -> float:
+    """Return the shortest step that is believed in: that without any exchange, less its scatter (OF_NORMAL, 90 %).
 
-
-def _rates(images: float, step_ms: float, half_ms: float) -> tuple[float | None, float | None]:
-    """Return the rates at the ends of an interval of the step."""
-    return images / (step_ms + half_ms), images / max(step_ms - half_ms, LEAST_STEP * step_ms)
+    It is at least the step ÷ MOST_RATE, and at most the step.
+    """
+    scatter = math.hypot(deviation(bare), between_runs_ms(calibration, question))
+    return min(max(best(bare) - OF_NORMAL * scatter, step_ms / MOST_RATE), step_ms)
 
 
 def same_cell(one: Question, other: Question) -> bool:
