@@ -114,8 +114,8 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
         step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
         images = step * fmean(one.images_per_second for one in measured) or images  # the rate of the report
         least = _shortest_ms(calibration, question, step, base(calibration, question).values)
-        low, high = images / (step + half), images / max(step - half, least)
-        cell = RankedCell(option, images / step, low, high, runs, bounded=step - half < least)
+        ends = images / (step + half), images / max(step - half, least)
+        cell = RankedCell(option, images / step, *ends, runs, bounded=step - half < least)
         return cell, images / np.maximum(steps, least)
     made, scores = assemble(calibration, question), known.of(question)
     enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
