@@ -164,7 +164,12 @@ def between_runs_ms(calibration: Calibrated, question: Question) -> float:
 
 
 def _launch_ms(calibration: Calibrated, question: Question) -> float:
-    """Return the time that the host needs to enqueue a step: no step is shorter; 0 where it was not measured."""
+    """Return the time that the host needs to enqueue a step: no step is shorter; 0 where it was not measured.
+
+    A CPU worker enqueues nothing: there it is the lead-in itself, which is longer than other steps, and of another batch.
+    """
+    if question.unit != "GPU":
+        return 0.0
     found = [
         one.launch_ms
         for one in calibration.cells
