@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from records import make_record
 from scipy.stats import norm
 
 from analysis.__main__ import main
@@ -201,6 +202,68 @@ def test_gpus_that_no_record_names_are_refused():
     study = open_study(DATA / "h200_net" / "waterfall")
     with pytest.raises(ValueError, match=r"--gpus 1: no record of .+ names its GPUs; accepted are subsets, as 0\+1"):
         subsets(calibrate(study), None, 1)
+
+
+def alone_on_the_cpu(folder, strategy="nccl_allreduce"):
+    """A folder of cells of one CPU worker, one for each of two batch sizes, each twice."""
+    options = {"name": strategy} | ({"bucket_cap_mb": 25.0, "comm_hook": "none"} if strategy != "none" else {})
+    for number, (batch, step) in enumerate([(8, 10.0), (16, 16.0), (8, 10.2), (16, 16.4)]):
+        made = make_record(record_id=f"{number:032x}", started_at=1000.0 + number, failure=None, environment={})
+        cell = replace(
+            made.cell, gpus=(0,), nccl={}, device="cpu", strategy=options, batch_size=batch, repeat=number // 2
+        )
+        metrics = {"step/ms_median": step, "step/ms_p95": step, "throughput/images_per_second": batch * 1e3 / step}
+        if strategy != "none":
+            metrics["strategy/cost_ms"] = 0.2
+        place = folder / cell.folder
+        place.mkdir(parents=True)
+        write(CellFolder(place), replace(made, cell=cell, cell_key=cell.key, metrics=metrics, tables={}))
+    return folder
+
+
+def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tmp_path, capsys):
+    """Nothing there waits for others or has a wire, and no cell can be held out."""
+    study = alone_on_the_cpu(tmp_path / "alone")
+    assert main(["advise", str(study), "--gpus", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "First is nccl_allreduce on CPU worker 0 with batch 16: 988 images/s, measured." in said
+    assert "held out" not in said and "asynchronous" not in said
+    assert main(["predict", str(study), "--gpus", "0", "--batch", "32"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "gpus 0 " in said and "direct" not in said and "γ" not in said and "links" not in said
+    assert "no error is claimed: cells of one CPU worker, or without an exchange, are not held out" in said
+    assert main(["predict", str(study), "--gpus", "0", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["forecasts"]
+    assert found["forecast"]["null_step_ms"] == found["forecast"]["step_ms"], "nothing changes"
+
+
+def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, capsys):
+    study = str(alone_on_the_cpu(tmp_path / "alone"))
+    for arguments, sentence in (
+        (
+            ["predict", study, "--holdout", "batch"],
+            "--holdout batch: the study has no valid training cell of several CPU",
+        ),
+        (
+            ["predict", study],
+            "no forecast of 2 CPU workers: no all_reduce over direct was measured; add a training cell of",
+        ),
+        (["advise", study, "--gpus", "2"], "was measured; add a training cell of several ranks"),
+        (["advise", study, "--gpus", "9"], "has 8 CPU workers; accepted are 1 to 8"),
+    ):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1
+
+
+def test_without_any_strategy_one_worker_is_forecast_and_advised_alone(tmp_path, capsys):
+    study = str(alone_on_the_cpu(tmp_path / "alone", "none"))
+    assert main(["predict", study, "--gpus", "0"]) == 0 and "none" in capsys.readouterr().out
+    assert main(["advise", study, "--gpus", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "First is none on CPU worker 0 with batch 16" in said and "asynchronous" not in said
+    assert main(["advise", study, "--gpus", "2"]) == 2
+    assert "the study has no strategy to advise on" in capsys.readouterr().err
 
 
 def planned(*typed: str):

@@ -95,8 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = KnownScores(calibration)
     made = [(question, *_forecast(calibration, question, known)) for question in asked]
     if not any(found for _, found, _ in made):
-        none = f"no cell of the study has several {calibration.unit}s; accepted with --strategy"
-        raise ValueError(made[0][2] if made else none)
+        raise ValueError(f"no forecast of {forecasts.where(asked[0])}: {made[0][2]}")
     if arguments.json:
         print(json.dumps(forecasts.to_json(calibration, made, len(known.of(asked[0])))))
     else:

@@ -176,9 +176,9 @@ def questions(
 ) -> list[Question]:
     """Return every combination that is asked for, in order of models, strategies, batches and GPUs.
 
-    Without `strategies` it is those that the study has, without `batches` the most frequent one of each model, without
-    `subsets` twice as many GPUs as the most that were measured. Servers of weights share GPUs of ranks where `gpus_of_host`
-    leaves none for them; without it where those of the study do. Raises ValueError.
+    Without `strategies` it is those that the study has, `none` where it has no other; without `batches` the most frequent one of
+    each model; without `subsets` twice as many GPUs as the most that were measured. Servers of weights share GPUs of ranks where
+    `gpus_of_host` leaves none for them; without it where those of the study do. Raises ValueError.
     """
     refuse_unknown_names(strategies or (), [one.question for one in calibration.cells])
     if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
@@ -193,9 +193,8 @@ def questions(
     for workload in dict.fromkeys(one.question.workload for one in timed):
         of_workload = [one for one in timed if one.question.workload == workload]
         sizes = list(batches) if batches else [statistics.mode(one.question.batch_size for one in of_workload)]
-        names = strategies or [
-            name for name in dict.fromkeys(one.question.strategy for one in of_workload) if name != "none"
-        ]
+        known = dict.fromkeys(one.question.strategy for one in of_workload)
+        names = strategies or [name for name in known if name != "none"] or ["none"]
         for alike in (like(timed, of_workload, name) for name in names):
             for batch in sizes:
                 for subset in wanted:

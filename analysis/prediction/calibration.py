@@ -249,6 +249,8 @@ def _link_class(records: Iterable[Record]) -> str | None:
 def _notes(calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | None) -> tuple[str, ...]:
     """Return a sentence for each thing that the records do not hold."""
     timed = [one for one in cells if one.timed]
+    if not calibration.several:  # of one GPU alone, whose forecasts need none of this
+        return ()
     notes = [constants(nccl)[1]]
     if not calibration.with_buckets:
         notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")

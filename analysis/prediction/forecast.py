@@ -24,6 +24,7 @@ from analysis.prediction.parts.nearest import distance, rate_share
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
+NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 INTERPOLATED, EXTRAPOLATED, ASSUMED_NETWORK = "interpolated", "extrapolated", "assumed_network"
 
 
@@ -77,7 +78,7 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
     null_cost = max(_null_cost(calibration, question), (LEAST_STEP - 1) * without)
     basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.times.sources)
     spread, growth = deviation(steps), growth_of(calibration, question)
-    half, sentence = _half(spread * growth, scores)
+    half, sentence = _half(spread * growth, scores) if is_scored(question) else (None, NOT_SCORED)
     alone_ms = max(best(bare), launch) + own_ms
     ms = best(steps)
     return Forecast(
@@ -103,19 +104,27 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
     )
 
 
+def is_scored(question: Question) -> bool:
+    """Tell whether cells of this kind are held out, so that an error can be claimed."""
+    return question.ranks > 1 and question.strategy != "none"
+
+
 def growth_of(calibration: Calibrated, question: Question) -> float:
     """Return the factor by which an interval grows beyond the ranks that were measured."""
     return 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
 
 
 def _null_cost(calibration: Calibrated, question: Question) -> float:
-    """Return the cost of the nearest measured cell of several ranks, unchanged; 0 where there is none.
+    """Return the cost of the nearest measured cell of several ranks, or of one for one, unchanged; 0 where there is none.
 
-    The nearest is of the same workload and strategy first: a null model knows nothing of wires and numbers of ranks.
+    The nearest is of the same workload and strategy first: a null model knows nothing of wires and numbers of ranks. What
+    another strategy costs one GPU says nothing.
     """
-    found = [one for one in calibration.several if one.cost_ms is not None and one.question.strategy != "none"]
-    if question.ranks < 2 or question.strategy == "none":
+    if question.strategy == "none":
         return 0.0
+    alike = [one for one in calibration.cells if one.ranks == 1 and one.question.strategy == question.strategy]
+    cells = calibration.several if question.ranks > 1 else alike
+    found = [one for one in cells if one.cost_ms is not None and one.question.strategy != "none"]
     nearest = min(found, key=lambda one: _unlike(one.question, question), default=None)
     return 0.0 if nearest is None or nearest.cost_ms is None else best(nearest.cost_ms)
 
@@ -149,11 +158,14 @@ def _most_ranks(calibration: Calibrated, question: Question) -> int:
 def _half(spread_ms: float, scores: Sequence[float]) -> tuple[float | None, str]:
     """Return half the interval in ms, and a sentence where no error can be stated."""
     if len(scores) < FEWEST_HELD_OUT:
-        return (
-            None,
-            f"not enough to state an error: {len(scores)} cells could be held out, {FEWEST_HELD_OUT} are needed",
-        )
+        return None, too_few(len(scores))
     return conformal(scores) * spread_ms, ""
+
+
+def too_few(held_out: int) -> str:
+    """Return why no error is claimed where so many cells could be held out."""
+    cells = f"{held_out} cell{'' if held_out == 1 else 's'}"
+    return f"not enough to state an error: {cells} could be held out, {FEWEST_HELD_OUT} are needed"
 
 
 def conformal(scores: Sequence[float], level: float = LEVEL) -> float:

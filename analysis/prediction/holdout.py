@@ -72,9 +72,9 @@ def hold_out(calibration: Calibrated, way: str, suspect: bool = False) -> list[H
     Raises ValueError for a way that the study has no cells for.
     """
     targets = [one for one in calibration.several if one.question.strategy != "none" and (suspect or one.valid)]
-    groups = _GROUPS[way](calibration, targets)
+    groups = _GROUPS[way](calibration, targets) if targets else []
     if not groups:
-        raise ValueError(f"--holdout {way}: {of_unit(_NEEDS[way], calibration.unit)}")
+        raise ValueError(f"--holdout {way}: {of_unit(_NEEDS[way if targets else CONDITION], calibration.unit)}")
     found: dict[int, HeldOut] = {}
     for cells, others in groups:
         for cell in cells:

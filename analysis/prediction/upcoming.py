@@ -13,20 +13,17 @@ Names are those of Forecast; besides them
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from analysis.findings.labels import of_unit
 from analysis.findings.study import Study
 from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question, question_of
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast, is_scored
 from analysis.prediction.holdout import BATCH, CONDITION, HeldOut, hold_out, scores
 from conf.cell import Cell
 
 VERSION = 4  # another model has another number: a forecast of the same records may then be another one
-NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 
 
 # The scores of held-out cells, by the way of holding out (analysis.prediction.holdout), the machine and the device: errors of
@@ -51,13 +48,10 @@ def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, kno
     told = {"version": VERSION, "cells": len(calibration.cells)}
     try:
         asked = question_of(cell, workload_here(calibration, cell), link_class, machine)
-        is_scored = asked.ranks > 1 and asked.strategy != "none"
-        like = known.get(_key(_way(calibration, asked), asked), ()) if is_scored else ()
+        like = known.get(_key(_way(calibration, asked), asked), ()) if is_scored(asked) else ()
         found = forecast(calibration, asked, like)
     except ValueError as error:  # NoLink too
         return told | {"refused": str(error)}
-    if not is_scored:
-        found = replace(found, why=(*found.why[:-1], of_unit(NOT_SCORED, asked.unit)))
     return told | {"held_out": len(like), "level": LEVEL} | found.to_json()
 
 

@@ -9,11 +9,12 @@ from rich.table import Table
 
 from analysis.commands.predicted.notes import print_notes
 from analysis.console import console
+from analysis.findings.labels import of_unit
 from analysis.findings.study import Study
 from analysis.prediction.advice.advice import Advice, RankedCell
 from analysis.prediction.advice.beliefs import WORTH
 from analysis.prediction.advice.overrides import command
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, NOT_SCORED, is_scored, too_few
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import ABSENT, number
@@ -120,9 +121,13 @@ def sentences(advice: Advice) -> list[str]:
     question, rest = first.option.question, len(advice.ranked) - _MOST
     lines = [f"… and {count(rest, 'more cell')} below (--json has all)"] if rest > 0 else []
     said = "measured" if first.runs else "forecast"
-    lines.append(
-        f"First is {question.strategy} on {question.unit}s {_gpus(first)}: {number(first.rate, 'rate')} images/s, {said}."
+    on = f"{question.unit}{'s' if len(question.members) > 1 else ''} {_gpus(first)}"
+    batch = (
+        f" with batch {question.batch_size}"
+        if len({one.option.question.batch_size for one in advice.ranked}) > 1
+        else ""
     )
+    lines.append(f"First is {question.strategy} on {on}{batch}: {number(first.rate, 'rate')} images/s, {said}.")
     if len(advice.ranked) == 1:
         return [*lines, "There is nothing else to choose from."]
     lines[-1] += f" The chance that nothing else is faster is {number(first.fastest, 'share')}."
@@ -155,7 +160,7 @@ def _machine_note(study: Study, advice: Advice) -> list[str]:
 def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
     notes = []
     shown = advice.ranked[:_MOST]
-    if any(not exchange_of(one.option.question).waits for one in shown):
+    if any(not exchange_of(one.option.question).waits and one.option.question.strategy != "none" for one in shown):
         notes.append("with an asynchronous strategy ranks do not wait for each other: it trains with older weights")
     if any(_has_own_gpu(one) for one in shown):
         notes.append("a server has a GPU of its own beside those of the ranks")
@@ -164,9 +169,14 @@ def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
             f"that of the same {advice.first.option.question.unit}s without any exchange, as measured with its scatter"
         )
         notes.append(f"no upper end is above {of_compute}, nor above twice the rate of its cell")
-    least = min(len(known.of(one.option.question)) for one in advice.ranked)
+    said = [
+        one.option.question for one in advice.ranked if not one.runs
+    ]  # measured ones have the scatter of their runs
+    least = min((len(known.of(one)) for one in said if is_scored(one)), default=FEWEST_HELD_OUT)
     if least < FEWEST_HELD_OUT:
-        notes.append(f"not enough to state an error: {least} cells could be held out, {FEWEST_HELD_OUT} are needed")
+        notes.append(too_few(least))
+    if any(not is_scored(one) for one in said):
+        notes.append(of_unit(NOT_SCORED, advice.first.option.question.unit))
     if any(not one.runs for one in shown):
         alike = f"{advice.first.option.question.unit}s that did not run alone with this model are alike to a forecast"
         notes.append(f"{alike}: one subset stands for all of them")

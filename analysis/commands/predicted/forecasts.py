@@ -55,15 +55,16 @@ def print_forecasts(calibration: Calibrated, made: Made) -> None:
     notes = list(calibration.notes)
     for question, found, why in made:
         name = f"{question.workload} · {question.strategy} · {question.batch_size}"
-        where = f"{_where(question)}, {question.wire}"
+        has_wire = question.ranks > 1 and question.unit == "GPU"
+        place = ", ".join([where(question), *[str(question.wire)][:has_wire]])
         if found is None:
-            table.add_row(escape(name), where, *[ABSENT] * 10, "no forecast", ABSENT)
+            table.add_row(escape(name), place, *[ABSENT] * 10, "no forecast", ABSENT)
             notes.append(f"no forecast of {question.strategy}: {why}")
             continue
         interval = ABSENT if found.low is None or found.high is None else f"{found.low:.2f} to {found.high:.2f}"
         parts = (found.cost_ms, found.tail_ms, found.contention_ms, found.own_work_ms, found.waiting_ms)
         table.add_row(
-            escape(name), where, f"{found.step_ms:.2f}", interval, number(found.images_per_second, "rate"),
+            escape(name), place, f"{found.step_ms:.2f}", interval, number(found.images_per_second, "rate"),
             number(found.efficiency, "share"), *(f"{part:.2f}" for part in parts), f"{found.null_step_ms:.2f}",
             found.basis, found.widest,
         )  # fmt: skip
@@ -72,7 +73,8 @@ def print_forecasts(calibration: Calibrated, made: Made) -> None:
     print_notes(notes)
 
 
-def _where(question: Question) -> str:
+def where(question: Question) -> str:
+    """Return the GPUs of a question: `gpus 0,1`, or how many on how many hosts."""
     if question.members:
         return "gpus " + ",".join(map(str, question.members))
     many = f"{question.ranks} {question.unit}s"

@@ -18,7 +18,7 @@ from analysis.prediction.assembled import assemble, between_runs_ms
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, best, deviation, exactly
-from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of
+from analysis.prediction.forecast import FEWEST_HELD_OUT, conformal, growth_of, is_scored
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.parts.base import base
 from analysis.prediction.parts.nearest import rate_share
@@ -118,7 +118,7 @@ def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) ->
         cell = RankedCell(option, images / step, *ends, runs, bounded=step - half < least)
         return cell, images / np.maximum(steps, least)
     made, scores = assemble(calibration, question), known.of(question)
-    enough, growth = len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
+    enough, growth = is_scored(question) and len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
     factor = conformal(scores) if enough else OF_NORMAL
     step = best(made.steps())
     half = factor * growth * deviation(made.steps())

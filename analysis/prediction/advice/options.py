@@ -11,13 +11,14 @@ from analysis.findings.model import Member
 from analysis.findings.study import Study
 from analysis.prediction.asked import like, worded_machine
 from analysis.prediction.calibration import Calibrated
-from analysis.prediction.cells import Question, Workload
+from analysis.prediction.cells import MeasuredCell, Question, Workload
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
 from analysis.topology.link_classes import quality
 from analysis.topology.model import Topology
 from analysis.topology.source import parse_topology
 from analysis.topology.subsets import best, classes
+from conf.gpus import CPU_SLOTS
 
 MOST_SUBSETS = 512  # that are told apart by their GPUs: of more, one of each kind of wiring counts
 Settings = dict[str, str]
@@ -58,7 +59,8 @@ def machine_gpus(calibration: Calibrated, topology: Topology | None, machine: st
     """Return the GPUs of a machine; without a topology those of its cells."""
     here = [one.question for one in calibration.cells if one.question.machine == machine]
     seen = {member for one in here for member in one.members if isinstance(member, int)}
-    return topology.gpus if topology else tuple(sorted(seen))
+    slots = range(CPU_SLOTS) if calibration.unit != "GPU" else ()
+    return topology.gpus if topology else tuple(sorted({*seen, *slots}))
 
 
 def subsets(
@@ -77,9 +79,9 @@ def subsets(
             f"--gpus {count}: no record of {where} names its {calibration.unit}s; accepted are subsets, as 0+1"
         )
     if not 1 <= count <= len(everyone):
-        raise ValueError(
-            f"--gpus {count}: {where} has {len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
-        )
+        has = f"{len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
+        has = has if len(everyone) > 1 else f"1 {calibration.unit}; accepted is 1"
+        raise ValueError(f"--gpus {count}: {where} has {has}")
     here = [one.question.members for one in calibration.cells if one.timed and one.question.machine == machine]
     alone = {members[0] for members in here if len(members) == 1}
     together = {frozenset(members) for members in here}
@@ -115,7 +117,7 @@ def options(
 
     `gpus` is the number of GPUs of the machine: where none is left, servers of weights on GPUs share those of the ranks.
     Settings that choose the same wire count once, and those that do not reach a strategy not at all. Without `strategies` it is
-    every strategy with every option that the study has, without `batches` the most frequent one, without `machine` that of most
+    every strategy with every option that the study has, without `batches` the most frequent ones, without `machine` that of most
     cells. Raises ValueError.
     """
     machine = machine or advised_machine(calibration)
@@ -124,12 +126,12 @@ def options(
     found: dict[Workload, list[Candidate]] = {}
     for workload in dict.fromkeys(one.question.workload for one in timed):
         here = [one for one in timed if one.question.workload == workload]
-        sizes = batches or [statistics.mode(one.question.batch_size for one in here)]
+        sizes = batches or statistics.multimode(one.question.batch_size for one in here)
         if strategies:
             kinds = [like(timed, here, name) for name in strategies]
         else:
             known = {one.question.options: one.question for one in here if one.question.strategy != "none"}
-            kinds = list(known.values())
+            kinds = list(known.values()) or _without_exchange(here, placed)
         made: dict[Question, Candidate] = {}
         for kind, batch, (members, links), typed in itertools.product(kinds, sizes, placed, settings):
             nccl = typed if exchange_of(kind).by_nccl and len(members) > 1 else {}  # it reaches no other
@@ -141,6 +143,13 @@ def options(
             made.setdefault(question, Candidate(question, tuple(sorted(nccl.items())), links))
         found[workload] = told_apart(calibration, list(made.values()))
     return found
+
+
+def _without_exchange(
+    cells: Sequence[MeasuredCell], placed: Sequence[tuple[tuple[Member, ...], str | None]]
+) -> list[Question]:
+    """Return the question of strategy=none, where a study has no other and one GPU is asked for: several train apart."""
+    return [one.question for one in cells][:1] if all(len(members) == 1 for members, _ in placed) else []
 
 
 def told_apart(calibration: Calibrated, candidates: Sequence[Candidate]) -> list[Candidate]:

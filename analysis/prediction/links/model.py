@@ -136,7 +136,9 @@ class KnownLinks:
             if found:
                 return min(found, key=lambda one: abs(math.log(one.ranks / ranks))), BY_COPIES
         between = (
-            " between hosts; say --net" if hosts > 1 else "; add a cell of benchmark=collectives or a training cell"
+            " between hosts; say --net"
+            if hosts > 1
+            else "; add a training cell of several ranks, or one of benchmark=collectives"
         )
         raise NoLink(f"no {kind} over {wire} was measured{between}")
 

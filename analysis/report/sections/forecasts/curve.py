@@ -76,7 +76,7 @@ def _curves(calibration: Calibrated, scores: Sequence[float], asked: Sequence[Qu
         points, measured = [], []
         for question in (one for one in asked if (one.workload, one.strategy) == (workload, strategy)):
             try:
-                made = forecast(calibration, question, scores if question.ranks > 1 else ())
+                made = forecast(calibration, question, scores)
             except ValueError:  # a wire, or the strategy's own work, is not known
                 continue
             points.append((question.ranks, made))
