@@ -29,6 +29,11 @@ def unit_of_cells(cells: Iterable[Cell]) -> str:
     return "GPUs" if any(cell.device == "cuda" for cell in cells) else "CPU workers"
 
 
+def ran_alone(study: Study) -> bool:
+    """Tell whether every cell was asked for on one GPU: then nothing scales, and nothing goes over links."""
+    return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
+
+
 def things_of(*studies: Study) -> str:
     """Return what the cells of studies count: images, or samples where a model trains on something else."""
     return counted(record.cell for study in studies for record in study.records)

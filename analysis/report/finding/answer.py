@@ -10,11 +10,12 @@ from analysis.findings.model import Comparison, Findings, Point
 from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, comparisons_of
-from analysis.report.names import short_names, spoken, things_of, unit_of
+from analysis.report.names import ran_alone, short_names, spoken, things_of, unit_of
 from analysis.report.numbers import central, number
-from analysis.report.text import count, single_line
+from analysis.report.text import count, join_words, single_line
 
 SAME = "no difference seen"  # a verdict
+NAMED = 4  # other models
 
 
 def answer(study: Study, main: MainPoint) -> str:
@@ -39,6 +40,20 @@ def answer(study: Study, main: MainPoint) -> str:
     strong = f" with all {things_of(study)} of a step" * (curve.kind == "strong")
     share = number(float(point.efficiency.value), "share")
     return f"{said}: an efficiency of {share} (100 % would be {whole}{strong}{alone})."
+
+
+def of_other_models(study: Study, findings: Findings, main: MainPoint) -> str:
+    """Return the rates of the other models of a study of one GPU alone, each as like the main point as there is; else ''."""
+    point, found = main[1], dict[str, Point]()
+    alike = [one for curve in findings.scaling.curves for one in curve.points if one.gpus == point.gpus]
+    for one in sorted(alike, key=lambda one: len(one.key.items() ^ point.key.items())):
+        found.setdefault(one.key["model.name"], one)
+    found.pop(point.key["model.name"], None)
+    if not found or not ran_alone(study):
+        return ""
+    told = [f"{single_line(name, 80)} trains {central(one.rate, 'rate')}" for name, one in found.items()][:NAMED]
+    more = f" ({count(len(found) - NAMED, 'more model')} in the table below)" if len(found) > NAMED else ""
+    return f"{join_words(told)} {things_of(study)}/s{more}."
 
 
 def _is_one_of_several(study: Study, point: Point) -> bool:

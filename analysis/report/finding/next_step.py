@@ -1,5 +1,6 @@
 """What to do next: the options that would tell what a study leaves open."""
 
+from analysis.findings.machines.hosts import gpus_of
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
 from analysis.report.finding.loss import explained
@@ -23,6 +24,11 @@ def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
     return f"To {aim}, run with {option}" + "".join(f"; to {aim}, with {option}" for aim, option in more) + "."
 
 
+def _has_more(study: Study, main: MainPoint) -> bool:
+    """Tell whether the machine of a point may have another GPU: its driver names no single one."""
+    return any(len(gpus_of(one.environment)) != 1 for one in study.records_of(main[1]))
+
+
 def _offers(study: Study, findings: Findings, main: MainPoint | None) -> list[tuple[str, str]]:
     """Return (aim, option) of what is open, the most important first."""
     offers = []
@@ -31,7 +37,7 @@ def _offers(study: Study, findings: Findings, main: MainPoint | None) -> list[tu
         codes = {code for one in study.records_of(point) for code in one.validity.codes} if point.suspect else set()
         offers += [offer for names, offer in REMEDIES.items() if codes & {*names}][:1]
         if point.world_size == 1:
-            offers.append(("see how it scales", "gpus=scale"))
+            offers += [("see how it scales", "gpus=scale")] * _has_more(study, main)
         elif not explained(findings, main):
             unknown = "see the efficiency and where the loss comes from"
             offers.append((unknown if point.efficiency is None else "see where the loss comes from", "waterfall=true"))

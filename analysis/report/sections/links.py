@@ -6,7 +6,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Findings, SubsetLinks
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
-from analysis.report.names import short_names, things_of, unit_of
+from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import ABSENT, number
 from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, drawn, marker, rendered
@@ -23,8 +23,8 @@ def is_between_hosts(links: SubsetLinks) -> bool:
 
 
 def wires(study: Study, findings: Findings) -> Section | None:
-    """Return the bandwidth of each subset's exchange with its links, and what a link is worth."""
-    if not study.trains:
+    """Return the bandwidth of each subset's exchange with its links, and what a link is worth; one GPU alone has none."""
+    if not study.trains or (study.records and ran_alone(study)):
         return None
     names = short_names(dict.fromkeys(w.label for w in findings.wires))
     of_hosts = any(is_between_hosts(w) for w in findings.wires)

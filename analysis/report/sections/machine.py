@@ -11,7 +11,7 @@ from analysis.findings.model import Findings, Member
 from analysis.findings.study import Study
 from analysis.findings.wires.between_hosts import HostWire, wires_of
 from analysis.p2p.heat_map import scale_of, squares
-from analysis.report.names import run_name
+from analysis.report.names import run_name, unit_of
 from analysis.report.section import Section
 from analysis.report.style import MUTED, Picture, drawn, figure_width, new_figure, rendered
 from analysis.report.tables import Column, Table
@@ -54,7 +54,7 @@ def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
     pictures, hosts = [*_drawings(study, lines), *_maps(study, findings)], hosts_table(study)
-    if not pictures and not hosts.rows:
+    if not pictures and not hosts.rows and unit_of(study) == "GPUs":
         lines.append("No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p).")
     tables = (hosts,) if hosts.rows else ()
     return Section("links", "The machine and its links", tuple(lines), tuple(pictures), tables, place=40)

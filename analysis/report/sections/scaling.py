@@ -9,7 +9,7 @@ from analysis.findings.runs import named
 from analysis.findings.study import Study
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure, rates_figure
 from analysis.report.measured_values import bars, in_parentheses
-from analysis.report.names import short_names, things_of, unit_of
+from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import MARKERS, Picture, colours
@@ -25,7 +25,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     """Return curves, their points, the fits, and why some points have no efficiency."""
     if not study.trains:
         return None
-    curves, one = findings.scaling.curves, unit_of(study).removesuffix("s")
+    curves, one, alone = findings.scaling.curves, unit_of(study).removesuffix("s"), ran_alone(study)
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     of_hosts = any(p.node_efficiency for curve in curves for p in curve.points)
     rows = tuple(
@@ -44,12 +44,11 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     ]  # fmt: skip
     table = Table(
         "points",
-        f"Every set of {unit_of(study)} that was measured. Efficiency and speed-up are against its slowest {one} alone"
-        f"{', by hosts against the slowest host alone with as many' * of_hosts}."
-        f"{in_parentheses(study)}",
+        f"{_caption(unit_of(study), alone, of_hosts)}{in_parentheses(study)}",
         (
-            Column("curve", "cells"), Column("kind", "scaling"), Column("gpus", unit_of(study)),
-            Column("world_size", "how many", "count", shown=not of_hosts),
+            Column("curve", "cells"), Column("kind", "scaling", shown=not alone),
+            Column("gpus", one if alone else unit_of(study)),
+            Column("world_size", "how many", "count", shown=not (of_hosts or alone)),
             Column("runs", "runs", "count"), Column("batch_size", f"{things_of(study)} per {one}", "count", shown=not of_hosts),
             Column("images_per_second", f"{things_of(study)}/s", "rate", True), Column("efficiency", "efficiency", "share", True),
             *[Column("node_efficiency", "by hosts", "share", True)][:of_hosts],
@@ -70,7 +69,16 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     if not curves:
         lines.insert(0, f"No cell that counts measured {things_of(study)} per second.")
     pictures = tuple(scaling_figures(study, curves))
-    return Section("scaling", "Scaling", tuple(lines), pictures, (table, _fits(curves, names)), place=10)
+    title = "Rates" if alone else "Scaling"
+    return Section("scaling", title, tuple(lines), pictures, (table, _fits(curves, names)), place=10)
+
+
+def _caption(unit: str, alone: bool, of_hosts: bool) -> str:
+    one = unit.removesuffix("s")
+    if alone:
+        return f"Every cell that was measured, each on one {one}; none says how it scales."
+    hosts = ", by hosts against the slowest host alone with as many" * of_hosts
+    return f"Every set of {unit} that was measured. Efficiency and speed-up are against its slowest {one} alone{hosts}."
 
 
 def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:

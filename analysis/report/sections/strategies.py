@@ -11,7 +11,7 @@ from analysis.findings.runs import Runs, middle, named
 from analysis.findings.study import Study
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
-from analysis.report.names import short_names, things_of, unit_of
+from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
 from analysis.report.style import Picture, colours, drawn, marker, rendered, window
@@ -27,7 +27,7 @@ WITHOUT_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 
 def strategies(study: Study, findings: Findings) -> Section | None:
     """Return every set of equal cells: its rate, its exchange against what the machine allows, and the exposed part."""
-    if not study.trains:
+    if not study.trains or (study.records and ran_alone(study)):
         return None
     curves = {one: (curve, p) for curve in findings.scaling.curves for p in curve.points for one in p.record_ids}
     cells = [runs for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]

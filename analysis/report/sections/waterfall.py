@@ -13,7 +13,7 @@ from analysis.findings.runs import middle
 from analysis.findings.study import Study
 from analysis.report.figures import REST, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE, in_parentheses
-from analysis.report.names import of_unit, short_names, things_of, unit_of
+from analysis.report.names import of_unit, ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.style import (
@@ -40,8 +40,8 @@ HATCHES = {GAIN: "////", REST: "\\\\\\\\"}  # tells them apart in grey
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where the rate goes, part by part, down to the residual."""
-    if not study.trains:
+    """Return where the rate goes, part by part, down to the residual. One GPU alone loses nothing to others."""
+    if not study.trains or (study.records and ran_alone(study)):
         return None
     names = short_names(dict.fromkeys(one.label for one in findings.waterfalls))
     rows: list[tuple[Any, ...]] = []

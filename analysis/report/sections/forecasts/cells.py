@@ -8,7 +8,7 @@ from analysis.findings.labels import gpu_ids
 from analysis.findings.model import Estimate, Findings
 from analysis.findings.study import Study
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
-from analysis.report.names import short_names, unit_of
+from analysis.report.names import ran_alone, short_names, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.sections.forecasts.curve import curves
@@ -27,12 +27,13 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     found = known(study)
     if not found.forecasts and not found.too_many:
         return None
-    names, unit = _names(study, found.forecasts), unit_of(study)
-    pictures = (*scatter(found.forecasts, unit), *curves(study, found))
+    names, unit, alone = _names(study, found.forecasts), unit_of(study), ran_alone(study)
+    on = f"one {unit.removesuffix('s')}" if alone else f"several {unit}"
+    pictures = () if alone else (*scatter(found.forecasts, unit), *curves(study, found))
     rows = tuple(_row(one, *names[one.record_id]) for one in found.forecasts)
     table = Table(
         "forecasts",
-        f"Each cell on several {unit} beside its forecast ({100 * LEVEL:.0f} % intervals), and how much longer the "
+        f"Each cell on {on} beside its forecast{f' ({100 * LEVEL:.0f} % intervals)' * (not alone)}, and how much longer the "
         f"measured step is than the forecast and than the null model, which says that nothing changes. Cost: what the "
         "strategy adds to a step, by steps with and without it in turn.",
         (
@@ -46,7 +47,9 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         rows,
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
     )  # fmt: skip
-    return Section("forecasts", "Forecast and measured", tuple(_lines(found, unit)), pictures, (table,), place=PLACE)
+    return Section(
+        "forecasts", "Forecast and measured", tuple(_lines(found, on, alone)), pictures, (table,), place=PLACE
+    )
 
 
 def _names(study: Study, told: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
@@ -70,7 +73,7 @@ def _row(one: CellForecast, name: str, gpus: str) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _lines(found: StudyForecasts, unit: str) -> list[str]:
+def _lines(found: StudyForecasts, on: str, alone: bool) -> list[str]:
     """Return how good the forecasts were: first of those that were made before, told apart from hindsight."""
     said = []
     for before in (True, False):
@@ -79,8 +82,10 @@ def _lines(found: StudyForecasts, unit: str) -> list[str]:
             was, its = ("was", "its") if len(told) == 1 else ("were", "their")
             in_hindsight = "forecast afterwards, each from the other cells"
             how = f"forecast before {its} ranks started" if before else in_hindsight
-            said.append(f"{count(len(told), 'cell')} on several {unit} {was} {how}: {_errors(told)}.")
-    if found.forecasts and all(one.low is None for one in found.forecasts):
+            said.append(f"{count(len(told), 'cell')} on {on} {was} {how}: {_errors(told, alone)}.")
+    if alone:
+        said.append(f"No error is claimed: cells on {on} are not held out.")
+    elif found.forecasts and all(one.low is None for one in found.forecasts):
         said.append(
             f"No error is claimed: {count(len(found.scores), 'cell')} could be held out, {FEWEST_HELD_OUT} are needed."
         )
@@ -91,8 +96,11 @@ def _lines(found: StudyForecasts, unit: str) -> list[str]:
     return said
 
 
-def _errors(told: Sequence[CellForecast]) -> str:
-    """Return the mean errors of the step and of the cost, with the null model's, and how many lie in their intervals."""
+def _errors(told: Sequence[CellForecast], alone: bool) -> str:
+    """Return the mean errors of the step and of the cost, with the null model's, and how many lie in their intervals.
+
+    On one GPU alone nothing is communication's cost.
+    """
     step, null = fmean(abs(one.error) for one in told), fmean(abs(one.null_error) for one in told)
     said = f"the step is off by {number(step, 'part')} on average, the null model by {number(null, 'part')}"
     known = [(one.measured_cost_ms, one.cost_ms, one.null_cost_ms) for one in told]
@@ -101,7 +109,7 @@ def _errors(told: Sequence[CellForecast]) -> str:
         for measured, forecast, of_null in known
         if measured is not None and forecast is not None and of_null is not None and measured > 0
     ]
-    if costs:
+    if costs and not alone:
         own, nulls = (fmean(abs(error) for error in errors) for errors in zip(*costs, strict=True))
         said += f"; the cost of communication by {number(own, 'share')}, the null model by {number(nulls, 'share')}"
     judged = [one.inside for one in told if one.inside is not None]

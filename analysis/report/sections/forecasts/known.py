@@ -16,6 +16,7 @@ from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.forecast import FEWEST_HELD_OUT, forecast
 from analysis.prediction.holdout import CONDITION, HeldOut, hold_out, scores
+from analysis.report.names import ran_alone
 from analysis.report.text import single_line
 from benchmarks.record import Record, finite
 
@@ -80,7 +81,9 @@ def known(study: Study) -> StudyForecasts:
 
 def _of_study(study: Study) -> StudyForecasts:
     of_cells = {record.record_id for runs in study.runs for record in runs.records}  # no drift run, no end of a pool
-    stated = tuple(found for one in study.usable if one.record_id in of_cells and (found := _stated(one)) is not None)
+    fewest = 1 if ran_alone(study) else 2  # ranks: beside cells of several, those of one show nothing new
+    several = (one for one in study.usable if one.record_id in of_cells and one.cell.world_size >= fewest)
+    stated = tuple(found for one in several if (found := _stated(one)) is not None)
     try:
         calibration = calibrate(study)
     except ValueError:
@@ -125,9 +128,9 @@ def _held(one: HeldOut) -> CellForecast | None:
 
 
 def _stated(record: Record) -> CellForecast | None:
-    """Return the forecast that a record of several GPUs holds of itself; None where it has none, or it came too late."""
+    """Return the forecast that a record holds of itself; None where it has none, or it came too late."""
     found = stated_forecast(record)
-    if found is None or not found.in_time or record.cell.world_size < 2:
+    if found is None or not found.in_time:
         return None
     parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _COSTS}
     parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}

@@ -1,0 +1,63 @@
+"""A study of cells of one GPU alone: its report asks nothing about links, losses and scaling, which it cannot answer."""
+
+import pytest
+from records import record, study
+
+from analysis.report.build import examine
+
+SAID = {"step_ms": 54.0, "null_step_ms": 55.0, "made_at": 0.0, "low": None, "high": None, "cost_ms": 0.5,
+        "null_cost_ms": 0.4, "basis": "interpolated", "widest": "step of one GPU"}  # fmt: skip
+OTHER = {"model": {"name": "vgg16"}}
+
+
+def told(folder, records):
+    """The report of some records, and its sections by their anchors."""
+    found, _ = examine(study(folder / "alone", records))
+    return found, {one.anchor: one for one in found.sections}
+
+
+def of_batches(**changes):
+    """A record of one GPU for each of three batch sizes."""
+    return [record(number, [0], 900.0 + number, cell={"batch_size": 8 << number}, **changes) for number in range(3)]
+
+
+def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
+    found, sections = told(tmp_path, of_batches())
+    assert not sections.keys() & {"waterfall", "wires", "strategies", "forecasts"}
+    assert sections["scaling"].title == "Rates"
+    (table,) = (one for one in sections["scaling"].tables if one.rows)
+    assert table.caption.startswith("Every cell that was measured, each on one GPU; none says how it scales.")
+    assert not {"scaling", "how many"} & {one.heading for one in table.columns if one.shown} and len(table.rows) == 3
+    assert not any(one.pictures for one in sections.values() if one.anchor == "scaling")
+    assert not any("waterfall=true" in line for one in found.sections for line in one.lines)
+
+
+def test_one_cell_of_several_gpus_asks_all_of_it_also_where_it_failed(tmp_path):
+    failed = record(9, [0, 3], 1800.0, state="failed", failure={"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""})
+    _, sections = told(tmp_path, [*of_batches(), failed])
+    assert sections.keys() >= {"waterfall", "wires", "strategies"} and sections["scaling"].title == "Scaling"
+
+
+def test_forecasts_made_before_cells_of_one_gpu_are_shown_without_a_cost_of_communication(tmp_path):
+    _, sections = told(tmp_path, of_batches(predicted=SAID))
+    section = sections["forecasts"]
+    assert section.lines[0].startswith(
+        "3 cells on one GPU were forecast before their ranks started: the step is off by"
+    )
+    assert "communication" not in section.lines[0] and not section.pictures
+    assert section.lines[1:] == ("No error is claimed: cells on one GPU are not held out.",)
+    assert len(section.tables[0].rows) == 3 and "interval" not in section.tables[0].caption.partition(".")[0]
+
+
+def test_every_model_of_one_gpu_has_its_rate_on_the_first_screen(tmp_path):
+    found, _ = told(tmp_path, [record(0, [0], 900.0), record(1, [0], 300.0, cell=OTHER)])
+    assert "vgg16 trains 300 images/s." in found.finding
+    several, _ = told(tmp_path / "more", [record(0, [0, 3], 900.0), record(1, [0, 3], 300.0, cell=OTHER)])
+    assert not any(line.startswith("vgg16 trains") for line in several.finding)
+
+
+@pytest.mark.parametrize(("gpus", "offered"), [(1, False), (2, True)])
+def test_more_gpus_are_offered_where_the_machine_has_more(tmp_path, gpus, offered):
+    listed = [{"id": number, "uuid": f"GPU-{number}", "name": "NVIDIA H200"} for number in range(gpus)]
+    found, _ = told(tmp_path, [record(0, [0], 900.0, environment={"gpu": {"gpus": listed}})])
+    assert any("gpus=scale" in line for line in found.finding) == offered
