@@ -5,16 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._decomp import get_decompositions
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from trainers import models
 from trainers.fastest import compiling, layers
 
 aten = torch.ops.aten
-# What inductor decomposes a batch norm and a ReLU by; its whole table takes seconds to import.
-PARTS = get_decompositions(
-    [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward, aten.threshold_backward]
-)
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +22,23 @@ def rewrites(monkeypatch, tmp_path):
     return rewrites
 
 
+class Residual(nn.Module):
+    """Two ReLUs: one after a batch norm alone, one after a sum; what comes before is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, images):
+        return self.relu(self.second(self.first(images)) + images)
+
+
 def small():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-        nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
-    ).train()  # fmt: skip
+    first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    return nn.Sequential(first, Residual(), Residual()).train()
 
 
 def trained(model, called=None, dtype=torch.float32):
@@ -48,33 +55,65 @@ def differing(one, other, allowed):
     return [name for name in other if (one[name] - other[name]).abs().max() > allowed * scale]
 
 
-def partly_compiled(model, change=None):
-    """The model as torch.compile traces and splits it, run operator by operator; the change is made before it is split."""
-    from torch._functorch.aot_autograd import aot_module
-    from torch._functorch.compilers import nop
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+def partly_compiled(model, joint=(), split=()):
+    """The model as inductor traces and splits it, run operator by operator, with changes before and after it is split."""
+    from functorch.compile import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx
 
-    def partition(joint, *arguments, **options):
-        if change:
-            change(joint.graph)
-            joint.recompile()
-        return min_cut_rematerialization_partition(joint, *arguments, **options)
+    def lowered(traced, _, **__):
+        for change in split:
+            change(traced.graph)
+        traced.graph.lint()
+        traced.recompile()
+        return make_boxed_func(traced.forward)
 
-    return aot_module(model, nop, nop, partition_fn=partition, decompositions=PARTS)
+    class Joint(CustomGraphPass):
+        def __call__(self, graph):
+            for change in joint:
+                change(graph)
+
+        def uuid(self):
+            return None
+
+    def backend(traced, inputs):
+        return compile_fx(traced, inputs, inner_compile=lowered, config_patches={"joint_custom_post_pass": Joint()})
+
+    return torch.compile(model, backend=backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rewritten_graphs_train_as_the_model_does(dtype, rewrites):
-    found, counts = [], []
-    for change in (None, rewrites.variances_from_sums):
-        model = small()
-        for layer in (model[0], model[3]):
-            layer.to(dtype)
-        counted = (lambda graph, change=change: counts.append((change(graph), change(graph)))) if change else None
-        found.append(trained(model, partly_compiled(model, counted), dtype))
-    assert counts == [(2, 0)], "both batch norms, and none is left"
-    for changed in found[1:]:
-        assert not differing(changed, found[0], 1e-5 if dtype == torch.float32 else 1e-2)
+# For each change how often it is made: to forward and backward in one, or to both one after the other.
+COUNTS = {
+    "variances_from_sums": [5],
+    "masks_from_inputs": [3],  # not after the sums
+    "widened_by_each_reader": [0, 0],
+    "masks_for_each_reader": [0, 9],  # two sums and the gradient itself read each
+    "sums_written_once": [0, 2],
+}
+WIDENED = COUNTS | {"widened_by_each_reader": [5, 20]}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float32, COUNTS), (torch.bfloat16, WIDENED)], ids=["float32", "bfloat16"]
+)
+def test_rewritten_graphs_train_as_the_model_does(dtype, expected, rewrites):
+    def model():
+        built = small()
+        for layer in built.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.to(dtype)
+        return built
+
+    found = {name: [] for name in expected}
+
+    def noted(change):
+        return lambda graph: found[change.__name__].append(change(graph))
+
+    joint, split = (tuple(map(noted, one.changes)) for one in (rewrites.JOINT, rewrites.SPLIT))
+    plain, changed = model(), model()
+    reference = trained(plain, partly_compiled(plain), dtype)
+    state = trained(changed, partly_compiled(changed, joint, split), dtype)
+    assert found == expected
+    assert not differing(state, reference, 1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def test_other_variances_stay(rewrites):
@@ -88,7 +127,9 @@ def test_other_variances_stay(rewrites):
 
 
 def test_equal_rewrites_are_one_for_kept_graphs_and_caches(rewrites):
-    assert rewrites.Rewrites() == rewrites.Rewrites() and rewrites.Rewrites().uuid() == rewrites.Rewrites().uuid()
+    same = rewrites.Rewrites(*rewrites.JOINT.changes)
+    assert same == rewrites.JOINT != rewrites.SPLIT and hash(same) == hash(rewrites.JOINT)
+    assert same.uuid() == rewrites.JOINT.uuid() != rewrites.SPLIT.uuid()
 
 
 # --- layers in other forms ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def prepare(model: nn.Module) -> nn.Module:
 
 def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model that torch.compile compiles, with our rewrites, when it is first called."""
-    from trainers.fastest.rewrites import Rewrites  # inductor takes a second where nothing compiles
+    from trainers.fastest.rewrites import JOINT, SPLIT  # inductor takes a second where nothing compiles
 
-    options: dict[str, Any] = {"joint_custom_post_pass": Rewrites()}
+    options: dict[str, Any] = {"joint_custom_post_pass": JOINT, "post_grad_custom_post_pass": SPLIT}
     return torch.compile(model, options=options)

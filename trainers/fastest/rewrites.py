@@ -1,6 +1,7 @@
-"""Changes to what torch.compile has traced, forward and backward in one graph, before it is split and becomes kernels.
+"""Changes to what torch.compile has traced, before it becomes kernels.
 
-They change what kernels read and reckon, not what comes out. They are found by operator, so they serve every model.
+They change what kernels read, write and reckon, not what comes out. They are found by operator, so they serve every model. Those
+of `JOINT` are made to forward and backward in one graph, before it is split; those of `SPLIT` to both parts after it.
 """
 
 from collections.abc import Callable
@@ -11,25 +12,34 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 aten = torch.ops.aten
+CONVERT = torch.ops.prims.convert_element_type.default
+# What is cheap to compute again from what a kernel reads in any case.
+CHEAP = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.unsqueeze.default, CONVERT}
 
 
 class Rewrites(CustomGraphPass):
-    """The changes, in the form that inductor takes and that its caches know by `uuid`."""
+    """Changes, in the form that inductor takes and that its caches know by `uuid`."""
+
+    def __init__(self, *changes: Callable[[fx.Graph], int]) -> None:
+        """Keep the changes, which are made in this order."""
+        self.changes = changes
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph in place."""
-        variances_from_sums(graph)
+        for change in self.changes:
+            change(graph)
         graph.lint()
 
     def uuid(self) -> Any:
-        """Return what differs when this file does."""
-        return get_hash_for_files((__file__,))
+        """Return what differs when this file does, or the changes."""
+        return get_hash_for_files((__file__,), " ".join(one.__name__ for one in self.changes))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rewrites)  # a model that is built anew finds the graphs of an equal one
+        # A model that is built anew finds the graphs of an equal one.
+        return isinstance(other, Rewrites) and other.changes == self.changes
 
     def __hash__(self) -> int:
-        return hash(Rewrites)
+        return hash(self.changes)
 
 
 def variances_from_sums(graph: fx.Graph) -> int:
@@ -60,8 +70,108 @@ def variances_from_sums(graph: fx.Graph) -> int:
     return changed
 
 
-def _calls(graph: fx.Graph, operator: Any) -> list[fx.Node]:
-    return graph.find_nodes(op="call_function", target=operator)
+def masks_from_inputs(graph: fx.Graph) -> int:
+    """Let the backward of a ReLU ask its input, not its output, where something stood. Return how many were changed.
+
+    Only after a batch norm without a sum: its backward reads the batch norm's input in any case, and the output no more.
+    """
+    changed = 0
+    for node in _calls(graph, aten.le.Scalar):
+        output, bound = node.args
+        if bound == 0 and _is_call(output, aten.relu.default) and _is_affine(output.args[0]):
+            node.replace_input_with(output, output.args[0])
+            changed += 1
+    return changed
+
+
+def masks_for_each_reader(graph: fx.Graph) -> int:
+    """Let each reader of such a masked gradient mask it itself. Return how many copies there are.
+
+    inductor would write what several kernels read and what takes several reads to make; here they read gradient and input anyway.
+    """
+    copies = 0
+    for node in _calls(graph, aten.where.self):
+        mask = node.args[0]
+        if _is_call(mask, aten.le.Scalar) and mask.args[0].target in CHEAP:
+            for user in list(node.users):
+                with graph.inserting_before(user):
+                    own_mask = _copy(graph, mask, {})
+                    own = graph.node_copy(node)
+                own.replace_input_with(mask, own_mask)
+                user.replace_input_with(node, own)
+                copies += 1
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return copies
+
+
+def widened_by_each_reader(graph: fx.Graph) -> int:
+    """Let each reader of a bfloat16 value widen it itself. Return how many copies there are.
+
+    What inductor writes for several kernels is then the narrow value, as in eager mode, not twice as many bytes of the wide one.
+    """
+    copies = 0
+    for node in _calls(graph, CONVERT):
+        source, kind = node.args
+        if kind == torch.float32 and source.meta["val"].dtype == torch.bfloat16:
+            for user in list(node.users)[1:]:
+                with graph.inserting_before(user):
+                    user.replace_input_with(node, graph.node_copy(node))
+                copies += 1
+    return copies
+
+
+def sums_written_once(graph: fx.Graph) -> int:
+    """Let a masked sum of gradients, which several kernels read, be made once. Return how many there are.
+
+    inductor would let each of the kernels read all of its parts.
+    """
+    written: set[fx.Node] = set()
+    for masked in _calls(graph, aten.where.self):
+        total = masked.args[2]
+        while _is_call(total, aten.slice.Tensor):
+            total = total.args[0]
+        if _is_call(total, aten.add.Tensor):
+            written |= {node for node in (masked, total) if len(node.users) > 1}
+    for node in written:
+        node.meta["inductor_realize_to_strides"] = True
+    return len(written)
+
+
+JOINT = Rewrites(variances_from_sums, masks_from_inputs)
+SPLIT = Rewrites(widened_by_each_reader, masks_for_each_reader, sums_written_once)
+
+
+def _is_affine(node: Any) -> bool:
+    """Return whether a value is made by cheap steps from one tensor of its size, with the same numbers for all of its pixels."""
+    size, sources, steps = node.meta["val"].numel(), set(), [node]
+    while steps:
+        one = steps.pop()
+        if one.meta["val"].numel() == size:
+            if one.target in CHEAP:
+                steps += one.all_input_nodes
+            else:
+                sources.add(one)
+    return len(sources) == 1 and node not in sources
+
+
+def _copy(graph: fx.Graph, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Return a copy of a node and of the cheap ones that it is made from."""
+    if node.target not in CHEAP and node.target != aten.le.Scalar:
+        return node
+    if node not in known:
+        inputs = {one: _copy(graph, one, known) for one in node.all_input_nodes}
+        known[node] = graph.node_copy(node, inputs.__getitem__)
+    return known[node]
+
+
+def _calls(graph: fx.Graph, operator: Any) -> list[Any]:
+    """Return the nodes that call an operator; Any, since the type of a node's arguments has no end."""
+    return list(graph.find_nodes(op="call_function", target=operator))
+
+
+def _is_call(node: Any, operator: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target == operator
 
 
 def _call(graph: fx.Graph, instead_of: fx.Node, operator: Callable[..., Any], *arguments: Any) -> fx.Node:
