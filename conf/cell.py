@@ -11,7 +11,7 @@ from typing import Any
 
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 # Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
-COMPILED, GRAPHED = ("compile", "max", "compile_graph"), ("graph", "compile_graph")
+COMPILED, GRAPHED = ("compile", "max", "compile_graph", "max_graph"), ("graph", "compile_graph", "max_graph")
 
 
 @dataclass(frozen=True)

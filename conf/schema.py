@@ -211,8 +211,8 @@ class Config:
     optimize: str = option(
         "auto",
         "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step is one replay of a "
-        "CUDA graph; compile_graph: of compiled code",
-        words=("auto", "eager", "compile", "max", "graph", "compile_graph"),
+        "CUDA graph; compile_graph, max_graph: of compiled code",
+        words=("auto", "eager", "compile", "max", "graph", "compile_graph", "max_graph"),
     )
     channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)

@@ -404,6 +404,7 @@ def test_the_sentence_names_what_was_found():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [({}, " optimize=graph "), ({"optimize": "compile"}, " optimize=compile_graph "), ({"optimize": "compile_graph"}, ""),
+     ({"optimize": "max"}, " optimize=max_graph "),
      ({"precision": "fp16"}, ""), ({"strategy": {"name": "cpu_staged"}}, ""), ({"strategy": {"name": "mine"}}, "")],
 )  # fmt: skip
 def test_a_cell_that_waits_for_the_cpu_is_told_of_graphs_where_it_could_have_them(fields, named):

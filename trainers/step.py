@@ -18,6 +18,7 @@ from trainers.optimizers import optimizer_of
 from trainers.own_model import Batch, OwnModel
 from trainers.strategy import Strategy, load
 
+REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Mark = Callable[[str], AbstractContextManager[Any]]
 UNMARKED = nullcontext[None]()
@@ -44,8 +45,8 @@ class Training:
             model = models.bf16_weights(model)
         if cell.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        at_most = cell.optimize == "max"
-        if at_most:
+        rewritten = cell.optimize in REWRITTEN
+        if rewritten:
             model = compiling.prepare(model)
         self.network = model  # what was built, without what the strategy wraps around it
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
@@ -56,7 +57,7 @@ class Training:
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
         if cell.compiled:
             # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
-            self.model = compiling.compiled(self.model) if at_most else torch.compile(self.model)
+            self.model = compiling.compiled(self.model) if rewritten else torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches: Iterator[Batch] = (
             LoadedBatches(cell, device, rank) if cell.data else synthetic(cell, device, rank, self.network)

@@ -56,7 +56,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
         return unless_training(record, why) if record.cell.device == "cuda" else unless_cpu(record, why)
     if share <= limits.idle_limit:
         return None
-    graph = "compile_graph" if record.cell.compiled else "graph"
+    graph = {"compile": "compile_graph", "max": "max_graph"}.get(record.cell.optimize, "graph")
     way_out = f"; optimize={graph} launches each step at once" if _could_be_a_graph(record.cell) else ""
     return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}{way_out}")
 
