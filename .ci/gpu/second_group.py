@@ -1,6 +1,6 @@
 """What tells why a second process group with a device_id makes steps slower: `python .ci/gpu/second_group.py FILE OPTION...`.
 
-Two ranks train in turns, each turn with a process group and a model of its own; TURNS names them:
+Two ranks (RANKS) train in turns, each turn with a process group and a model of its own; TURNS names them:
   device_id    the group is made with a device_id: NCCL connects at once
   plain        as Ringside makes it: NCCL connects in the first exchange
   early        as plain, but one exchange before the model is built: is it that NCCL connects before the memory is taken?
@@ -29,7 +29,7 @@ from conf.cell import Cell
 from tests.step_times import timed_ms
 from trainers.step import Training
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 USUAL = "device_id,device_id,plain"
 EMPTY = 400  # kernels in a row: fewer than the launch queue holds
 HOLD_CYCLES = 16_000_000  # about 8 ms, in which they are enqueued
