@@ -33,7 +33,8 @@ def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
 
 
 def test_one_cell_of_several_gpus_asks_all_of_it_also_where_it_failed(tmp_path):
-    failed = record(9, [0, 3], 1800.0, state="failed", failure={"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""})
+    why = {"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""}
+    failed = record(9, [0, 3], 1800.0, state="failed", failure=why)
     _, sections = told(tmp_path, [*of_batches(), failed])
     assert sections.keys() >= {"waterfall", "wires", "strategies"} and sections["scaling"].title == "Scaling"
 
