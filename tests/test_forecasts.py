@@ -177,6 +177,7 @@ def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     made = calibrated.measure((1,), 160)
     assert made.predicted["low"] is None and made.predicted["held_out"] == 0
     assert "cells of one GPU, or without an exchange, are not held out" in made.predicted["why"][-1]
+    assert "cells of one GPU, or" in judge(made, LIMITS).not_applicable["unexplained"]
     assert stated_forecast(made).error == pytest.approx(0, abs=0.01)
 
 

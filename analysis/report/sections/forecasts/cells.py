@@ -30,19 +30,21 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     names, unit, alone = _names(study, found.forecasts), unit_of(study), ran_alone(study)
     on = f"one {unit.removesuffix('s')}" if alone else f"several {unit}"
     pictures = () if alone else (*scatter(found.forecasts, unit), *curves(study, found))
+    with_cost = any(one.measured_cost_ms is not None for one in found.forecasts)
     rows = tuple(_row(one, *names[one.record_id]) for one in found.forecasts)
     table = Table(
         "forecasts",
         f"Each cell on {on} beside its forecast{f' ({100 * LEVEL:.0f} % intervals)' * (not alone)}, and how much longer the "
-        f"measured step is than the forecast and than the null model, which says that nothing changes. Cost: what the "
-        "strategy adds to a step, by steps with and without it in turn.",
+        "measured step is than the forecast and than the null model, which says that nothing changes."
+        f"{' Cost: what the strategy adds to a step, by steps with and without it in turn.' * with_cost}",
         (
             Column("cell", "cell"), Column("gpus", unit), Column("made", "made"),
             Column("step_ms", "step ms", MS), Column("forecast_ms", "forecast ms", MS, True),
             Column("error", "measured against it", CHANGE), Column("null_error", "against null model", CHANGE),
-            Column("inside", "in interval"),
-            Column("cost_ms", "cost ms", MS), Column("forecast_cost_ms", "cost forecast ms", MS),
-            Column("null_cost_ms", "cost by null model ms", MS), Column("basis", "basis"), Column("widest", "least sure part"),
+            Column("inside", "in interval"), Column("cost_ms", "cost ms", MS, shown=with_cost),
+            Column("forecast_cost_ms", "cost forecast ms", MS, shown=with_cost),
+            Column("null_cost_ms", "cost by null model ms", MS, shown=with_cost),
+            Column("basis", "basis"), Column("widest", "least sure part"),
         ),
         rows,
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
