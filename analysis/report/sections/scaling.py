@@ -26,6 +26,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     if not study.trains:
         return None
     curves, one, alone = findings.scaling.curves, unit_of(study).removesuffix("s"), ran_alone(study)
+    curves = _by_batch(curves) if alone else curves
     names = short_names(dict.fromkeys(curve.label for curve in curves))
     of_hosts = any(p.node_efficiency for curve in curves for p in curve.points)
     rows = tuple(
@@ -71,6 +72,19 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     pictures = tuple(scaling_figures(study, curves))
     title = "Rates" if alone else "Scaling"
     return Section("scaling", title, tuple(lines), pictures, (table, _fits(curves, names)), place=10)
+
+
+def _by_batch(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """Return curves of one size with those that differ in their batch alone together, in order of the batch."""
+
+    def asked(curve: Curve) -> frozenset[tuple[str, str]]:
+        return frozenset(one for point in curve.points for one in point.key.items() if one[0] != "batch_size")
+
+    place: dict[frozenset[tuple[str, str]], int] = {}
+    for curve in curves:
+        place.setdefault(asked(curve), len(place))
+    least = {curve.label: min((point.batch_size for point in curve.points), default=0) for curve in curves}
+    return tuple(sorted(curves, key=lambda curve: (place[asked(curve)], least[curve.label])))
 
 
 def _caption(unit: str, alone: bool, of_hosts: bool) -> str:
