@@ -19,7 +19,7 @@ from analysis.findings.predicted.stated import FAIR, about_forecasts, doubted, s
 from analysis.findings.study import Study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import deviation
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal, interval
 from analysis.prediction.holdout import hold_out, scores
 from analysis.prediction.upcoming import VERSION, scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
@@ -153,12 +153,9 @@ def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
             other for other in held if other.cell.question.machine == one.cell.question.machine and other is not one
         )
         if len(others) >= FEWEST_HELD_OUT:
-            record, half = (
-                by_id[one.cell.record_ids[0]],
-                conformal(others) * one.forecast.deviation_ms * one.forecast.growth,
-            )
-            ends = {"low": one.forecast.step_ms - half, "high": one.forecast.step_ms + half, "level": LEVEL}
-            said = one.forecast.to_json() | ends | {"made_at": 0.0}
+            record = by_id[one.cell.record_ids[0]]
+            low, high = interval(one.forecast, conformal(others))
+            said = one.forecast.to_json() | {"low": low, "high": high, "level": LEVEL, "made_at": 0.0}
             metrics = record.metrics | {"step/ms_median": one.step_ms}  # of all its runs
             judged = judge(dataclasses.replace(record, predicted=said, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)

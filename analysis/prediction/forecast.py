@@ -4,13 +4,14 @@
 
 The interval is the best value ± q · the deviation of the draws · the growth outside what was measured. q comes from cells of the
 study that were held out one by one (split-conformal, Lei et al. 2018: the quantile of |error| ÷ deviation); with fewer than
-FEWEST_HELD_OUT of them no error is claimed. The null model says that nothing changes: the step of one GPU, and the cost of the
+FEWEST_HELD_OUT of them no error is claimed. No interval goes below a step of the same GPUs without any exchange, less as many
+deviations of that. The null model says that nothing changes: the step of one GPU, and the cost of the
 nearest measured cell.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from analysis.findings.labels import of_unit
@@ -47,6 +48,10 @@ class Forecast:
     waiting_ms: float
     null_step_ms: float
     null_cost_ms: float
+    compute_ms: (
+        float  # a step of the same GPUs without any exchange, alone: no interval goes below it, but for its scatter
+    )
+    compute_deviation_ms: float
     deviation_ms: float  # of the step, by the draws
     growth: float  # of the interval, outside what was measured
     basis: str  # interpolated, extrapolated, assumed_network
@@ -78,15 +83,14 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
     null_cost = max(_null_cost(calibration, question), (LEAST_STEP - 1) * without)
     basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.times.sources)
     spread, growth = deviation(steps), growth_of(calibration, question)
-    half, sentence = _half(spread * growth, scores) if is_scored(question) else (None, NOT_SCORED)
-    alone_ms = max(best(bare), launch) + own_ms
-    ms = best(steps)
-    return Forecast(
+    sentence = NOT_SCORED if not is_scored(question) else too_few(len(scores)) if len(scores) < FEWEST_HELD_OUT else ""
+    compute_ms, ms = max(best(bare), launch), best(steps)
+    found = Forecast(
         step_ms=ms,
-        low=None if half is None else max(ms - half, 0.0),
-        high=None if half is None else ms + half,
+        low=None,
+        high=None,
         images_per_second=rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / ms,
-        efficiency=alone_ms / ms,
+        efficiency=(compute_ms + own_ms) / ms,
         cost_ms=cost,
         exposed_ms=cost - own_ms + best(waiting),
         tail_ms=best(played.tail_ms),
@@ -95,6 +99,8 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
         waiting_ms=best(waiting),
         null_step_ms=without + null_cost,
         null_cost_ms=null_cost,
+        compute_ms=compute_ms,
+        compute_deviation_ms=math.hypot(deviation(bare), deviation(made.noise)),
         deviation_ms=spread,
         growth=growth,
         basis=basis,
@@ -102,6 +108,17 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
         why=tuple(of_unit(one, question.unit) for one in (*why, made.why_waiting, sentence) if one),
         records=calibration.record_ids,
     )
+    if sentence:
+        return found
+    low, high = interval(found, conformal(scores))
+    return replace(found, low=low, high=high)
+
+
+def interval(made: Forecast, factor: float) -> tuple[float, float]:
+    """Return the ends of the interval of a step: ± factor · deviation · growth, but not below what compute alone may take."""
+    wide = factor * made.growth
+    least = min(made.compute_ms - wide * made.compute_deviation_ms, made.step_ms)
+    return max(made.step_ms - wide * made.deviation_ms, least, 0.0), made.step_ms + wide * made.deviation_ms
 
 
 def is_scored(question: Question) -> bool:
@@ -153,13 +170,6 @@ def _most_ranks(calibration: Calibrated, question: Question) -> int:
     """Return the largest number of ranks whose steps were timed with this workload."""
     found = (one.ranks for one in calibration.cells if one.timed and one.question.workload == question.workload)
     return max(found, default=1)
-
-
-def _half(spread_ms: float, scores: Sequence[float]) -> tuple[float | None, str]:
-    """Return half the interval in ms, and a sentence where no error can be stated."""
-    if len(scores) < FEWEST_HELD_OUT:
-        return None, too_few(len(scores))
-    return conformal(scores) * spread_ms, ""
 
 
 def too_few(held_out: int) -> str:

@@ -18,7 +18,7 @@ from analysis.findings.labels import of_unit
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import best, deviation
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast
+from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast, interval
 
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 WAYS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
@@ -117,8 +117,8 @@ def _with_interval(one: HeldOut, held: Sequence[HeldOut]) -> HeldOut:
     others = scores(other for other in held if other is not one)
     if one.forecast is None or len(others) < FEWEST_HELD_OUT:
         return one
-    half = conformal(others, LEVEL) * one.forecast.deviation_ms * one.forecast.growth
-    return replace(one, low=one.forecast.step_ms - half, high=one.forecast.step_ms + half)
+    low, high = interval(one.forecast, conformal(others, LEVEL))
+    return replace(one, low=low, high=high)
 
 
 Group = tuple[list[MeasuredCell], Calibrated]
