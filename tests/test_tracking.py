@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -23,7 +24,7 @@ from launch.study.identity import ProcessIdentity
 from launch.tracking import siblings, store
 from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
-from launch.tracking.store import TrackingUnavailable, WrongUri, store_uri
+from launch.tracking.store import TrackingUnavailable, WrongUri, connect, store_uri
 from launch.tracking.tracker import Tracker
 
 SECRET = "hunter2-secret"
@@ -339,6 +340,14 @@ def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert store_uri("sqlite:///x/m.db", tmp_path) == f"sqlite:///{tmp_path}/x/m.db"
     assert store_uri(None, Path("out")) == f"sqlite:///{tmp_path}/out/mlflow.db"
+
+
+def test_a_store_makes_no_folder_of_the_name_that_its_address_would_have_encoded(tmp_path, store_template):
+    output_dir = tmp_path / "Müller (copy) #1" / "out"
+    output_dir.mkdir(parents=True)
+    shutil.copy(store_template, output_dir / "mlflow.db")
+    connect(store_uri(None, output_dir), output_dir / "mlartifacts").search_experiments()
+    assert [path.name for path in tmp_path.iterdir()] == ["Müller (copy) #1"]
 
 
 def refused(tracking, folder, within_s):

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 DEFAULT_STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
-# A path that means the same in a URI: a plan need not import SQLAlchemy to read it, which takes half a second.
-PLAIN, PLAIN_PATH = "sqlite:///", re.compile(r"[\w/.-]+", re.ASCII)
+# A path that means the same in a URI. A plan need not import SQLAlchemy to read it, which takes half a second, and MLflow makes
+# the folder that it reads in a URI without decoding it: of a path with %C3%BC for ü a second folder, which stayed empty.
+PLAIN, PLAIN_PATH = "sqlite:///", re.compile(r"(?!:memory:$|file:)[^%?@\x00-\x1f\x7f]+")
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 # What SQLite says, and what is told instead. The first that is found counts.
