@@ -41,6 +41,12 @@ PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
 # An option of a group, with one value: a word or a list.
 ONE_VALUE = re.compile(r"((\w+)\.[\w.]+=)([\w.+-]+|\[[\w.,-]*\])")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
+# Paths are what they are: Hydra accepts letters beyond ASCII, `#`, `(` and others in quotes only.
+PATHS = re.compile(
+    r"((?:output_dir|hosts|topology|tracking\.uri|engine\.(?:folder|python|ssh_config)|profiler\.nsys_path)=)"
+    r"(?=[^'])([^\",\[\]{}$\\]*[^\w\s/.+%@?:*|\",\[\]{}$\\-][^\",\[\]{}$\\]*)",
+    re.ASCII,
+)
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
 SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
 
@@ -48,7 +54,8 @@ SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\
 def normalise(arguments: Sequence[str]) -> list[str]:
     """Return the arguments as Hydra shall read them: its own options first, because argparse finds none behind overrides.
 
-    `gpus=…` and `nodes=…` become canonical text, NCCL's `^` and `;` come into quotes, and `nccl.other.NAME=…` may name a new key.
+    `gpus=…` and `nodes=…` become canonical text, NCCL's `^` and `;` and paths come into quotes, and `nccl.other.NAME=…` may
+    name a new key.
 
     Raises:
         Refused: names the argument and the right form.
@@ -162,6 +169,9 @@ def _rewritten(argument: str) -> str:
         return f"++nccl.other.{argument.split('.', 2)[2]}"
     if selection := SELECTIONS.fullmatch(argument):
         return f"{selection[1]}'{selection[2]}'"
+    if path := PATHS.fullmatch(argument):
+        quote = '"' if "'" in path[2] else "'"
+        return f"{path[1]}{quote}{path[2]}{quote}"
     if prefix := PREFIX.fullmatch(argument):
         return prefix[1] + "[" + ",".join(f"'{word}'" for word in prefix[2].split(",")) + "]"
     return argument

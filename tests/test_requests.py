@@ -243,6 +243,8 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         ([""], "'':", "accepted is option=value"),
         (["--gpus", "0"], "--gpus: unknown;", "write options without dashes, as in gpus=0,1"),
         (["nccl.socket_ifname=eth,^docker"], "nccl.socket_ifname=eth,^docker: not in Hydra's grammar", "in quotes"),
+        (["model=resnet50,"], "model=resnet50,: a value is missing beside a comma", "write model=A,B"),
+        (["batch_size=8,,16"], "batch_size=8,,16: a value is missing beside a comma", "write batch_size=A,B"),
         (['study="a'], "study=\"a: not in Hydra's grammar", "in quotes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -436,6 +438,14 @@ def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
     (tmp_path / "mine" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n")
     code, out, err = launch("--config-dir", str(tmp_path / "mine"), "+experiment=mine", "dry_run=true")
     assert (code, out) == (2, "") and err.startswith(f"launch.py: {said}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("typed", ["Müller (copy) #1/a=b", "~/it's here", "~", "/my studies/100%", "a;b&c"])
+def test_a_path_needs_no_quotes_of_hydras(hydra, typed):
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(hydra, version_base="1.3"):
+        config = compose("config", normalise([f"output_dir={typed}", f"tracking.uri={typed}", "topology=null"]))
+    assert (config.output_dir, config.tracking.uri, config.topology) == (typed, typed, None)
 
 
 def test_the_same_request_has_the_same_key_and_another_one_another(hydra):

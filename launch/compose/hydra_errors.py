@@ -49,7 +49,9 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
 def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:
     if not isinstance(error, OverrideParseException):
         return None
-    key = error.override.partition("=")[0]
+    key, _, values = error.override.partition("=")
+    if "" in map(str.strip, values.split(",")) and "'" not in values and '"' not in values:
+        return f"{error.override}: a value is missing beside a comma; write {key}=A,B"
     return f"{error.override}: not in Hydra's grammar; put a text with special characters in quotes, {key}=\"'…'\""
 
 
