@@ -1,12 +1,12 @@
 """Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it, hands it to `launch`."""
 
-import gc
 import os
 import sys
-import time
 
-BEGAN_S = time.monotonic()  # before all that takes time is imported: a sweep's seconds count from here
-INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
+from launch import beginning
+
+if __name__ == "__main__":
+    before = beginning.begin()
 
 import hydra
 import yaml
@@ -47,11 +47,11 @@ def main() -> int:
     """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130 interrupted or no time."""
     typed = sys.argv[1:]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
-    schema.register()
-    sweeper.register()
-    completion.register()
     arguments: list[str] = []
     try:
+        schema.register()
+        sweeper.register()
+        completion.register()
         groups.search_also(config_dirs(typed))
         if inform(typed):
             return 0
@@ -63,7 +63,7 @@ def main() -> int:
             requests = compose(arguments := normalise([*small, *typed]))
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 
-        return run(requests, typed, BEGAN_S, small)
+        return run(requests, typed, beginning.BEGAN_S, small)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2
@@ -71,11 +71,10 @@ def main() -> int:
         return 0
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
-        return INTERRUPTED
+        return beginning.INTERRUPTED
 
 
 if __name__ == "__main__":
-    gc.disable()  # while all is imported and planned: Python would walk through it again and again (launch.study.beside)
-    status = main()
-    close_quietly(interrupted=status == INTERRUPTED)
+    status = beginning.answered(main, before)
+    close_quietly(interrupted=status == beginning.INTERRUPTED)
     sys.exit(status)

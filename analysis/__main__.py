@@ -1,7 +1,7 @@
 """Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
 
 A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
-failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or wrong request (one line on stderr).
+failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or wrong request (one line on stderr), 130 Ctrl-C.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from analysis.errors import said
 from benchmarks.record.visible import close_quietly, one_line
 
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "topology": ("analysis.commands.topology", "show the link classes between GPUs and NICs; --svg draws the machine"),
@@ -51,22 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     modules = {}
-    for name, (module, text) in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text)
-        if arguments[:1] == [name]:  # import only the command asked for: numpy and matplotlib take a second
-            modules[name] = importlib.import_module(module)
-            modules[name].configure(sub)
-    parsed = parser.parse_args(arguments)
     try:
+        for name, (module, text) in COMMANDS.items():
+            sub = commands.add_parser(name, help=text, description=text)
+            if arguments[:1] == [name]:  # import only the command asked for: numpy and matplotlib take a second
+                modules[name] = importlib.import_module(module)
+                modules[name].configure(sub)
+        parsed = parser.parse_args(arguments)
         return int(modules[parsed.command].run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:
-        print(one_line(f"python -m analysis {parsed.command}: {said(error)}"), file=sys.stderr)
+        print(one_line(f"python -m analysis {arguments[0]}: {said(error)}"), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"python -m analysis {arguments[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
     status = main()
-    close_quietly()
+    close_quietly(interrupted=status == INTERRUPTED)
     sys.exit(status)

@@ -1,6 +1,6 @@
 """`python -m launch sync STUDY_DIR` writes records to MLflow; `compare STUDY_DIR` says where MLflow has them otherwise.
 
-Exit status: 0 done, 1 it failed or differs, 2 the input is wrong.
+Exit status: 0 done, 1 it failed or differs, 2 the input is wrong, 130 Ctrl-C.
 """
 
 import argparse
@@ -40,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     except TrackingUnavailable as error:
         print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"python -m launch {given.command}: interrupted; the same command continues from there", file=sys.stderr)
+        return 130
     for sentence in report.unreadable:
         print(one_line(f"python -m launch sync: {sentence}"), file=sys.stderr)
     print(f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from analysis.__main__ import main as analysis
 from benchmarks import record as records
+from launch.__main__ import main as launch
 from launch.display.lasting_output import LastingOutput
 from launch.supervision.stopping import Stopping
 
@@ -103,3 +105,30 @@ def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
     assert (sweep.stderr.read(), sweep.wait(120)) == ("", 0)
     (record,), unreadable = records.read_study(tmp_path / "outputs" / "default")
     assert (record.state, unreadable) == ("finished", [])
+
+
+def test_ctrl_c_while_launch_py_is_imported_shows_no_traceback(tmp_path):
+    (tmp_path / "hydra.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "launch.py", "gpus=0"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("main", "typed"), [(analysis, "report"), (launch, "sync")])
+def test_ctrl_c_in_a_command_after_a_sweep_is_one_line(main, typed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Path, "is_dir", lambda path: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([typed, str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"python -m {main.__module__.split('.')[0]} {typed}: interrupted")
+    assert err.count("\n") == 1
