@@ -133,7 +133,7 @@ def test_several_codes_are_shortened_before_a_number_is():
 
 def test_codes_of_cells_that_are_not_valid_are_explained_once():
     one, two, three = records("settings")[:3]
-    noisy = Validity("suspect", {"noisy": "the interval is wide: ±9%"})
+    noisy = Validity("suspect", {"profiled": "a trace was recorded", "noisy": "the interval is wide: ±9%"})
     worse = Validity("invalid", {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"})
     profiled = Validity("valid", {"profiled": "a trace was recorded"})
     judged = [dataclasses.replace(one, validity=noisy), dataclasses.replace(two, validity=worse)]
@@ -182,6 +182,8 @@ def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
         assert next(line for line in lines if "▸ timed" in line).startswith("0,1,2,3")
         assert next(line for line in lines if "waiting" in line).startswith("0,1 ")
         assert lines[-2:] == ["4 of 6 cells in 0 s, about 45 s left", "cell 5: timed, 73 steps"]
+        screen.progress(4, watch("check", 1))
+        assert drawn(screen)[-1] == "cell 5: check, 1 step"
         clock[0] += 10
         assert "6 cells in 10 s, about 35 s left" in drawn(screen)[-2]
         clock[0] += 100  # longer than the estimate: only what follows is left

@@ -56,7 +56,8 @@ def _nothing(study: Study) -> list[str]:
         return ["anything: it has no record"]
     if not study.runs:
         count = len(study.records) + len(study.replaced)
-        return [f"anything: none of its {count} records is finished and valid"]
+        none = "its one record is not" if count == 1 else f"none of its {count} records is"
+        return [f"anything: {none} finished and valid"]
     if not study.timed:
         missing = "how it scales" if study.rated else "how it scales, and what is faster"
         return [f"{missing}: no cell measured images per second"]

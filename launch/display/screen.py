@@ -118,7 +118,8 @@ class Screen:
         first = number not in self._running
         since = time.monotonic() if first else self._running[number][0]
         self.states[number] = phase
-        self._running[number] = since, f"{phase}, {behind.iterations} steps" if behind.iterations else phase
+        done = f"{behind.iterations} step{'' if behind.iterations == 1 else 's'}"
+        self._running[number] = since, f"{phase}, {done}" if behind.iterations else phase
         if not self._live and first:
             self.console.print(Text(f"{self._head(number)}  started", style="dim"))
 
