@@ -15,7 +15,7 @@ from records import make_record, without_entry
 from scipy import stats
 
 from analysis.__main__ import main as analysis
-from analysis.findings.predicted.stated import FAIR, about_forecasts, doubted, stated_forecast, with_forecast
+from analysis.findings.predicted.stated import about_forecasts, doubted, stated_forecast, with_forecast
 from analysis.findings.study import Study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import deviation
@@ -24,7 +24,7 @@ from analysis.prediction.holdout import hold_out, scores
 from analysis.prediction.upcoming import VERSION, scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.validity.checks import CHECKS, judge
-from benchmarks.record import Validity, read, read_lines, read_study, write
+from benchmarks.record import FINDINGS, Validity, read, read_lines, read_study, write
 from benchmarks.record.cell_folder import CellFolder
 from conf.schema import ValidityLimits
 from launch.study.forecasts import Forecasts
@@ -208,7 +208,7 @@ def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     assert made.validity.verdict == "suspect" and len(scores_of([*calibrated.known, made])["condition"]) == 13
     assert not doubted([made])
     assert doubted([dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))])
-    assert {check.code for check in CHECKS if check.severity == "finding"} <= set(FAIR)
+    assert {check.code for check in CHECKS if check.severity == "finding"} <= {*FINDINGS}
 
 
 def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):

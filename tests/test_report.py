@@ -280,7 +280,11 @@ def test_members_that_were_not_measured_alone_are_named(tmp_path):
 
 
 def test_a_suspect_point_says_why(tmp_path):
-    codes = {"throttled": "a clock was lowered: 1,200 MHz", "foreign_load": "words of another kind"}
+    codes = {
+        "throttled": "a clock was lowered: 1,200 MHz",
+        "profiled": "a trace",
+        "foreign_load": "words of another kind",
+    }
     doubt = {"verdict": "suspect", "codes": codes, "unchecked": {}}
     said = finding(tmp_path, [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=doubt)])
     assert "Checks cast doubt on this: a clock was lowered; foreign_load." in said

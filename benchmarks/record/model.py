@@ -20,6 +20,8 @@ SCHEMA_VERSION = 6
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
+# Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a finding too.)
+FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect")
 
 
 class RecordError(ValueError):
@@ -50,6 +52,11 @@ class Validity:
     def said(self) -> str:
         """Return the verdict as people read it: it tells how many checks could not run."""
         return f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
+
+    @property
+    def against(self) -> dict[str, str]:
+        """Return the codes that speak against the numbers, with their sentences."""
+        return {code: sentence for code, sentence in self.codes.items() if code not in FINDINGS}
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def doubts(records: Sequence[Record]) -> list[str]:
     finished = [record.validity for record in records if record.state == "finished"]
     lines: list[str] = []
     for word, meaning in VERDICTS.items():
-        codes = [*_gathered([one.codes for one in finished if one.verdict == word])]
+        codes = [*_gathered([one.against for one in finished if one.verdict == word])]
         if codes:
             lines += [f"{word}: {meaning}", *(f"  {line}" for line in first_lines(codes, MOST_CODES))]
     missing = dict.fromkeys(code for one in finished for code in one.unchecked)

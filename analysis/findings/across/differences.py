@@ -172,7 +172,7 @@ def _doubts(first: Runs, second: Runs) -> str:
     said = []
     for words, runs in zip(SIDES, (first, second), strict=True):
         codes = dict.fromkeys(
-            code for record in runs.records if record.validity.verdict == "suspect" for code in record.validity.codes
+            code for record in runs.records if record.validity.verdict == "suspect" for code in record.validity.against
         )
         said += [f"suspect in {words}: {', '.join(codes)}"] * bool(codes)
     return "; ".join(said)

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.record import Record, finite
+from benchmarks.record import FINDINGS, Record, finite
 from benchmarks.record.metrics import interval
 
 UNEXPLAINED = "unexplained"  # the code of a step outside its interval
 # Codes of a record that say nothing against its step: a forecast of it may be scored. Without UNEXPLAINED among them, cells
 # outside their intervals would leave the scores, and the next intervals would be too narrow.
-FAIR = (UNEXPLAINED, "profiled", "reference_exceeded", "input_bound", "setting_no_effect")
+FAIR = (UNEXPLAINED, *FINDINGS)
 STEP, ERROR = "step/ms_median", "prediction/error"
 _METRICS = {
     "predicted/step_ms": "step_ms",

@@ -29,7 +29,7 @@ def doubt(study: Study, point: Point) -> str:
     codes: dict[str, str] = {}
     for one in study.records_of(point):
         if one.validity.verdict == "suspect":
-            codes |= one.validity.codes
+            codes |= one.validity.against
     reasons = [single_line(_reason(code, said)) for code, said in codes.items()]
     return f"Checks cast doubt on this: {'; '.join(reasons[:REASONS])}{_more(reasons)}."
 
