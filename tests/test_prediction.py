@@ -261,13 +261,9 @@ def test_a_link_at_half_its_bandwidth_is_outside_the_interval_and_a_sound_one_in
 def test_no_interval_goes_below_compute_alone():
     """An exchange of which hardly anything is known may take long; no step is shorter than one without it."""
     calibration, asked = invented(), Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 64)
-    alone, hardly, well = (
-        10.0 + 0.2 * 128,
-        forecast(calibration, asked, [30.0] * 12),
-        forecast(calibration, asked, [1.0] * 12),
-    )
+    alone, hardly = 10.0 + 0.2 * 128, forecast(calibration, asked, [30.0] * 12)
     assert 0.8 * alone < hardly.low < alone and hardly.high > 2 * hardly.step_ms
-    assert hardly.step_ms - hardly.low < 0.5 * (hardly.high - hardly.step_ms)
+    well = forecast(calibration, replace(asked, gpus=4), [1.0] * 12)
     assert well.step_ms - well.low == pytest.approx(well.high - well.step_ms), "nothing is cut where it is known"
 
 
