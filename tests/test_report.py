@@ -212,6 +212,7 @@ CASES = {
     "one cell": ([small(1, [0], 100.0)], "To see how it scales, run with gpus=scale"),
     "no baseline": ([small(1, [0, 1], 100.0)], "To see the efficiency and where the loss comes from, run with waterfall=true"),
     "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "Its one cell gave no number that can be used"),
+    "only failed": ([small(1, [0], 100.0, state="failed", metrics={})], "was to be trained with"),
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
     "half": ([small(1, [0], 1.0) | {"cell": {"gpus": [0]}}], "1 file could not be read"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),

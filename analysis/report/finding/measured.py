@@ -18,6 +18,7 @@ NAMED = 3  # models, strategies, benchmarks or machines that are named; of more 
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
     records = study.usable or study.records
+    done = any(one.state == "finished" for one in records)
     trained = [one for one in records if RATE in one.metrics or named(one, "benchmark") == "throughput"]
     if not trained:
         names = list(dict.fromkeys(named(record, "benchmark") for record in records))
@@ -25,12 +26,12 @@ def measured(study: Study) -> str:
         of = f" ({_several(models, 'model')})" if models else ""
         which = _several(names, "benchmark")
         which = which if len(names) > NAMED else f"The benchmark{'' if len(names) == 1 else 's'} {which}"
-        return f"{which}{of} ran on {_devices(study, records)}."
+        return f"{which}{of} {'ran' if done else 'was to run' if len(names) == 1 else 'were to run'} on {_devices(study, records)}."
     models, strategies = (_names(trained, group) for group in ("model", "strategy"))
     with_exchange = [name for name in strategies if name != WITHOUT]
     how = f"with {_several(with_exchange, 'strategy', 'strategies')}" if with_exchange else ""
     how += " and " * (0 < len(with_exchange) < len(strategies)) + "without any exchange" * (WITHOUT in strategies)
-    verb = "was" if len(models) == 1 else "were"
+    verb = ("was" if len(models) == 1 else "were") + " to be" * (not done)
     return f"{_several(models, 'model')} {verb} trained {how} on {_devices(study, trained)}{_batch(study, trained)}."
 
 
