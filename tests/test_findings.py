@@ -460,6 +460,15 @@ def test_the_noise_floor_is_that_of_equal_cells_and_the_drift_that_of_the_first(
     assert together(scaling(made).curves, (0,)).runs == 10, "the drift run is no tenth of a repeat"
 
 
+def test_two_pairs_of_runs_are_no_noise_floor():
+    """Of one pair it would be nine times the pair's difference: 106 % for runs that differ by 12 %."""
+    simulator = Simulator(Truth(noise=0.01))
+    found = study_findings([simulator.record((gpu,), repeat=repeat) for repeat in range(2) for gpu in range(2)])
+    (noise,) = found.noises
+    assert (noise.floor, noise.pairs, noise.freedom) == (None, 2, 2)
+    assert "how far runs differ: too few cells ran twice (repeats=5 does that)" in found.unsaid
+
+
 # Wires.
 
 

@@ -18,6 +18,7 @@ from scipy.special import stdtr, stdtrit
 from analysis.findings import labels
 from analysis.findings.estimates import Draws, quantile
 from analysis.findings.model import Comparison, Estimate, Noise
+from analysis.findings.next_run.floors import FEWEST
 from analysis.findings.next_run.interval import LEVEL, WIDEST
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, between_runs
@@ -288,6 +289,6 @@ def _noise(study: Study, rate: Rate) -> Noise:
     change = drift[0] if drift else None
     if not freedom:
         return Noise(None, 0, change, rate=rate.name)
-    floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
+    floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation) if freedom >= FEWEST else None
     pairs_of_runs = sum(math.comb(len(runs.log_rates), 2) for runs in members)
     return Noise(floor, pairs_of_runs, change, deviation, freedom, rate.name)

@@ -30,7 +30,8 @@ def findings_of(study: Study) -> Findings:
     if unused := unused_on_cpu_workers(study):
         unsaid.append(unused)
     if study.rated and all(one.floor is None for one in noise):
-        unsaid.append("how far runs differ: no cell ran twice (repeats=5 does that)")
+        some = "too few cells" if any(one.pairs for one in noise) else "no cell"
+        unsaid.append(f"how far runs differ: {some} ran twice (repeats=5 does that)")
     if not values and any(one.link_class for one in links):
         unsaid.append("what a link is worth: no two equal cells ran over different links")
     return Findings(

@@ -183,7 +183,7 @@ class SettingEffect:
 
 @dataclass(frozen=True)
 class Noise:
-    """The A/A floor: how far runs of equal cells of this study differ. None where no cell was run twice."""
+    """The A/A floor: how far runs of equal cells of this study differ. None where too few cells were run twice."""
 
     floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
     pairs: int
