@@ -131,6 +131,8 @@ def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
 def test_labels_of_the_user_name_the_sides_and_an_output_dir_gives_its_studies(tmp_path, capsys):
     for name in ("eager_a", "eager_b"):
         shutil.copytree(DATA / "h200_x2" / name, tmp_path / "outputs" / name)
+    cell = next((tmp_path / "outputs" / "eager_a").glob("*/record.json")).parent
+    shutil.copytree(cell, tmp_path / "outputs" / "mlartifacts" / ("a" * 32) / "artifacts")  # MLflow's copy of a record
     before, after = (
         f"{label}={tmp_path / 'outputs' / name}" for label, name in (("before", "eager_a"), ("after", "eager_b"))
     )

@@ -284,6 +284,10 @@ ARTIFACTS = (
 ASIDE = ".aside"
 
 
+# MLflow's folder in an output_dir, beside the studies. It holds a copy of every record.
+COPIES = "mlartifacts"
+
+
 def record_paths(study: Path) -> list[Path]:
-    """Return the paths of every record of a study, earlier attempts too."""
-    return sorted(study.glob("*/**/record.json"))
+    """Return the paths of every record of a study, earlier attempts too; in an output_dir those of all its studies."""
+    return sorted(path for path in study.glob("*/**/record.json") if COPIES not in path.relative_to(study).parts)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.record import own_files
+from benchmarks.record.cell_folder import COPIES
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from launch.machine.secrets import without_credentials
@@ -25,7 +26,7 @@ from launch.machine.secrets import without_credentials
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-DEFAULT_STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in output_dir
+DEFAULT_STORE, ARTIFACTS = "mlflow.db", COPIES  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
 # A path that means the same in a URI. A plan need not import SQLAlchemy to read it, which takes half a second, and MLflow makes

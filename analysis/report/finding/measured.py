@@ -26,7 +26,8 @@ def measured(study: Study) -> str:
         of = f" ({_several(models, 'model')})" if models else ""
         which = _several(names, "benchmark")
         which = which if len(names) > NAMED else f"The benchmark{'' if len(names) == 1 else 's'} {which}"
-        return f"{which}{of} {'ran' if done else 'was to run' if len(names) == 1 else 'were to run'} on {_devices(study, records)}."
+        verb = "ran" if done else "was to run" if len(names) == 1 else "were to run"
+        return f"{which}{of} {verb} on {_devices(study, records)}."
     models, strategies = (_names(trained, group) for group in ("model", "strategy"))
     with_exchange = [name for name in strategies if name != WITHOUT]
     how = f"with {_several(with_exchange, 'strategy', 'strategies')}" if with_exchange else ""
