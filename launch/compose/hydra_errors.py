@@ -32,6 +32,7 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 NO_GROUP_CHOICE = "Config group override must be"
 WRONG_FILE = re.compile(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)")
+NOT_A_KEY = re.compile(r"Key '[^']*' not in '\w+'")
 NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 
@@ -146,6 +147,8 @@ def _typed(key: str, arguments: Sequence[str]) -> str:
 def _in_file(name: str, said: str, key: str) -> str:
     """Return what is wrong in a YAML file that Hydra composes, with the key where OmegaConf knows it."""
     accepts = _accepts(key) if key else ""
+    if NOT_A_KEY.fullmatch(said.strip()) and (known := _options_of(key.rpartition(".")[0])):
+        return f"{key} in {name}.yaml: unknown; options here are {', '.join(known)}{closest(key.split('.')[-1], known)}"
     what = said.strip().rstrip(".") + (f"; accepted is {accepts}" if accepts else "")
     return f"{key + ' in ' if key else ''}{name}.yaml: {what}"
 
@@ -171,6 +174,15 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
         return f"{typed}: {parent} has no option {name}; a new one is added with +{full_key}=value"
     where = f"options of {parent} are" if parent else "options are"
     return f"{typed}: unknown; {where} {', '.join(known)}{closest(name, known)}"
+
+
+def _options_of(key: str) -> list[str]:
+    """Return the names of the options that the schema has at a key, in a group of options; none elsewhere."""
+    node: Any = Config
+    for part in filter(None, key.split(".")):
+        fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
+        node = next((field.type for field in fields if field.name == part), None)
+    return [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
 
 
 def _accepts(key: str) -> str:
