@@ -350,6 +350,13 @@ def test_a_store_makes_no_folder_of_the_name_that_its_address_would_have_encoded
     assert [path.name for path in tmp_path.iterdir()] == ["Müller (copy) #1"]
 
 
+def test_a_new_store_is_made_in_an_output_dir_that_is_a_link(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "outputs").symlink_to(tmp_path / "large disk")
+    Tracker.open(Tracking(), tmp_path / "outputs", "scaling")
+    assert (tmp_path / "large disk" / "mlflow.db").is_file()
+
+
 def refused(tracking, folder, within_s):
     """The sentence with which a store is given up, known soon."""
     began = time.monotonic()

@@ -254,7 +254,8 @@ def _make(file: Path, artifacts: Path) -> None:
             connection.execute(f"PRAGMA {setting}")
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    folder = file.parent.resolve()  # an output_dir may be a link, to a larger disk
+    temporary = folder / f".{file.name}.{secrets.token_hex(4)}"
     made = own_files.open_own(temporary)
     event.listen(Engine, "connect", without_disk)
     try:
