@@ -58,8 +58,12 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     name a new key.
 
     Raises:
-        Refused: names the argument and the right form.
+        Refused: names the argument and the right form; or the current folder is gone, which Hydra would look for.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise Refused("the current folder was deleted; change to another one") from None
     for argument in arguments:
         if len(argument) > LONGEST_ARGUMENT:
             raise Refused(

@@ -490,6 +490,13 @@ def test_the_command_itself_refuses_bytes_that_are_no_text(tmp_path):
     assert done.stderr.startswith("launch.py: study=") and done.stderr.count("\n") == 1
 
 
+def test_a_current_folder_that_was_deleted_is_told(launch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert launch("gpus=0") == (2, "", "launch.py: the current folder was deleted; change to another one\n")
+
+
 def test_the_command_itself_plans(tmp_path):
     done = command("-m", "gpus=0,3", "nccl.p2p_level=LOC", "dry_run=true", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
