@@ -233,6 +233,19 @@ def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
     assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "tables" / "cells.csv").exists()
 
 
+def test_a_study_of_collectives_has_no_heading_alone_and_small_rates_in_full(tmp_path):
+    folder = shutil.copytree(Path(__file__).parent / "data" / "h200_x2" / "links_again", tmp_path / "links")
+    for path in folder.glob("collectives-*/record.json"):
+        made = json.loads(path.read_text(encoding="utf-8"))
+        for row in made["tables"]["nccl-tests"]["runs"][0]["rows"][:3]:
+            for place in filter(None, (row["out_of_place"], row["in_place"])):
+                place["busbw"] = 2e-5  # as over gloo, where 8 bytes take 0.4 ms
+        path.write_text(json.dumps(made), encoding="utf-8")
+    text = report(folder, tmp_path / "report").read_text(encoding="utf-8")
+    assert "Links measured alone</h2>" in text and not re.search(r"</h2>\s*</section>", text)
+    assert ">0.0001<" in text and ">1e-05<" not in text
+
+
 def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     """A later failure erases nothing, and the same command on another machine is no attempt at the same cell."""
     other = {"topology": "", "host": "other"}

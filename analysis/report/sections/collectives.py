@@ -127,7 +127,7 @@ def _figure(study: Study) -> Iterator[Picture]:
     apart = max(1, math.ceil((high - low) / for_width(SIZES)))
     axes.set_xticks([2.0**power for power in range(math.ceil(low), math.floor(high) + 1, apart)])
     axes.xaxis.set_major_formatter(lambda value, _: _size(value))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.9f}".rstrip("0").rstrip("."))
     axes.minorticks_off()
     axes.set_xlabel("bytes", color=INK)
     axes.set_ylabel("busbw, GB/s", color=INK)

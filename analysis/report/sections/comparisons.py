@@ -137,8 +137,8 @@ def _compared(study: Study, findings: Findings) -> str:
     return f"Compared: {join_words(told)}; more is faster."
 
 
-def comparisons(study: Study, findings: Findings) -> Section:
-    """Return the verdicts, and the noise that they are based on."""
+def comparisons(study: Study, findings: Findings) -> Section | None:
+    """Return the verdicts, and the noise that they are based on; None where there is nothing to compare."""
     names = short_names(dict.fromkeys(name for one in findings.comparisons for name in (one.first, one.second)))
     rows = tuple(
         (
@@ -177,6 +177,8 @@ def comparisons(study: Study, findings: Findings) -> Section:
             lines.append(f"The first cell ran once more at the end: its rate changed by {drift}{rate}.")
     if study.trains or rows:
         lines.insert(0, differences(findings))
+    if not lines:
+        return None
     pictures = tuple(comparison_figure(findings.comparisons, findings.noises, names))
     return Section(
         "comparisons",
