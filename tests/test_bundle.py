@@ -169,6 +169,7 @@ def test_the_command_prints_where_it_is_and_the_same_study_gives_the_same_bytes(
     assert main(["report", str(study), "--bundle"]) == 0
     said = capsys.readouterr().out
     digest = hashlib.sha256((tmp_path / "feet.bundle.zip").read_bytes()).hexdigest()
+    assert f"({(tmp_path / 'feet.bundle.zip').stat().st_size / 1e3:,.0f} kB)" in said
     assert digest in said and "python -m analysis verify feet.bundle.zip" in said
     (study / "thesis.txt").write_text("of the user's own")
     for path in study.glob("*/record.json"):

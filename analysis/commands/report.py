@@ -85,7 +85,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
         print(json.dumps({"bundle": str(place), "bytes": size, "sha256": digest}))
         return 0
     out = console()
-    out.print(f"bundle: {escape(str(place))} ({size / 1e6:,.1f} MB)", soft_wrap=True)
+    large = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
+    out.print(f"bundle: {escape(str(place))} ({large})", soft_wrap=True)
     out.print(f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)", soft_wrap=True)
     out.print(f"anyone can check it: python -m analysis verify {escape(place.name)}", soft_wrap=True)
     return 0
