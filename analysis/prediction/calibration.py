@@ -122,6 +122,7 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
         launch_ms=statistics.median(launch) if launch else 0.0,
         between_runs=scatter.share(runs, STEP),
         valid=not doubted(runs.records),
+        cpu_bound=all("cpu_bound" in one.validity.codes for one in runs.records),
         tables=merged,
         logged_buckets=next(filter(None, logged), ()),
         label=cell.name,

@@ -145,6 +145,7 @@ class MeasuredCell:
     launch_ms: float  # host time to enqueue a step; 0: not measured
     between_runs: float = 0.0  # standard deviation of the step between runs, as a share
     valid: bool = True  # no check cast doubt on it
+    cpu_bound: bool = False  # in every run GPUs waited for the CPU: its step says nothing of other batch sizes
     tables: Mapping[str, Any] = field(default_factory=dict)
     logged_buckets: tuple[float, ...] = ()  # bytes of each, by NCCL's log of its calls
     label: str = ""

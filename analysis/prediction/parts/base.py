@@ -12,6 +12,7 @@ from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, about, best, exactly, near
 from analysis.prediction.links.model import MEASURED, SCALED
 from analysis.prediction.parts.clocks import slower_together
+from analysis.prediction.parts.nearest import of_nearest_size
 from analysis.prediction.strategies import exchange_of
 from analysis.prediction.waiting import largest_deviation
 
@@ -85,7 +86,15 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
     if question.batch_size in sizes:
         of_size = [one for one in of_workload if one.question.batch_size == question.batch_size]
         return _bare_at(calibration, question, of_size)
-    nearest = sorted(sizes, key=lambda size: abs(math.log(size / question.batch_size)))[:2]
+    of_workload = [one for one in of_workload if not one.cpu_bound]
+    nearest = sorted(
+        {one.question.batch_size for one in of_workload}, key=lambda size: abs(math.log(size / question.batch_size))
+    )[:2]
+    if not nearest:
+        raise ValueError(
+            f"batch_size={question.batch_size}: every batch size that was measured waits for the CPU (cpu_bound), which says "
+            "nothing of others; add a cell with this one, or with optimize=graph"
+        )
     steps = []
     for size in nearest:
         of_size = [one for one in of_workload if one.question.batch_size == size]
@@ -149,16 +158,18 @@ def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:
 
 
 def scatter_ms(calibration: Calibrated, question: Question) -> float:
-    """Return the standard deviation of one rank's steps inside a run, in ms."""
-    here = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    """Return the standard deviation of one rank's steps inside a run, in ms, at the nearest batch size."""
+    cells = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    here = of_nearest_size(cells, question)
     alone = [one for one in here if one.ranks == 1] or here
     return statistics.median(one.scatter_ms for one in alone) if alone else 0.0
 
 
 def own_of_another_model(calibration: Calibrated, question: Question) -> StepPart | None:
     """Return the own work of another model, in proportion to its arrays: a strategy enqueues one kernel for each."""
-    for one in calibration.cells:
-        if one.ranks == 1 and one.cost_ms is not None and one.question.options == question.options:
+    known = [one for one in calibration.cells if one.ranks == 1 and one.cost_ms is not None]
+    for one in of_nearest_size([one for one in known if one.question.options == question.options], question):
+        if one.cost_ms is not None:
             why = f"own work is that of {one.label}, by the number of arrays"
             return StepPart(one.cost_ms * in_proportion_to_arrays(question, one.question), SCALED, why)
     return None

@@ -16,6 +16,7 @@ import numpy as np
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, best, exactly, near
+from analysis.prediction.parts.nearest import of_nearest_size
 
 CAPPED = 0.5  # share of samples at the cap from which a workload has a power term
 FOLLOWS_BEFORE, FOLLOWS_SPREAD = 0.5, 0.29  # mean and deviation of any number from 0 to 1
@@ -50,8 +51,12 @@ def _away(one: MeasuredCell, question: Question) -> float:
 
 
 def _below(cell: MeasuredCell, alone: Sequence[MeasuredCell]) -> float:
-    """Return the logarithm of clock alone ÷ clock together, with those alone of the same machine if there are any."""
-    same = [one for one in alone if one.question.machine == cell.question.machine] or alone
+    """Return the logarithm of clock alone ÷ clock together, with those alone of the same batch and machine if there are any.
+
+    A small batch waits for the CPU, and its clock is high.
+    """
+    of_size = of_nearest_size(alone, cell.question)
+    same = [one for one in of_size if one.question.machine == cell.question.machine] or of_size
     return math.log(statistics.fmean(one.sm_mhz for one in same) / cell.sm_mhz)
 
 

@@ -17,7 +17,7 @@ from analysis.prediction.draws import Values, about, best, deviation, exactly, n
 from analysis.prediction.links.model import HOST_MEMORY, MEASURED, NETWORK, SCALED
 from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, own_of_another_model
 from analysis.prediction.parts.exchange import exchange, play
-from analysis.prediction.parts.nearest import alike, distance
+from analysis.prediction.parts.nearest import alike, distance, of_nearest_size
 from analysis.prediction.strategies import occupies
 
 # Mean and spread of γ before anything was measured: overlap slows compute by 18.9 % on average (arXiv 2507.03114).
@@ -137,6 +137,7 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
 def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
     """Return the cost that a GPU alone showed, in turn with steps without, else between cells."""
     alone = [one for one in alike(calibration.cells, question, options=True) if one.ranks == 1 and one.timed]
+    alone = of_nearest_size(alone, question)
     costs = [one.cost_ms for one in alone if one.cost_ms is not None]
     if costs:
         return StepPart(np.maximum(sum(costs, exactly(0.0)) / len(costs), 0.0), MEASURED)

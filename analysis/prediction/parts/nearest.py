@@ -24,6 +24,14 @@ def alike(cells: Iterable[MeasuredCell], question: Question, options: bool) -> l
     return sorted(found, key=lambda one: distance(one.question, question))
 
 
+def of_nearest_size(cells: Iterable[MeasuredCell], question: Question) -> list[MeasuredCell]:
+    """Return the cells whose batch size is nearest to that of a question: with small batches GPUs wait for the CPU."""
+    cells = list(cells)
+    sizes = {one.question.batch_size for one in cells}
+    nearest = min(sizes, key=lambda size: abs(math.log(size / question.batch_size)), default=0)
+    return [one for one in cells if one.question.batch_size == nearest]
+
+
 def rate_share(calibration: Calibrated, question: Question) -> float:
     """Return images per second, of those that the median step gives: the median of the cells that are alike.
 
@@ -89,4 +97,5 @@ def distance(one: Question, other: Question) -> tuple[float, ...]:
         abs(math.log(one.ranks / other.ranks)),
         float(one.machine != other.machine),
         float(exchange_of(one).waits != exchange_of(other).waits),
+        abs(math.log(one.batch_size / other.batch_size)),
     )
