@@ -10,6 +10,7 @@ import pytest
 
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
+from analysis.report.sections.running.warm_cold import verdicts
 from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
@@ -241,3 +242,66 @@ def test_intervals_of_strategies_are_for_the_next_run_and_of_the_difference():
             value, near, far = re.findall(r"\d+\.?\d*", row[2])
             for printed, end in ((value, "value"), (near, "high"), (far, "low")):
                 assert same(printed, -100 * getattr(against[name], end))
+
+
+def one_gpu(study, **asked):
+    """Return the cells of a study of one GPU that ask for this, the first run of each first."""
+    found = [one for one in records(f"h200_x1/{study}") if asked.items() <= one["cell"].items()]
+    return sorted(found, key=lambda one: one["cell"]["repeat"])
+
+
+def test_graphs_on_one_gpu():
+    table, _ = tables("CUDA graphs")[:2]
+    models = {"ResNet-50": "resnet50", "Inception-v3": "inception_v3"}
+    assert len(table) == 10
+    for model, batch, *row in table:
+        for optimize, rates, idle in (("eager", *row[:2]), ("graph", *row[2:])):
+            cells = [
+                one for one in one_gpu("graphs", batch_size=int(batch), optimize=optimize)
+                if one["cell"]["model"]["name"] == models[model]
+            ]  # fmt: skip
+            assert sorted(rates.split("; ")) == sorted(rate(one) for one in cells)
+            assert all(same(idle, one["metrics"]["gpu/idle_share"] * 100) for one in cells)
+    (compiled,), (graph,) = (one_gpu("graphs", optimize=name) for name in ("compile", "compile_graph"))
+    assert f"{rate(compiled)} images/s, idle for 78 %" in TEXT and f"(`compile_graph`) it gives {rate(graph)}" in TEXT
+
+
+def rate(record):
+    return f"{record['metrics']['throughput/images_per_second']:,.0f}"
+
+
+def test_the_way_to_the_published_rate():
+    best, gains = tables("The way to the published rate")
+    for optimize, batch, printed, clock in best:
+        (record,) = one_gpu("fastest_long", optimize=optimize.strip("`"), batch_size=int(batch.replace(",", "")))
+        assert printed == rate(record) and record["validity"]["verdict"] == "valid"
+        assert same(clock, record["metrics"]["gpu/sm_mhz"])
+    of_steps = json.loads((DATA / "gains_h200.json").read_text(encoding="utf-8"))["step_ms"]
+    base = of_steps["compile"]
+    assert len(gains) == len(of_steps)
+    for (_, printed, gain), steps in zip(gains, of_steps.values(), strict=True):
+        assert same(printed, 512e3 / median(steps))
+        if steps is not base:
+            assert same(gain, sum(one / other - 1 for one, other in zip(base, steps, strict=True)) / len(base) * 100)
+
+
+def test_warm_ranks_of_one_gpu_measure_what_new_ones_do():
+    said = verdicts(open_study(DATA / "h200_x1" / "warm_cold"))[0].replace("\xa0", " ")
+    rows = [row for table in tables("What a cell costs") for row in table]
+    _, turns, of_rate, of_cost = next(row for row in rows if row[0] == "one H200, J")
+    for cell in (of_rate, of_cost):
+        numbers = cell.removesuffix(": **equivalent**").replace(" ms (", " (")
+        assert cell != numbers and numbers in said
+    assert f"{turns[0]} turns of A B B A): equivalent to new ranks within ±0.5 %" in said
+
+
+def test_blind_forecasts_of_one_gpu():
+    table = tables("Forecasts")[2]
+    assert len(table) == 6
+    for strategy, batch, forecast, measured, error in table:
+        (record,) = (
+            one for one in one_gpu("forecasts", batch_size=int(number(batch)))
+            if one["cell"]["strategy"]["name"] == strategy.strip("`")
+        )  # fmt: skip
+        assert measured == rate(record) and same(forecast, record["metrics"]["predicted/images_per_second"])
+        assert same(error, abs(record["metrics"]["prediction/error"]) * 100)
