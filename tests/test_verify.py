@@ -163,6 +163,8 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"python -m analysis verify: {tmp_path}: holds no record")
+    assert main(["verify", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: no such folder; accepted is" in capsys.readouterr().err
 
 
 def test_a_derive_function_that_fails_ends_its_cell_only(one):

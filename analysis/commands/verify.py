@@ -45,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         results |= _checked(name)
     for study, result in results.items():
         if not result.records:
+            wrong = "holds no record" if Path(study).exists() else "no such folder"
             raise UnreadableInput(
-                f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>), or a bundle"
+                f"{study}: {wrong}; accepted is the folder of a study (<output_dir>/<study>), or a bundle"
             )
     for study, result in results.items():
         if arguments.mlflow is not None:
