@@ -29,6 +29,7 @@ from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
 from launch.plan import nodes as nodes_of_plan
 from launch.plan import plan as plans
+from launch.plan import refusals
 from launch.plan.nodes import wanted_hosts
 from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
 from launch.plan.plan import Request, plan
@@ -298,6 +299,36 @@ def test_the_memory_of_the_hosts_counts_and_not_that_of_the_launcher(planned, mo
         planned([*asked, f"nodes={on}"])  # nobody was asked how much there is
     with pytest.raises(Refused, match=r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"):
         planned([*asked, "nodes=a+b"], fleet=fleet)
+
+
+@pytest.mark.parametrize("said", ["auto", "0", "-1", "4,x", "1.5", " ", "99999", "9" * 30])
+def test_a_number_of_threads_that_no_rank_can_take_is_refused_by_its_host(planned, said):
+    def asked(threads, *more):
+        around = {"a": "", "b": "4,2", "c": threads}
+        fleet = Fleet(
+            tuple(
+                dataclasses.replace(one, variables={"OMP_NUM_THREADS": around[one.name]})
+                for one in fleet_of(**dict.fromkeys("abc", machine((0, 1), *more)))
+            )
+        )
+        return planned(["device=auto", "nodes=a+b+c", "gpus=0,1"], fleet=fleet)
+
+    with pytest.raises(
+        Refused, match=r"^host c: OMP_NUM_THREADS=.* in the environment: accepted is a whole number from 1 to"
+    ):
+        asked(said)
+    asked(" 16 ")
+    asked(said, "cpu")  # CPU workers have their own
+
+
+def test_threads_around_the_launcher_count_where_it_starts_the_ranks():
+    cell, here = dataclasses.replace(make_cell((0,)), device="cuda"), {"OMP_NUM_THREADS": "auto"}
+    on_a = dataclasses.replace(cell, hosts=("a",))
+    draft = refusals.Draft([cell], machine((0,)), None, here, None, False)
+    with pytest.raises(Refused, match=r"^OMP_NUM_THREADS=auto in the environment: "):
+        refusals.threads(draft)
+    for other in ({"cells": [on_a]}, {"is_for_another_machine": True}, {"surroundings": {"OMP_NUM_THREADS": "3"}}):
+        refusals.threads(dataclasses.replace(draft, **other))
 
 
 def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):

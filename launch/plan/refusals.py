@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from benchmarks.record.visible import one_line
 from benchmarks.request import Room, refuse
 from conf import nccl
 from conf.cell import Cell
@@ -17,6 +19,9 @@ from launch.plan.profilers import Profiler
 from launch.refuse.own_code import refuse_wrong_code
 from launch.refuse.peer_access import refuse_without_peers
 from launch.refuse.shared_memory import refuse_too_little
+
+THREADS, MOST_THREADS = "OMP_NUM_THREADS", 4096
+LONGEST = 40  # characters of a wrong value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +102,31 @@ def room_on(hosts: Iterable[Host]) -> Room:
     return Room(*(min((one for one in of if one is not None), default=None) for of in zip(*memory, strict=True)))
 
 
+def threads(draft: Draft) -> None:
+    """Refuse a number of threads around ranks on GPUs that they cannot take: it would end each of them."""
+    for cell in draft.cells:
+        around = {"": draft.surroundings}
+        if cell.hosts:
+            around = (
+                {f"host {one.name}: ": one.variables for one in draft.fleet.some(cell.every_host)}
+                if draft.fleet
+                else {}
+            )
+        for where, variables in around.items():
+            said = variables.get(THREADS, "")
+            if cell.device == "cuda" and said and not draft.is_for_another_machine and not _is_threads(said):
+                raise Refused(
+                    f"{where}{THREADS}={one_line(said, LONGEST)} in the environment: accepted is a whole number from 1 to "
+                    f"{MOST_THREADS}, or none: ranks then share the cores"
+                )
+
+
+def _is_threads(said: str) -> bool:
+    """Return whether OpenMP and torch take it: a number, or one for each level of nested parallel regions."""
+    first = said.partition(",")[0].strip()
+    return bool(re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", said, re.ASCII)) and 1 <= int(first[:9]) <= MOST_THREADS
+
+
 def peer_access(draft: Draft) -> None:
     """Refuse a cell that requires peer access between GPUs that have none."""
     for cell in draft.cells:
@@ -121,6 +151,7 @@ REFUSALS: tuple[Callable[[Draft], None], ...] = (
     own_code,
     missing_profiler,
     benchmark_request,
+    threads,
     peer_access,
     shared_memory,  # last: it may have to ask torch, in a process of its own
 )
