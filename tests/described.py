@@ -3,10 +3,12 @@
 import copy
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
 
 ROOT = Path(__file__).parent.parent
@@ -28,9 +30,10 @@ WITH_GPUS = {
 
 @functools.cache
 def printed():
-    """What the command prints on this host, as text."""
+    """What the command prints on this host, as text, whatever of what a record keeps is set around pytest."""
+    around = {name: value for name, value in os.environ.items() if not name.startswith(RECORDED)}
     command = [sys.executable, "-m", "launch.machine.describe", "cpu"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(command, cwd=ROOT, env=around, capture_output=True, check=True, timeout=60).stdout
 
 
 def described(**changes):

@@ -131,7 +131,7 @@ NOTED = [
     ({"variables": {"NCCL_ALGO": "Ring", "TORCH_HOME": "x"}}, "the variable NCCL_ALGO: a has unset; b has Ring"),
     ({"infiniband": [{"device": "m", "port": "1", "rate": "400 Gb/sec", "state": ""}]}, "b has 1 Gbit/s, InfiniBand 400"),
 ]  # fmt: skip
-PLAIN = {**WITH_GPUS, "variables": {}, "interfaces": [interface("eth0", "10.0.0.1/24")]}
+PLAIN = {**WITH_GPUS, "interfaces": [interface("eth0", "10.0.0.1/24")]}
 
 
 def both(changes):
