@@ -389,6 +389,24 @@ def test_weights_come_back_unhalved_and_once_all_gradients_are_there(hook, alone
 
 
 @pytest.mark.parametrize(
+    ("optimize", "overlap"), [("eager", True), ("graph", True), ("compile", False), ("max_graph", False)]
+)
+def test_gradients_of_a_compiled_backward_leave_at_its_end_but_for_those_of_ddp(optimize, overlap):
+    workload = replace(WORKLOAD, rest=(("optimize", optimize),))
+    calibration = invented()
+    cells = tuple(replace(one, question=replace(one.question, workload=workload)) for one in calibration.cells)
+    asked = on_gpus("none", workload)
+    cell = MeasuredCell(asked, ("a",), exactly(40.0), exactly(4.0), exactly(1.6), 0.0, 0.0, 0.001)
+    links = replace(calibration.known.links, curves=(*calibration.known.links.curves, exchange_curve(cell)))
+    known = replace(calibration, cells=(*cells, cell), known=Known(links), memo={})
+    found, times = forecast(known, asked), exchange(known, asked)
+    hidden = best(times.whole_ms) - found.tail_ms
+    assert (hidden > 0.3) == overlap and (hidden == pytest.approx(0.0, abs=1e-9)) != overlap
+    of_ddp = Question(workload, 128, OPTIONS, ExchangeWire(DIRECT), 2)
+    assert forecast(known, of_ddp).tail_ms < 0.5 * best(exchange(known, of_ddp).whole_ms)
+
+
+@pytest.mark.parametrize(
     ("name", "more", "back"),
     [
         ("cpu_staged", {"optimizer_on": "cpu"}, 2.0),

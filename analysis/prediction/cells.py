@@ -11,7 +11,7 @@ from analysis.prediction.draws import Values, best
 from analysis.prediction.links.model import ExchangeWire
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
-from conf.cell import Cell
+from conf.cell import COMPILED, Cell
 from conf.options import canonical
 
 MIB = float(2**20)
@@ -90,6 +90,11 @@ class Question:
     def low_rank(self) -> bool:
         """Whether PowerSGD sends rank × (rows + columns) numbers of each layer's matrix, whose size no record holds."""
         return self.option("comm_hook") == LOW_RANK
+
+    @property
+    def compiled(self) -> bool:
+        """Whether backward is one graph, at whose end all gradients arrive."""
+        return dict(self.workload.rest).get("optimize") in COMPILED
 
     @property
     def unit(self) -> str:

@@ -46,6 +46,7 @@ class Exchange:
     occupies: bool = True  # the multiprocessors of the ranks' GPUs, and so slows compute by γ; copy engines do not
     waits: bool = True  # each step, for all other ranks
     during_backward: bool = True  # each bucket from when its gradients are there; else all of them after backward
+    splits_graphs: bool = False  # where backward is compiled to one graph too, as torch does for its own DDP
     # Whether weights come back in a step, in full precision whatever a hook leaves of gradients. Alone, gradients come back.
     brings_weights: Callable[[Question], bool] = lambda question: False
 
@@ -173,10 +174,16 @@ def collective(question: Question) -> str | None:
         return None
 
 
+def overlaps(question: Question) -> bool:
+    """Tell whether buckets leave while backward still runs."""
+    exchange = exchange_of(question)
+    return exchange.during_backward and (exchange.splits_graphs or not question.compiled)
+
+
 def occupies(question: Question) -> bool:
     """Tell whether the exchange takes multiprocessors from backward: a server on a GPU of its own does not."""
     exchange = exchange_of(question)
-    return exchange.occupies and exchange.during_backward and (question.shares_gpu or not exchange.gpu_servers)
+    return exchange.occupies and overlaps(question) and (question.shares_gpu or not exchange.gpu_servers)
 
 
 @contextlib.contextmanager
@@ -236,7 +243,7 @@ def _of_reduce(question: Question) -> str:
 
 NOT_KNOWN = Exchange(_nothing, occupies=False)  # of a strategy that declares none: its cells say nothing of others
 
-all_reduce = by_collective("all_reduce")
+all_reduce = replace(by_collective("all_reduce"), splits_graphs=True)
 reduced_on_gpus = by_collective(_of_reduce, brings_weights=True)
 hierarchical = Exchange(reduced_in_hosts, gathered_in_hosts, by_nccl=True)
 through_host = Exchange(staged, gathered_shares, occupies=False, brings_weights=_updated_on_host)

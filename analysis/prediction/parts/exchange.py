@@ -13,7 +13,7 @@ from analysis.prediction.links.model import MEASURED, SCALED, NoLink
 from analysis.prediction.parts.base import base
 from analysis.prediction.parts.nearest import alike, nearest_exchange, refuse_unknown_sizes
 from analysis.prediction.replay import Replayed, replay
-from analysis.prediction.strategies import BucketTimes, as_in_a_step, bucket_times, exchange_of
+from analysis.prediction.strategies import BucketTimes, as_in_a_step, bucket_times, overlaps
 
 MOST_BUCKETS = 64  # of a replay, whose time grows with their square
 FORWARD_SHARE = 1 / 3  # of a step: a backward pass takes twice as long as a forward pass
@@ -68,7 +68,7 @@ def replay_with(
 ) -> Replayed:
     """Replay one step of a question with these parts."""
     ready, ended = _moments(calibration, question, bare, len(times.during))
-    if not exchange_of(question).during_backward:
+    if not overlaps(question):
         ready = [ended] * len(times.during)
     return replay(*_in_groups(ready, times.during), ended, bare - ended, own, gamma, times.after)
 
