@@ -290,9 +290,11 @@ def test_without_nccls_log_an_inherited_setting_is_unchecked():
 
 
 def test_clean_records_of_h200s_are_free_of_these_codes():
+    """In compiled_resnet50 the time of torch's processes that compile was told as others' when they ended (mended since)."""
     assert len(REAL) > 130
     codes = [(record.study, code) for record in REAL for code in found(record)[0]]
-    assert codes == [(study, "clocks_differ") for study in ("compiled_a", "compiled_b") for _ in range(2)], "they do"
+    known = [(study, "clocks_differ") for study in ("compiled_a", "compiled_b") for _ in range(2)]
+    assert sorted(codes) == [*known, ("compiled_resnet50", "foreign_cpu")]
 
 
 # Sampling.
@@ -319,6 +321,40 @@ def test_the_load_of_our_processes_is_told_from_that_of_others():
     third = load.read()
     assert out.stdout and third["busy_s"] - second["busy_s"] >= 0.3
     assert third["own_s"] - second["own_s"] < 0.35 and third["cores"] == len(os.sched_getaffinity(0))
+
+
+NOBODY_WAITS = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if worker := os.fork():
+    input()
+    os.kill(worker, signal.SIGKILL)
+    while os.path.exists(f"/proc/{worker}"):
+        pass
+    print(flush=True)
+    input()
+else:
+    while time.process_time() < 0.5:
+        pass
+    print(flush=True)
+    signal.pause()
+"""
+
+
+def test_the_time_of_processes_that_nobody_waited_for_is_not_taken_back():
+    """torch's processes that compile end after the rank: their 35 s were those of other programs in the last second."""
+    load = CpuLoad()
+    load.read()
+    parent = subprocess.Popen([sys.executable, "-c", NOBODY_WAITS], stdin=-1, stdout=-1)
+    own = []
+    for _ in range(2):
+        parent.stdout.readline()
+        own.append(load.read()["own_s"])
+        parent.stdin.write(b"\n")
+        parent.stdin.flush()
+    parent.communicate()
+    own.append(load.read()["own_s"])
+    assert 0.45 <= own[0] <= own[1] <= own[2] < own[0] + 0.4, "it is counted once"
 
 
 class Process:
