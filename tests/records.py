@@ -14,6 +14,10 @@ REAL = json.loads((H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc
 REAL_IMAGES = REAL["metrics"]["throughput/images"]
 EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
 
+# What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
+BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "pauses", "slow_rank",
+        "time_between_steps"}  # fmt: skip
+
 
 def make_record(**changes):
     made = Record(

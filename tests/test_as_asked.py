@@ -8,7 +8,7 @@ from cells import make_cell
 from derived_results import write_record
 from measuring import CASES
 from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
-from records import make_record
+from records import BUSY, make_record
 
 from analysis.findings.study import Study
 from analysis.report.sections import conditions
@@ -18,9 +18,6 @@ from benchmarks.training import as_asked, correctness
 from conf.schema import ValidityLimits
 from launch.tracking.projection import project
 
-# What the checks say of a short cell on a busy machine, and of ranks that did not start as a cell's do.
-BUSY = {"noisy", "warmup_not_flat", "too_few_iterations", "missing_rank", "not_stationary", "pauses", "slow_rank",
-        "time_between_steps"}  # fmt: skip
 # What six steps without a launching process cannot show.
 SHORT = {"not_stationary", "foreign_cpu"}
 

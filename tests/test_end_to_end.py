@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from records import files_with_auto, without_entry
+from records import BUSY, files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
 from analysis.seconds.sweeps import journal
@@ -135,15 +135,7 @@ def test_a_profiled_cell_supplies_no_rate_from_its_trace_and_says_so(swept):
     folder, _, _ = swept
     (record,), _ = read_study(folder / "default")
     assert "which supplied no rate" in record.validity.codes["profiled"]
-    assert set(record.validity.codes) <= {
-        "profiled",
-        "noisy",
-        "warmup_not_flat",
-        "foreign_cpu",
-        "not_stationary",
-        "pauses",
-        "slow_rank",
-    }  # a finding: the verdict is its own
+    assert set(record.validity.codes) <= {"profiled", "foreign_cpu"} | BUSY  # a finding: the verdict is its own
     timed = sum(line["images"] for rank in (0, 1) for line in lines(folder, rank, "timed"))
     assert record.metrics["throughput/images"] == timed
     assert not any(line["kind"] == "block" for path in folder.glob("*/*/profile/ranks/*") for line in read_lines(path))
@@ -307,7 +299,7 @@ def test_two_strategies_are_two_children(two):
     asked = sorted((run.data.params["gpus"], run.data.params["strategy"]) for run in children)
     assert asked == [("0,1", "kvstore_dist_async"), ("0,1", "none")]
     assert all("comm/exchange_ms" not in run.data.metrics for run in children if run.data.params["strategy"] == "none")
-    assert not any(record.validity.codes for record in records), [record.validity for record in records]
+    assert not {code for record in records for code in record.validity.codes} - BUSY
 
 
 def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
