@@ -132,7 +132,8 @@ class Cell:
         """What decides what torch compiles, as text: equal for cells with equal graphs, empty for one that is not compiled."""
         if not self.compiled:
             return ""
-        deciding = {name: value for name, value in self.to_dict().items() if name not in NOT_COMPILED}
+        alike = dataclasses.replace(self, optimize=self.optimize.removesuffix("_graph"))  # captured or not
+        deciding = {name: value for name, value in alike.to_dict().items() if name not in NOT_COMPILED}
         deciding["declared"] = {group: rules for group, rules in self.declared.items() if group != "benchmark"}
         return json.dumps(deciding, sort_keys=True)
 
@@ -295,6 +296,5 @@ def _check_hosts(plain: Mapping[str, Any], servers: int) -> None:
 def _can_be_compared(rule: Mapping[str, Any]) -> bool:
     """Tell whether a rule has what COMPARED names, each of its type."""
     values = {name: rule[name] for name in COMPARED}
-    lists = [value for value in values.values() if isinstance(value, list)]
     typed = all(isinstance(values[name], kind) for name, kind in COMPARED.items())
-    return typed and all(isinstance(one, str) for value in lists for one in value)
+    return typed and all(isinstance(one, str) for value in values.values() if isinstance(value, list) for one in value)

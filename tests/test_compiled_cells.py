@@ -91,10 +91,12 @@ def test_only_what_cannot_change_a_graph_may_differ():
         dataclasses.replace(cell, nccl={"NCCL_ALGO": "Ring"}, repeat=3, labels=("x",), profiler="torch"),
         dataclasses.replace(cell, benchmark={**cell.benchmark, "max_seconds": 9.0}),
         cell.as_pass("tuning_pass", "somewhere.run"),
+        dataclasses.replace(cell, optimize="compile_graph"),
     ):
         assert same.graph == cell.graph
     for other in (
         dataclasses.replace(cell, batch_size=4),
+        dataclasses.replace(cell, optimize="max"),
         dataclasses.replace(cell, precision="bf16"),
         dataclasses.replace(cell, channels_last=True),
         dataclasses.replace(cell, strategy={**cell.strategy, "bucket_cap_mb": 1.0}),
