@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from analysis.validity.as_asked import not_compiled
 from benchmarks.rank import running_cell
-from benchmarks.rank.giving_back.graphs import KeptGraphs
+from benchmarks.rank.giving_back.graphs import KeptGraphs, close_ends_of_workers
 from benchmarks.record import read_study
 from benchmarks.timing import compilation
 from benchmarks.timing.compilation import Compilation
@@ -139,6 +140,23 @@ def test_the_graphs_of_another_cell_would_be_used_if_they_were_not_forgotten():
     graphs.begin(compiled_cell())
     graphs.begin(compiled_cell(strategy={**make_cell().strategy, "bucket_cap_mb": 1.0}))
     assert made(2) == 1
+
+
+def test_ends_of_pipes_that_torch_leaves_open_are_closed_and_no_other_file_is(tmp_path):
+    (of_worker, to_worker), (from_worker, by_worker) = os.pipe(), os.pipe()
+    other = os.open(tmp_path / "another", os.O_CREAT)
+    with os.fdopen(to_worker, "wb") as write_pipe, os.fdopen(from_worker, "rb") as read_pipe:
+        pool = SimpleNamespace(write_pipe=write_pipe, read_pipe=read_pipe)
+        for number in (other, of_worker):  # where torch closed them itself, a number can name another file by now
+            pool.process = SimpleNamespace(
+                args=["python", f"--read-fd={number}", f"--write-fd={by_worker}", "--workers=2"]
+            )
+            close_ends_of_workers(pool)
+        assert os.fstat(other) and not write_pipe.closed and not read_pipe.closed
+        assert read_pipe.read() == b"", "nobody else can write to it"
+        with pytest.raises(BrokenPipeError):
+            os.write(to_worker, b"x")
+    os.close(other)
 
 
 def test_what_runs_compiled_leaves_a_part_in_autograds_graph():

@@ -6,6 +6,8 @@ buckets would silently run the graph of the first. A second batch size would mak
 process does. So what was compiled is forgotten before a cell whose graph could be another one.
 """
 
+import contextlib
+import os
 import sys
 from typing import Any
 
@@ -44,8 +46,26 @@ def end_compile_workers() -> None:
     compiler = sys.modules.get("torch._inductor.async_compile")
     if compiler is None:
         return
+    for pool in list(compiler._pool_set):
+        close_ends_of_workers(pool)
     compiler.shutdown_compile_workers()
     threads = compiler.AsyncCompile.pool
     if threads.cache_info().currsize:
         threads().shutdown()
         threads.cache_clear()
+
+
+def close_ends_of_workers(pool: Any) -> None:
+    """Close this process's copies of the pipe ends that the workers of torch's compiler have: torch 2.11 leaves two open."""
+    process = getattr(pool, "process", None)
+    if process is None:  # another kind of pool has no pipes
+        return
+    own = {os.fstat(pipe.fileno()).st_ino for pipe in (pool.read_pipe, pool.write_pipe) if not pipe.closed}
+    for option in process.args:
+        name, _, number = str(option).partition("=")
+        if name in ("--read-fd", "--write-fd"):
+            with contextlib.suppress(OSError):
+                if (
+                    os.fstat(int(number)).st_ino in own
+                ):  # else torch closed it, and the number names another file by now
+                    os.close(int(number))
