@@ -98,9 +98,17 @@ def source_file(field: str, dotted: str) -> Path:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         raise Refused(f"{field}={dotted}: {path} is no Python file that can be read ({error})") from None
-    if not _defines(tree.body, name):
+    if not defines(tree.body, name):
         raise Refused(f"{field}={dotted}: {path} defines no {name}")
     return path
+
+
+def is_there(dotted: str) -> bool:
+    """Return whether a name is that of a module, or a module's file defines it; no code is run."""
+    try:
+        return source_file("", dotted).exists()
+    except Refused:
+        return _spec(dotted) is not None
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -137,7 +145,7 @@ def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _statements(ast.iter_child_nodes(node))
 
 
-def _defines(body: Sequence[ast.stmt], name: str) -> bool:
+def defines(body: Sequence[ast.stmt], name: str) -> bool:
     """Return whether a module binds a name; `import *` and a module's own `__getattr__` may bind any."""
     for node in _statements(body):
         if isinstance(node, ast.alias) and (node.asname or node.name.partition(".")[0]) in (name, "*"):

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,18 @@ THROUGH_LAUNCH = {
         "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
         "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved; a subclass of Strategy defines ",
     ),
+    "an exchange of a collective that is none": (
+        "my_exchanges.py", "all_reduce", "allreduce", "strategy=one_by_one",
+        "strategy=one_by_one: code.exchange=my_exchanges.one_by_one: cannot be imported (ValueError: 'allreduce' is no ",
+    ),
+    "an exchange that is a function": (
+        "conf/strategy/one_by_one.yaml", "my_exchanges.one_by_one", "my_exchanges.by_collective", "strategy=one_by_one",
+        "code.exchange=my_exchanges.by_collective: accepted is an analysis.prediction.strategies.Exchange",
+    ),
+    "a rule that is misspelt": (
+        "conf/strategy/one_by_one.yaml", "code:", "grap: true\ncode:", "strategy=one_by_one",
+        "takes no grap, and is called as OneByOne(grap=…) (did you mean graph?)",
+    ),
     "options without a loader": (
         "conf/data/text.yaml", "loader: my_data:load", "", "data=text", "accepted with data.loader, a function of your own",
     ),
@@ -131,6 +144,7 @@ def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch
     folder = with_page(tmp_path)
     assert text in FILES[file]
     (folder / file).write_text(FILES[file].replace(text, instead))
+    monkeypatch.delitem(sys.modules, "my_exchanges", raising=False)  # that of another test
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     try:
@@ -162,6 +176,18 @@ READ = {
     "no strategy": (
         "my_strategies.py", "class OneByOne(Strategy)", "class OneByOne", {},
         "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
+    ),
+    "an import that is forgotten": (
+        "my_strategies.py", "from trainers.strategy import Strategy", "", {},
+        "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
+    ),
+    "an import from Ringside that is not there": (
+        "my_strategies.py", "from trainers.strategy import", "from trainers.strategies import", {},
+        "_target_=my_strategies.OneByOne: imports Strategy from trainers.strategies, which has no such name",
+    ),
+    "an import that may fail, of Ringside and of others": (
+        "my_data.py", "import torch\n", "import torch, absent\ntry:\n    from trainers import absent\nexcept ImportError: ...\n",
+        {}, None,
     ),
     "an abstract class of the user's between": (
         "my_strategies.py", "class OneByOne(Strategy):", "class Base(Strategy): ...\n\n\nclass OneByOne(Base):", {}, None,
@@ -213,3 +239,27 @@ def test_what_the_text_of_a_file_shows_is_refused_and_nothing_else(mistake, monk
         return
     with pytest.raises(Refused, match=re.escape(sentence)):
         refuse_wrong_code([page_cell(**changed)])
+
+
+MAINTAINED = {
+    "trainers.strategies.absent.Mine": "Mine: Python finds no module trainers.strategies.absent",
+    "trainers.strategies.none.Nothing": "none.py defines no Nothing",
+    "trainers.strategy.ExchangeAlone": "ExchangeAlone is no Strategy; accepted is a subclass of trainers.strategy.Strategy",
+    "trainers.strategies.hierarchical.Hierarchical": "needs bucket_cap_mb, and is called as Hierarchical(); add it to",
+}
+
+
+@pytest.mark.parametrize("target", MAINTAINED)
+def test_a_strategy_that_a_maintainer_adds_is_held_to_the_same(target):
+    cell = replace(make_cell(), strategy={"name": "mine"}, declared={"strategy": {"target": target}})
+    with pytest.raises(Refused, match=re.escape(MAINTAINED[target])):
+        refuse_wrong_code([cell])
+    declared = {"target": "trainers.strategies.none.NoExchange", "exchange": "analysis.prediction.strategies.absent"}
+    with pytest.raises(Refused, match=r"strategy=mine: code\.exchange=\S+: \S+strategies\.py defines no absent"):
+        refuse_wrong_code([replace(cell, declared={"strategy": declared})])
+
+
+def test_every_strategy_of_ringside_passes():
+    for one in (groups.choice("strategy", name) for name in groups.choices("strategy")):
+        strategy = {"name": one.name, **groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2)}
+        refuse_wrong_code([replace(make_cell(), strategy=strategy, declared={"strategy": one.declared()})])

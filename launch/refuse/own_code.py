@@ -1,6 +1,6 @@
-"""Refuse code of the user's own that cannot be called as it will be, by its text: no rank has to start to find that out.
+"""Refuse code that cannot be called as it will be, by its text: no rank has to start to find that out.
 
-What the text does not show (a decorator, a class from a library) is left to the rank, which says it too.
+What the text does not show (a decorator, a class from a library, what its own imports do) is left to the rank, which says it too.
 """
 
 import ast
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from conf.cell import SAMPLES, Cell
-from conf.options import Refused
-from conf.targets import source_file, split
+from conf.options import Refused, closest
+from conf.rules import RULES
+from conf.targets import OURS, defines, is_there, locate_without_torch, source_file, split
 
 STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.own_model.OwnModel"
-OF_EVERYONE = ("torch", "abc", "typing", "object")  # where a class ends that is none of ours
+OF_EVERYONE = ("torch", "abc", "typing", "object", "builtins")  # where a class ends that is none of ours
 WITHOUT_INIT = ("abc", "object")
 NO_ARGUMENTS = cast(ast.FunctionDef, ast.parse("def __init__(self): ...").body[0])
 Definition = ast.FunctionDef | ast.ClassDef
@@ -32,7 +33,11 @@ class Called:
 
 def refuse_wrong_code(cells: Sequence[Cell]) -> None:
     """Refuse cells whose model, loader or strategy cannot be called, or lacks a method. Raises Refused."""
+    for name, exchange in dict.fromkeys((cell.strategy["name"], _exchange(cell)) for cell in cells):
+        if exchange:
+            _refuse_exchange(f"strategy={name}: code.exchange", exchange)
     for one in dict.fromkeys(one for cell in cells for one in _called(cell)):
+        _refuse_imports(one.field, one.dotted)
         found = _definition(one.field, one.dotted)
         if isinstance(found, ast.ClassDef):
             family: dict[str, ast.ClassDef] = {}
@@ -43,9 +48,13 @@ def refuse_wrong_code(cells: Sequence[Cell]) -> None:
             _refuse_call(one, found, found)
 
 
+def _exchange(cell: Cell) -> str:
+    return str(cell.declared.get("strategy", {}).get("exchange", ""))
+
+
 def _called(cell: Cell) -> Iterator[Called]:
-    """Yield what a rank will call of the user's own."""
-    own = {group: rules["target"] for group, rules in cell.declared.items() if "sha256" in rules}
+    """Yield what a rank will call: a strategy, and a model and a loader of the user's own."""
+    own = {group: rules["target"] for group, rules in cell.declared.items()}
     if "model" in own:
         samples = cell.model.inputs == SAMPLES
         words = (*(() if samples else ("classes", "channels")), *cell.model.options)
@@ -59,6 +68,32 @@ def _called(cell: Cell) -> Iterator[Called]:
         yield Called(field, own["strategy"], words, STRATEGY, "the options of its YAML")
 
 
+def _refuse_exchange(field: str, dotted: str) -> None:
+    """Refuse what is no Exchange. Ringside's own are looked for by their text: to import them takes the launcher time."""
+    source_file(field, dotted)
+    if dotted.partition(".")[0] in OURS:
+        return
+    from analysis.prediction.strategies import Exchange  # with numpy, which a plan does not need
+
+    try:
+        found = locate_without_torch(dotted)
+    except Refused as error:
+        raise Refused(f"{field}={error}") from None
+    if not isinstance(found, Exchange):
+        raise Refused(
+            f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as by_collective returns"
+        )
+
+
+def _refuse_imports(field: str, dotted: str) -> None:
+    """Refuse code that imports from Ringside what is not there; of other modules only a rank knows."""
+    for one in _tree(field, dotted).body:
+        if isinstance(one, ast.ImportFrom) and one.module and one.module.partition(".")[0] in OURS and not one.level:
+            names = [name.name for name in one.names if name.name != "*"]
+            if missing := [name for name in names if not is_there(f"{one.module}.{name}")]:
+                raise Refused(f"{field}={dotted}: imports {missing[0]} from {one.module}, which has no such name")
+
+
 def _refuse_call(one: Called, found: Definition, called: ast.FunctionDef | None) -> None:
     """Refuse a function, or a class by its __init__, that does not take the keywords, or needs others; None: not known."""
     if called is None or called.decorator_list or called.args.posonlyargs:
@@ -68,11 +103,9 @@ def _refuse_call(one: Called, found: Definition, called: ast.FunctionDef | None)
     unknown = [name for name in one.keywords if name not in (*needed, *optional) and not takes_any]
     missing = [name for name in needed if name not in one.keywords]
     if unknown:
-        hint = (
-            "; a model that makes its own batches is asked for with model.inputs=samples"
-            if "classes" in unknown
-            else ""
-        )
+        hint = closest(unknown[0], RULES)
+        if "classes" in unknown:
+            hint = "; a model that makes its own batches is asked for with model.inputs=samples"
         raise Refused(f"{one.field}={one.dotted}: takes no {unknown[0]}, and is called as {as_called}{hint}")
     if missing:
         raise Refused(
@@ -138,7 +171,8 @@ def _lineage(dotted: str, family: dict[str, ast.ClassDef]) -> Iterator[str]:
         family[dotted] = found
         for base in found.bases:
             head, _, rest = ast.unparse(base).partition(".")
-            full = imported.get(head, f"{module}.{head}" if _last(tree, head) is not None else head)
+            elsewhere = head if head == "object" or defines(tree.body, head) else f"builtins.{head}"
+            full = imported.get(head, f"{module}.{head}" if _last(tree, head) is not None else elsewhere)
             yield from _end_or_lineage(f"{full}.{rest}" if rest else full, family)
     elif name in imported:
         yield from _end_or_lineage(imported[name], family)
