@@ -547,17 +547,18 @@ def with_one_gpu():
 
 
 WITH_ONE_GPU = {  # cells, inside, with an interval; errors of the cost, of the null's, of the step
-    "condition": (50, 45, 50, 0.107, 0.140, 0.0052),
-    "size": (15, 14, 15, 0.113, 0.164, 0.0047),
-    "transport": (7, None, 0, 0.131, 0.729, 0.0072),
-    "batch": (24, 22, 24, 0.174, 0.426, 0.0098),
-    "model": (27, 25, 27, 0.085, 0.378, 0.0057),
+    "condition": (50, 45, 50, 0.109, 0.140, 0.0040),
+    "size": (15, 14, 15, 0.116, 0.164, 0.0030),
+    "transport": (7, None, 0, 0.131, 0.729, 0.0071),
+    "batch": (24, 22, 24, 0.195, 0.426, 0.0121),
+    "model": (27, 25, 27, 0.084, 0.378, 0.0018),
 }
 
 
 @pytest.mark.parametrize("way", WITH_ONE_GPU)
 def test_with_small_batches_and_other_ways_of_one_gpu_beside_them(way, with_one_gpu):
-    """The figures of RESULTS.md. Taken all alike, one GPU's cells of batch 16 and 32 made the first error 42 %."""
+    """The figures of RESULTS.md. Taken all alike, one GPU's cells of batch 16 and 32 made the first error 42 %, and a cost of
+    compiled code that a short window gave as 0.1 ± 6.6 ms made it 12.9 %."""
     found = summary(hold_out(with_one_gpu, way))
     assert (found.cost_cells, found.covered, found.with_interval) == WITH_ONE_GPU[way][:3]
     assert (found.cost, found.null_cost) == pytest.approx(WITH_ONE_GPU[way][3:5], abs=1e-3)
@@ -703,7 +704,7 @@ def test_host_memory_and_a_network_from_nvlink(h200):
 def test_inception_and_others_from_another_model(h200):
     found = summary(hold_out(h200, "model"))
     assert (found.cells, found.not_forecast, found.covered, found.with_interval) == (52, 25, 25, 27)
-    assert (found.cost, found.null_cost) == pytest.approx((0.117, 0.378), abs=1e-3)
+    assert (found.cost, found.null_cost) == pytest.approx((0.115, 0.378), abs=1e-3)
 
 
 def test_collectives_on_four_ranks_from_two(h200):

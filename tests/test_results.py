@@ -255,15 +255,14 @@ def test_graphs_on_one_gpu():
     models = {"ResNet-50": "resnet50", "Inception-v3": "inception_v3"}
     assert len(table) == 10
     for model, batch, *row in table:
-        for optimize, rates, idle in (("eager", *row[:2]), ("graph", *row[2:])):
+        for at, optimize in enumerate(("eager", "compile", "graph", "compile_graph")):
+            rates, idle = row[2 * at : 2 * at + 2]
             cells = [
                 one for one in one_gpu("graphs", batch_size=int(batch), optimize=optimize)
                 if one["cell"]["model"]["name"] == models[model]
             ]  # fmt: skip
             assert sorted(rates.split("; ")) == sorted(rate(one) for one in cells)
             assert all(same(idle, one["metrics"]["gpu/idle_share"] * 100) for one in cells)
-    (compiled,), (graph,) = (one_gpu("graphs", optimize=name) for name in ("compile", "compile_graph"))
-    assert f"{rate(compiled)} images/s, idle for 78 %" in TEXT and f"(`compile_graph`) it gives {rate(graph)}" in TEXT
 
 
 def rate(record):

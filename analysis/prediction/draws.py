@@ -6,6 +6,7 @@ give equal forecasts.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,12 @@ def best(values: Values) -> float:
 def deviation(values: Values) -> float:
     """Return the standard deviation of the draws about the best value."""
     return float(np.sqrt(np.mean((values[1:] - values[0]) ** 2)))
+
+
+def weighted(parts: Sequence[tuple[Values, float]]) -> Values:
+    """Return the mean of numbers, each weighted by one over the variance beside it."""
+    total = sum((one / variance for one, variance in parts), exactly(0.0))
+    return total / sum(1 / variance for _, variance in parts)
 
 
 def _normal(name: str) -> Values:

@@ -23,7 +23,7 @@ from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast, is_sc
 from analysis.prediction.holdout import BATCH, CONDITION, HeldOut, hold_out, scores
 from conf.cell import Cell
 
-VERSION = 5  # another model has another number: a forecast of the same records may then be another one
+VERSION = 6  # another model has another number: a forecast of the same records may then be another one
 
 
 # The scores of held-out cells, by the way of holding out (analysis.prediction.holdout), the machine and the device: errors of

@@ -13,7 +13,7 @@ from analysis.findings.labels import of_unit
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
-from analysis.prediction.draws import Values, about, best, deviation, exactly, near
+from analysis.prediction.draws import Values, about, best, deviation, exactly, near, weighted
 from analysis.prediction.links.model import HOST_MEMORY, MEASURED, NETWORK, SCALED
 from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, own_of_another_model
 from analysis.prediction.parts.exchange import exchange, play
@@ -50,10 +50,13 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     elif not seen:
         why = f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
     before = near(SLOWED_BEFORE, SLOWED_SPREAD, "slowed")
-    parts = [(before, SLOWED_SPREAD**2), *((one, max(deviation(one), 1e-3) ** 2) for one in seen)]
-    weights = sum(1 / variance for _, variance in parts)
-    values = sum((one / variance for one, variance in parts), exactly(0.0)) / weights
+    values = weighted([(before, SLOWED_SPREAD**2), *((one, _variance(one)) for one in seen)])
     return StepPart(np.clip(values, 0.0, None), SCALED if why else MEASURED, why)
+
+
+def _variance(one: Values) -> float:
+    """Return how far a number may be off, squared; none is known exactly."""
+    return max(deviation(one), 1e-3) ** 2
 
 
 def _seen_with_more_traffic(calibration: Calibrated, question: Question) -> list[Values]:
@@ -140,7 +143,8 @@ def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
     alone = of_nearest_size(alone, question)
     costs = [one.cost_ms for one in alone if one.cost_ms is not None]
     if costs:
-        return StepPart(np.maximum(sum(costs, exactly(0.0)) / len(costs), 0.0), MEASURED)
+        # A window of few steps may say nothing: the cost of one with compiled code was 0.1 ± 6.6 ms.
+        return StepPart(np.maximum(weighted([(one, _variance(one)) for one in costs]), 0.0), MEASURED)
     bare = [one for one in calibration.cells if one.question.strategy == "none" and one.timed]
     pairs = [(one.step_ms, other.step_ms) for one in alone for other in bare if _same_gpu(one.question, other.question)]
     steps = [with_it - without for with_it, without in pairs if with_it is not None and without is not None]
