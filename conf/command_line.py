@@ -38,8 +38,9 @@ LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, ta
 INFO = ("-i", "--info")
 # Words of a command, of which Hydra would take {host} for a dictionary.
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
-# An option of a group, with one value: a word or a list.
-ONE_VALUE = re.compile(r"((\w+)\.[\w.]+=)([\w.+-]+|\[[\w.,-]*\])")
+# An option of a group, with one value: a word, a list or a text in quotes.
+ONE_VALUE = re.compile(r"""((\w+)\.[\w.]+=)([\w.+-]+|\[[\w.,-]*\]|'[^'\\]*'|"[^"\\]*")""")
+QUOTED = re.compile(r"""(['"])[\w.+-]*\1""")
 INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
 # Paths are what they are: Hydra accepts letters beyond ASCII, `#`, `(` and others in quotes only.
 PATHS = re.compile(
@@ -82,9 +83,16 @@ def in_each_choice(arguments: Sequence[str]) -> list[str]:
         return [*arguments]
     swept = {group for group in WITH_RULES if any(re.match(f"{group}=.*[,(]", one) for one in arguments)}
     return [
-        f"{found[1]}choice({found[3]})" if (found := ONE_VALUE.fullmatch(one)) and found[2] in swept else one
+        f"{found[1]}choice({QUOTED.sub(_quoted_twice, found[3])})"
+        if (found := ONE_VALUE.fullmatch(one)) and found[2] in swept
+        else one
         for one in arguments
     ]
+
+
+def _quoted_twice(word: "re.Match[str]") -> str:
+    """Return a word in quotes inside others, of which Hydra takes one pair: '2' and 'null' stay texts."""
+    return repr(word[0])
 
 
 @contextlib.contextmanager

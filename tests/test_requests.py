@@ -205,6 +205,11 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "strategy.comm_hook=fp16: unknown;",
             "options of strategy=none are name",
         ),
+        (
+            ["-m", "strategy=kvstore_dist_sync,kvstore_dist_async", "strategy.servers='2'"],
+            "strategy.servers=2: accepted is",  # as of one strategy: what stands in quotes is a text
+            "a whole number of at least 1",
+        ),
         (["strategy=none", "+strategy.comm_hook=fp16"], "strategy.comm_hook=fp16: none has the options name", ""),
         (
             ["strategy=cpu_staged", "strategy.staging=sharded", "strategy.transport=gloo"],
@@ -338,8 +343,9 @@ def test_right_requests_are_planned_in_any_order_of_arguments(planned):
     assert planned("gpus=0,3", "nccl.algo=^Tree") == [f"{cell} · ALGO=^Tree"]
     assert len(planned("-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none")) == 4
     # One value for several choices of a group, of which the default one has no such option.
-    several = planned("-m", "gpus=0,1", "strategy=cpu_staged,kvstore_local", "strategy.staging=sharded")
-    assert len(several) == 2 and all(name.endswith(" · staging=sharded") for name in several)
+    for value in ("strategy.staging=sharded", "strategy.staging='sharded'", '++strategy.staging="sharded"'):
+        several = planned("-m", "gpus=0,1", "strategy=cpu_staged,kvstore_local", value)
+        assert len(several) == 2 and all(name.endswith(" · staging=sharded") for name in several)
     assert planned("gpus=best:2", f"topology={ROOT}/tests/data/topo_dgx1_v100.txt") == [cell]
     assert planned("nccl.algo=Ring", "gpus=0") == ["resnet50 · nccl_allreduce · gpus 0 · ALGO=Ring"]
 
