@@ -163,6 +163,8 @@ def test_a_cell_that_failed_in_one_study_is_named_with_the_reason(tmp_path, caps
         ("a", "empty", (), "holds no record; accepted is the folder of a study"),
         ("a", "file", (), "is a file; accepted are two folders of studies, or two files"),
         ("a", "b", (), "have no cell in common that is usable in both"),
+        ("a", "a", (), "a: named twice; accepted are different studies"),
+        ("a", "b/../a", (), "a: named twice; accepted are different studies"),
         ("a", "a", ("--limit", "2"), "--limit 2: accepted is a share from 0 to below 100 %, such as 2% or 0.02"),
         ("a", "a", ("--limit", "two"), "--limit two: accepted is a share"),
     ],

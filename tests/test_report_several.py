@@ -171,6 +171,8 @@ def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
     [
         (("a", "nowhere"), "nowhere: no such folder"),
         (("a", "empty"), "empty: holds no record; accepted is the folder of a study"),
+        (("a", "b", "a"), "a: named twice; accepted are different studies"),
+        ((".", "a"), "a: named twice; accepted are different studies"),
         (("a", "b", "--bundle"), "--bundle takes one study, not 2"),
     ],
 )

@@ -55,10 +55,14 @@ def open_sides(asked: Sequence[Asked], check: Check | None = None) -> list[list[
 
     Raises:
         OSError: it is no folder, or cannot be read.
-        ValueError: it holds no record.
+        ValueError: it holds no record, or a study is named twice.
     """
     folders = [studies_in(one.folder) for one in asked]
-    compared = {folder.resolve() for of_one in folders for folder in of_one}
+    compared: set[Path] = set()
+    for folder in (folder for of_one in folders for folder in of_one):
+        if folder.resolve() in compared:
+            raise ValueError(f"{folder}: named twice; accepted are different studies")
+        compared.add(folder.resolve())
     found = [
         [(one, folder, study) for folder in of_one for study in _open(folder, compared, check)]
         for one, of_one in zip(asked, folders, strict=True)
