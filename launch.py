@@ -59,7 +59,7 @@ def main() -> int:
         if not requests:
             refuse_no_cell(typed)
             return 0
-        if small := small_form(requests[0][0], typed, os.environ):
+        if small := small_form(requests, typed, os.environ):
             requests = compose(arguments := normalise([*small, *typed]))
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 

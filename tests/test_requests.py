@@ -177,6 +177,10 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["strategy=nccl_allreduce,none"], "strategy=nccl_allreduce,none:", "several values are a sweep; add -m"),
         (["gpus=0+1,0+3"], "gpus=[0,1],[0,3]:", "several values are a sweep; add -m"),
         (["-m", "study=a,b"], "study=a,b:", "a sweep has one study"),
+        (["-m", "+experiment=scaling,strategies"], "+experiment=scaling,strategies:", "a sweep has one study"),
+        (["-m", "+experiment=nccl_sweep,scaling"], "+experiment=nccl_sweep,scaling:", "a sweep has one study"),
+        (["dry_run=maybe", "dry_run=true"], "dry_run=maybe:", "accepted is true or false"),
+        (["repeats=3", "repeats=x", "repeats=4"], "repeats=x:", "accepted is a whole number"),
         (["-m", "strategy=glob(x*)"], "-m strategy=glob(x*): names no cell", "needs a value"),
         # servers and exchanges
         (["strategy=kvstore_dist_sync", "strategy.servers=0"], "strategy.servers=0:", "of at least 1 and at most 64"),

@@ -30,6 +30,7 @@ KINDS: dict[Any, str] = {
 # Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
+WRONG_VALUE = re.compile(r"Value '(.*?)' ")
 NO_GROUP_CHOICE = "Config group override must be"
 WRONG_FILE = re.compile(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)")
 NOT_A_KEY = re.compile(r"Key '[^']*' not in '\w+'")
@@ -78,7 +79,8 @@ def _wrong_value(error: Exception, arguments: Sequence[str]) -> str | None:
         return None
     key = cause.full_key
     if not isinstance(cause, MissingMandatoryValue):
-        return f"{_typed(key, arguments)}: accepted is {_accepts(key) or 'another type'}"
+        found = WRONG_VALUE.search(str(cause))
+        return f"{_typed(key, arguments, found[1] if found else '')}: accepted is {_accepts(key) or 'another type'}"
     group = key.removesuffix(".name")
     values = f"{group}={'|'.join(choices(group))}" if group in GROUPS else _accepts(key) or "a value"
     return f"{_typed(key, arguments)}: has no value; accepted is {values}"
@@ -138,10 +140,10 @@ def _cause(error: Exception) -> BaseException | None:
     return error if isinstance(error, OmegaConfBaseException) else error.__cause__
 
 
-def _typed(key: str, arguments: Sequence[str]) -> str:
-    """Return the argument that gave a key its value, or the key."""
-    found = next((a for a in reversed(arguments) if a.lstrip("+~").partition("=")[0] == key), key)
-    return found.lstrip("+")
+def _typed(key: str, arguments: Sequence[str], value: str = "") -> str:
+    """Return the argument that gave a key its value, or the key. Of several it is that with `value`, else the last."""
+    typed = [one.lstrip("+") for one in arguments if one.lstrip("+~").partition("=")[0] == key]
+    return next((one for one in typed if one.partition("=")[2] == value), typed[-1] if typed else key)
 
 
 def _in_file(name: str, said: str, key: str) -> str:

@@ -35,11 +35,12 @@ def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequenc
         differing = _differing(name, [getattr(config, name) for config in configs])
         if differing:
             key, values = differing
-            pairs = [text.partition("=") for one in overrides for text in one]
-            for option in (key, name):  # tracking=mlflow,none differs in tracking.enabled
+            pairs = [text.partition("=") for texts in overrides for text in texts]
+            # tracking=mlflow,none differs in tracking.enabled, and +experiment=a,b in study
+            for option, one in ((key, key), (name, name), ("+experiment", key)):
                 typed = dict.fromkeys(value for left, _, value in pairs if left == option)
                 if len(typed) > 1:
-                    raise Refused(f"{option}={','.join(typed)}: a sweep has one {option}; run one sweep for each")
+                    raise Refused(f"{option}={','.join(typed)}: a sweep has one {one}; run one sweep for each")
             shown = dict.fromkeys(map(str, values))
             raise Refused(f"{key}={','.join(shown)}: a sweep has one {key}; run one sweep for each")
 
