@@ -16,6 +16,7 @@ from analysis.report.text import count, join_words, single_line
 
 SAME = "no difference seen"  # a verdict
 NAMED = 4  # other models
+MUCH = 1.2  # times the rate: single runs say it, though they have no verdict
 
 
 def answer(study: Study, main: MainPoint) -> str:
@@ -54,6 +55,23 @@ def of_other_models(study: Study, findings: Findings, main: MainPoint) -> str:
     told = [f"{single_line(name, 80)} trains {central(one.rate, 'rate')}" for name, one in found.items()][:NAMED]
     more = f" ({count(len(found) - NAMED, 'more model')} in the table below)" if len(found) > NAMED else ""
     return f"{join_words(told)} {things_of(study)}/s{more}."
+
+
+def highest(study: Study, findings: Findings, main: MainPoint) -> str:
+    """Return the highest rate on the same devices, where another cell's single run is much faster; '' where verdicts say more."""
+    if others(findings, main):
+        return ""
+    alike = [
+        (curve, point)
+        for curve in findings.scaling.curves
+        for point in curve.points
+        if point.gpus == main[1].gpus and not point.suspect and point.key["strategy.name"] != WITHOUT
+    ]
+    curve, point = max(alike, key=lambda one: one[1].rate.value, default=main)
+    if point.rate.value < MUCH * main[1].rate.value:
+        return ""
+    told = f"{central(point.rate, 'rate')} {things_of(study)}/s"
+    return f"The highest rate of single runs is {told}: {single_line(spoken(curve.label), 120)}."
 
 
 def _is_one_of_several(study: Study, point: Point) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
 from analysis.report.cell_numbers import first_metric
-from analysis.report.finding.answer import answer, of_other_models, others
+from analysis.report.finding.answer import answer, highest, of_other_models, others
 from analysis.report.finding.certainty import certainty, doubt
 from analysis.report.finding.loss import loss
 from analysis.report.finding.main_point import MainPoint, main_point
@@ -56,6 +56,7 @@ def _of_training(study: Study, findings: Findings, main: MainPoint) -> list[str]
         *settings,
         others(findings, main),
         of_other_models(study, findings, main),
+        highest(study, findings, main),
     ]
     # The last ones are left out where there are more than a screen has room for.
     by_weight = [measured(study), *answers[:2], doubt(study, point), *settings[:1]]
