@@ -142,6 +142,18 @@ def test_a_waterfall_has_its_control_cells_once():
     assert not any("asked for twice" in notice for notice in sweep.notices)
 
 
+def test_a_waterfall_that_adds_no_cell_says_so():
+    asked = ([], ["gpus=0,1"], ["strategy=none", "gpus=0,1"], ["benchmark=p2p", "gpus=0,1"])
+    told = [planned(["gpus=0", "waterfall=true", *more]).notices for more in asked]
+    assert [any("waterfall=true adds no cell" in one for one in notices) for notices in told] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not any("waterfall" in one for one in planned(["gpus=0"]).notices)
+
+
 def test_gpus_alone_are_measured_once_where_nccls_settings_are_swept():
     sweep = planned(["gpus=0"], ["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1", "nccl.p2p_level=LOC"])
     assert [(one.cell.gpus, bool(one.cell.nccl)) for one in sweep.cells] == [((0,), False), ((0, 1), True)]

@@ -210,7 +210,12 @@ def _about_machine(
 
 
 def _about_cells(configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]) -> Iterator[str]:
-    """Yield notices about listed cells that do not run."""
+    """Yield notices about listed cells that do not run, and about control cells that there are none of."""
+    if any(config.waterfall for config in configs) and not any(map(control_cells, cells)):
+        yield (
+            "waterfall=true adds no cell: it explains the speed of several GPUs or CPU workers that exchange gradients, with "
+            "benchmark=throughput"
+        )
     if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):  # for CPU workers another one says it
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
