@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -270,7 +271,7 @@ def test_control_cells_have_labels_of_their_own():
     """A control cell of strong scaling names the images per rank that it has, and neither profiler nor another's options."""
     combination = ["gpus=0,1", "waterfall=true", "global_batch_size=8", "optimize=compile", "profiler=torch",
                    "strategy.comm_hook=bf16"]  # fmt: skip
-    cells = [entry.cell for entry in planned(combination).cells]
+    cells = [entry.cell for entry in planned(combination, surrounding={"CXX": sys.executable}).cells]
     found = {(one.strategy["name"], one.world_size): one.labels for one in cells}
     assert found == {
         ("none", 1): ("batch 4", "compile"),
@@ -278,6 +279,30 @@ def test_control_cells_have_labels_of_their_own():
         ("none", 2): ("batch 4", "compile"),
         ("nccl_allreduce", 2): ("global batch 8", "compile", "comm_hook=bf16", "profiler=torch"),
     }
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({}, r"g\+\+"),
+        ({"CXX": "clang++ -m64"}, r"clang\+\+ -m64"),
+        ({"CXX": ""}, "CXX="),
+        ({"CXX": sys.executable}, ""),
+    ],
+)
+def test_a_compiled_cell_on_cpu_workers_needs_the_compiler_that_torch_calls(variables, named, tmp_path):
+    around = {"PATH": str(tmp_path), **variables}
+    planned(["gpus=0"], surrounding=around)
+    planned(
+        ["gpus=0", "optimize=max", "nodes=a,b", "engine=ssh", "dry_run=true"], surrounding=around
+    )  # of other hosts nothing is known
+    if not named:
+        assert planned(["gpus=0", "optimize=max"], surrounding=around).cells
+        return
+    with pytest.raises(
+        Refused, match=f"^optimize=max: needs a C\\+\\+ compiler on CPU workers, and {named} is not found; "
+    ):
+        planned(["gpus=0", "optimize=max"], surrounding=around)
 
 
 @pytest.fixture(scope="module")

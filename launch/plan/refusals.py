@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from benchmarks.record.visible import one_line
@@ -79,6 +80,24 @@ def own_code(draft: Draft) -> None:
     refuse_wrong_code(draft.cells)
 
 
+def missing_compiler(draft: Draft) -> None:
+    """Refuse compiled cells on CPU workers of this machine without the C++ compiler that torch would call.
+
+    On GPUs Triton calls a C compiler, but not for what an earlier run has left on the disk: a rank says whether it is missed.
+    """
+    here = draft.surroundings
+    asked = here.get("CXX", "g++")
+    found = shutil.which(next(iter(asked.split()), ""), path=here.get("PATH"))
+    if found or here.get("TORCH_INDUCTOR_INSTALL_GXX") or draft.is_for_another_machine:
+        return
+    for cell in draft.cells:
+        if cell.compiled and cell.device == "cpu" and not cell.hosts:
+            raise Refused(
+                f"optimize={cell.optimize}: needs a C++ compiler on CPU workers, and {asked or 'CXX='} is not found; accepted "
+                "here is eager, or a compiler that the variable CXX names (apt install g++)"
+            )
+
+
 def missing_profiler(draft: Draft) -> None:
     """Refuse a trace by nsys where nsys is not found, or too old."""
     if draft.profiler.missing:
@@ -149,6 +168,7 @@ REFUSALS: tuple[Callable[[Draft], None], ...] = (
     secrets,
     missing_library,
     own_code,
+    missing_compiler,
     missing_profiler,
     benchmark_request,
     threads,
