@@ -260,12 +260,14 @@ def written(number, benchmark, metrics, repeat=0, strategy="none"):
 
 
 def shown(folder, records):
-    """The finding, the lines of the section on differences, and the rows of its table for people."""
+    """The finding, the lines of the section on differences with its table's caption, and the rows of that table for people."""
     told, _ = examine(study(folder, records))
     (section,) = [one for one in told.sections if one.anchor == "comparisons"]
     (table,) = [one.for_people for one in section.tables]
     headings = [column.heading for column in table.columns]
-    finding, lines = ([line.replace("\u00a0", " ") for line in found] for found in (told.finding, section.lines))
+    finding, lines = (
+        [line.replace("\u00a0", " ") for line in found] for found in (told.finding, [*section.lines, table.caption])
+    )
     return finding, lines, [dict(zip(headings, row, strict=True)) for row in table.rows]
 
 
@@ -305,8 +307,9 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
         (COLLECTIVES, {"collectives/busbw_gb_per_s": 300.0}),
         (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
     ]
-    finding, _, rows = shown(tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)])
+    finding, lines, rows = shown(tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)])
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
-    assert all(row["verdict"] == "no verdict" and "single run" in row["note"] for row in rows)
+    assert "No pair has a verdict: a single run gives no verdict (repeats=5 does)." in lines[-1]
+    assert rows[0].keys().isdisjoint({"verdict", "note", "runs of the first"}), "what all rows would say is said once"
     assert not any(" than " in line for line in finding), "single runs give no verdict"
     assert finding[-1] == "To learn which differences are real, run with repeats=5."

@@ -1,7 +1,7 @@
 """Which differences are real: verdicts and the noise floor, as a sentence, a figure and a table."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from analysis.findings.estimates import scaled
 from analysis.findings.model import Comparison, Estimate, Findings, Noise
@@ -147,17 +147,18 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         )
         for one in findings.comparisons
     )  # fmt: skip
+    judged, whys = any(one.verdict for one in findings.comparisons), {one.why for one in findings.comparisons}
+    single = all(one.runs == (1, 1) for one in findings.comparisons)
     table = Table(
         "comparisons",
-        "The second cell against the first, with the 95 % interval of the difference. “Visible from” is the smallest difference "
-        "that these runs could have shown.",
+        _caption(judged, whys),
         (
             Column("first", "first cell"), Column("second", "second cell"), Column("asked", "differ in"),
             Column("rate", "rate", shown=len(findings.noises) > 1),
-            Column("first_runs", "runs of the first", "count"),
-            Column("second_runs", "runs of the second", "count"),
+            Column("first_runs", "runs of the first", "count", shown=not single),
+            Column("second_runs", "runs of the second", "count", shown=not single),
             Column("difference", "difference", "change", True), Column("smallest", "visible from", "share"),
-            Column("verdict", "verdict"), Column("why", "note"),
+            Column("verdict", "verdict", shown=judged), Column("why", "note", shown=judged or len(whys) > 1),
         ),
         rows,
     )  # fmt: skip
@@ -188,6 +189,15 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         (table,),
         place=80,
     )
+
+
+def _caption(judged: bool, whys: Collection[str]) -> str:
+    """Return what a table of comparisons shows; what all its rows would say is said once, before it."""
+    against = "The second cell against the first"
+    if judged:
+        visible = "“Visible from” is the smallest difference that these runs could have shown."
+        return f"{against}, with the 95 % interval of the difference. {visible}"
+    return f"{against}. No pair has a verdict{f': {next(iter(whys))}' if len(whys) == 1 and any(whys) else ''}."
 
 
 SECTIONS = (comparisons,)
