@@ -47,7 +47,7 @@ def test_a_clean_cell_of_cpu_workers_has_no_code_and_every_check_ran(validity, n
     [
         ("first", "precision_not_used", "precision=bf16, and autocast was off"),
         ("first", "batches_not_distinct", "several ranks have the same images"),
-        ("first", "weights_still", "8 arrays with 100.0% of the elements"),
+        ("first", "weights_still", "8 arrays with 100.0 % of the elements"),
         ("first", "bytes_miscounted", "comm/bytes_moved is 9,599,056 bytes instead of 4,799,528"),
         ("first", "time_between_steps", "ms a step"),
         ("second", "batches_not_distinct", "every step has the same images"),

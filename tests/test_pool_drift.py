@@ -47,7 +47,7 @@ def test_a_pool_that_became_slower_is_suspect_as_a_whole_and_no_other(quiet):
     assert codes(told) == (["suspect"] * 4 + ["valid"] * 4, [True] * 4 + [False] * 4)
     assert told[0].validity.codes[POOL_DRIFT] == (
         "warm ranks did not stay as fast as they were: "
-        "the first cell's rate changed by -1.0% until their end, allowed -0.5% to +0.5%"
+        "the first cell's rate changed by -1.0 % until their end, allowed -0.5 % to +0.5 %"
     )
     assert drifted([*slow, *sound]) == {one.record_id for one in slow[:3]}
     study = Study.of([*sound, *slow])
@@ -176,4 +176,4 @@ def test_the_store_says_that_a_pool_drifted(quiet, output_dir):
     assert tags("validity") == ["valid"] * 3 + ["suspect"] and tags("ranks") == ["new"] + ["warm"] * 3
     update_values(tracker, output_dir / "scaling", pool, {})
     assert tags("validity") == ["suspect"] * 4 and set(tags("validity.codes")) == {POOL_DRIFT}
-    assert all("-1.0%" in note for note in tags("mlflow.note.content"))
+    assert all("-1.0 %" in note for note in tags("mlflow.note.content"))

@@ -88,7 +88,7 @@ def test_a_clean_pool_is_measured_once(ranks, sweep):
 def test_the_cells_of_a_pool_that_drifted_are_measured_again_in_new_ranks(ranks, sweep):
     ranks.factor = lambda cell, place: 0.98 if cell.ends_pool else 1.0
     code, out, records = sweep()
-    assert code == 0 and "changed by -2.0% until their end, allowed -0.5% to +0.5%; its 4 cells are suspect" in out
+    assert code == 0 and "changed by -2.0 % until their end, allowed -0.5 % to +0.5 %; its 4 cells are suspect" in out
     assert [one[:2] for one in ranks.measured[5:]] == [(batch, "") for batch in BATCHES]
     latest = {one.cell_key: one for one in sorted(records, key=lambda one: one.started_at)}
     assert len(records) == 9 and len(latest) == 5

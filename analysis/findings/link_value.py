@@ -95,7 +95,7 @@ def _outstanding(study: Study, listed: Sequence[tuple[SubsetLinks, Runs]]) -> di
 def _sentence(one: SubsetLinks, name: str, share: float, members: int) -> str:
     size, links = len(one.gpus), f" with {one.link_class}" if one.link_class else ""
     return (
-        f"{gpu_list(one.gpus)} {name} {abs(share):.1%} {'slower' if share < 0 else 'faster'} than the median of the "
+        f"{gpu_list(one.gpus)} {name} {100 * abs(share):.1f} % {'slower' if share < 0 else 'faster'} than the median of the "
         f"{members} subsets of {size}{links}, more than noise explains"
     )
 

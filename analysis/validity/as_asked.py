@@ -120,7 +120,7 @@ def weights_still(record: Record, _: ValidityLimits) -> CheckResult | None:
     if not arrays:
         return None
     share, first = record.checks["weights_still_share"], record.checks["weights_still_first"]
-    return CheckResult(f"{arrays} arrays with {share:.1%} of the elements, the first is {first}")
+    return CheckResult(f"{arrays} arrays with {100 * share:.1f} % of the elements, the first is {first}")
 
 
 def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -196,4 +196,4 @@ def time_between_steps(record: Record, _: ValidityLimits) -> CheckResult | None:
     if share is None or ms is None:
         return unless_training(record)
     much = abs(share) > MOST_BETWEEN and abs(ms) > MOST_BETWEEN_MS
-    return CheckResult(f"{share:.1%}, {ms:.2g} ms a step") if much else None
+    return CheckResult(f"{100 * share:.1f} %, {ms:.2g} ms a step") if much else None

@@ -32,7 +32,7 @@ def clocks_disagree(record: Record, limits: ValidityLimits) -> CheckResult | Non
     if value is None:
         return unless_training(record, "no window was timed")
     return (
-        CheckResult(f"{float(value):.1%}, allowed {limits.clock_limit:.1%}")
+        CheckResult(f"{100 * float(value):.1f} %, allowed {100 * limits.clock_limit:.1f} %")
         if not value <= limits.clock_limit
         else None
     )
@@ -44,7 +44,9 @@ def noisy(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if value is None or not math.isfinite(float(value)):
         return unless_training(record, "too few steps for an interval")
     return (
-        CheckResult(f"±{float(value):.1%}, allowed ±{limits.noise_limit:.1%}") if value > limits.noise_limit else None
+        CheckResult(f"±{100 * float(value):.1f} %, allowed ±{100 * limits.noise_limit:.1f} %")
+        if value > limits.noise_limit
+        else None
     )
 
 
@@ -58,7 +60,7 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
         return None
     graph = {"compile": "compile_graph", "max": "max_graph"}.get(record.cell.optimize, "graph")
     way_out = f"; optimize={graph} launches each step at once" if _could_be_a_graph(record.cell) else ""
-    return CheckResult(f"{share:.0%} of a step, allowed {limits.idle_limit:.0%}{way_out}")
+    return CheckResult(f"{100 * share:.0f} % of a step, allowed {100 * limits.idle_limit:.0f} %{way_out}")
 
 
 def _could_be_a_graph(cell: Cell) -> bool:
@@ -81,8 +83,9 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
 def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange was faster than its reference."""
     share = record.metrics.get("comm/ideal_ratio")
-    much = share is not None and EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE  # above it: faster_than_reference
-    return CheckResult(f"{record.checks.get('reference')}, {share:.0%}") if much else None
+    if share is None or not EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE:  # above it: faster_than_reference
+        return None
+    return CheckResult(f"{record.checks.get('reference')}, {100 * share:.0f} %")
 
 
 def pool_drift(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -91,8 +94,10 @@ def pool_drift(record: Record, _: ValidityLimits) -> CheckResult | None:
     if end is None:  # of other cells the end of their pool tells
         why = "the pool had another first cell, or how far its runs may differ is not known"
         return unchecked(why) if record.cell.ends_pool else None
-    said = f"the first cell's rate changed by {end.change:+.1%} until their end"
-    return CheckResult(f"{said}, allowed {end.least:+.1%} to {end.allowed:+.1%}") if end.drifted else None
+    said = f"the first cell's rate changed by {100 * end.change:+.1f} % until their end"
+    return (
+        CheckResult(f"{said}, allowed {100 * end.least:+.1f} % to {100 * end.allowed:+.1f} %") if end.drifted else None
+    )
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -110,7 +115,7 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     if share is None:
         return not_applicable("no efficiency is stated: there is no baseline")
     most = _most(record)
-    return CheckResult(f"{share:.1%}, and noise explains at most {most:.1%}") if share > most else None
+    return CheckResult(f"{100 * share:.1f} %, and noise explains at most {100 * most:.1f} %") if share > most else None
 
 
 def _most(record: Record) -> float:

@@ -75,7 +75,7 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if own is None:
         return unchecked("the clocks were not sampled in the timed window")
     if share and equal and abs(share / equal - 1) > limits.clock_change_limit:
-        alone = f"its baseline {own * equal / share:,.0f} MHz; at equal clocks the efficiency is {equal:.1%}"
+        alone = f"its baseline {own * equal / share:,.0f} MHz; at equal clocks the efficiency is {100 * equal:.1f} %"
         return CheckResult(f"the cell ran at {own:,.0f} MHz, {alone}", severity="finding")
     return None
 
@@ -191,7 +191,7 @@ def _foreign_cpu(samples: Mapping[str, Any], on: str, limits: ValidityLimits) ->
         return None
     cores = samples["cores"]
     return CheckResult(
-        f"{shares[name]:.0%} of {cores} cores{on} in the {name} phase, allowed {limits.foreign_cpu_limit:.0%}"
+        f"{100 * shares[name]:.0f} % of {cores} cores{on} in the {name} phase, allowed {100 * limits.foreign_cpu_limit:.0f} %"
     )
 
 

@@ -35,10 +35,10 @@ def not_stationary(record: Record, limits: ValidityLimits) -> CheckResult | None
         return unless_training(record) if facts is None else unchecked("too few steps were timed")
     found, allowed = [], _allowed(record, limits.change_limit)
     if abs(facts["change"]) > allowed and facts["change_beyond"] > 1:
-        found.append(f"it changed by {facts['change']:+.1%} at iteration {facts['change_at']:.0f}")
+        found.append(f"it changed by {100 * facts['change']:+.1f} % at iteration {facts['change_at']:.0f}")
     if abs(facts["drift"]) > allowed and facts["drift_beyond"] > 1:
-        found.append(f"it drifted by {facts['drift']:+.1%} from the first to the last iteration")
-    return CheckResult(f"{' and '.join(found)}, allowed {allowed:.1%}") if found else None
+        found.append(f"it drifted by {100 * facts['drift']:+.1f} % from the first to the last iteration")
+    return CheckResult(f"{' and '.join(found)}, allowed {100 * allowed:.1f} %") if found else None
 
 
 def pauses(record: Record, limits: ValidityLimits) -> CheckResult | None:
@@ -50,7 +50,7 @@ def pauses(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if lost <= allowed:
         return None
     steps = f"{facts['count']:.0f} of {record.checks['iterations']} steps, up to {facts['longest_ms']:.4g} ms"
-    return CheckResult(f"{steps}; they lost {lost:.2%} of the time, allowed {allowed:.2%}")
+    return CheckResult(f"{steps}; they lost {100 * lost:.2f} % of the time, allowed {100 * allowed:.2f} %")
 
 
 def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
@@ -71,7 +71,9 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
         return unchecked("one window does not show the noise")
     allowed = limits.slow_rank_limit
     return (
-        CheckResult(f"rank {facts['rank']} by {share:.1%}, allowed {allowed:.1%}") if share > OF_NOISE * noise else None
+        CheckResult(f"rank {facts['rank']} by {100 * share:.1f} %, allowed {100 * allowed:.1f} %")
+        if share > OF_NOISE * noise
+        else None
     )
 
 
@@ -86,8 +88,8 @@ def input_bound(record: Record, _: ValidityLimits) -> CheckResult | None:
     if not (share > MOST_OF_DATA and ends[0] > 0):
         return None
     return CheckResult(
-        f"it takes {share:.1%} of a step ({cost_ms:.3g} ms), because steps on batches that are on the device already are so much "
-        f"shorter; allowed {MOST_OF_DATA:.0%}. In each step the host waits {wait_ms:.3g} ms for data"
+        f"it takes {100 * share:.1f} % of a step ({cost_ms:.3g} ms), because steps on batches that are on the device already "
+        f"are so much shorter; allowed {100 * MOST_OF_DATA:.0f} %. In each step the host waits {wait_ms:.3g} ms for data"
     )
 
 
@@ -98,7 +100,7 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult
         return unless_training(record)
     if share <= MOST_UNACCOUNTED:
         return None
-    return CheckResult(f"{share:.1%} of it differs, allowed {MOST_UNACCOUNTED:.1%}")  # also NaN
+    return CheckResult(f"{100 * share:.1f} % of it differs, allowed {100 * MOST_UNACCOUNTED:.1f} %")  # also NaN
 
 
 def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:

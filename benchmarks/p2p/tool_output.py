@@ -35,7 +35,7 @@ def _plain(table: Mapping[str, Any]) -> list[str]:
         squares = table["samples"][name]
         what = f"{name.replace('_', ' ')}, {'µs' if name.startswith('latency') else 'GB/s'}"
         if len(squares) > 1:
-            what += f" (median of {len(squares)}, entries vary by up to {_variation(squares):.1%})"
+            what += f" (median of {len(squares)}, entries vary by up to {100 * _variation(squares):.1f} %)"
         found += ["", what, *_rows("", ids, matrix, 9)]
     return found
 

@@ -136,12 +136,12 @@ def about_forecasts(records: Iterable[Record]) -> str:
     if not made:
         return ""
     errors = fmean(abs(one.error) for one in made), fmean(abs(one.null_error) for one in made)
-    said = f"{len(made)} of {len(told)} cells before they ran: mean error of the step {errors[0]:.1%}, "
-    said += f"of the null model {errors[1]:.1%}"
+    said = f"{len(made)} of {len(told)} cells before they ran: mean error of the step {100 * errors[0]:.1f} %, "
+    said += f"of the null model {100 * errors[1]:.1f} %"
     judged = [one for one in made if one.inside is not None]
     outside = sum(not one.inside for one in judged)
-    beyond = f"; {outside} of {len(judged)} outside {judged[0].level:.0%} intervals" if judged else ""
-    return (said + beyond).replace("%", " %")
+    beyond = f"; {outside} of {len(judged)} outside {100 * judged[0].level:.0f} % intervals" if judged else ""
+    return said + beyond
 
 
 def _once_more(record: Record) -> bool:
