@@ -24,7 +24,7 @@ from launch.study.identity import ProcessIdentity
 from launch.tracking import siblings, store
 from launch.tracking.note import cut_to, summary_markdown
 from launch.tracking.projection import escaped, project
-from launch.tracking.store import TrackingUnavailable, WrongUri, connect, store_uri
+from launch.tracking.store import TrackingUnavailable, WrongUri, connect, sqlite_file, store_uri
 from launch.tracking.tracker import Tracker
 
 SECRET = "hunter2-secret"
@@ -342,12 +342,20 @@ def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypat
     assert store_uri(None, Path("out")) == f"sqlite:///{tmp_path}/out/mlflow.db"
 
 
-def test_a_store_makes_no_folder_of_the_name_that_its_address_would_have_encoded(tmp_path, store_template):
-    output_dir = tmp_path / "Müller (copy) #1" / "out"
+@pytest.mark.parametrize("name", ["Müller (copy) #1", "100% of me@home?"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_store_makes_no_folder_of_the_name_that_its_address_would_have_encoded(
+    tmp_path, store_template, name, is_new
+):
+    output_dir = tmp_path / name / "out"
     output_dir.mkdir(parents=True)
-    shutil.copy(store_template, output_dir / "mlflow.db")
-    connect(store_uri(None, output_dir), output_dir / "mlartifacts").search_experiments()
-    assert [path.name for path in tmp_path.iterdir()] == ["Müller (copy) #1"]
+    if not is_new:
+        shutil.copy(store_template, output_dir / "mlflow.db")
+    uri = store_uri(None, output_dir)
+    connect(uri, output_dir / "mlartifacts").search_experiments()
+    assert store_uri(uri, tmp_path) == uri and sqlite_file(uri) == output_dir / "mlflow.db"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [path.name for path in output_dir.iterdir()] == ["mlflow.db"]
 
 
 def test_a_new_store_is_made_in_an_output_dir_that_is_a_link(tmp_path):

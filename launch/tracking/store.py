@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 DEFAULT_STORE, ARTIFACTS = "mlflow.db", COPIES  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
 SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
-# A path that means the same in a URI. A plan need not import SQLAlchemy to read it, which takes half a second, and MLflow makes
-# the folder that it reads in a URI without decoding it: of a path with %C3%BC for ü a second folder, which stayed empty.
+# A path that means the same in a URI: a plan reads it without SQLAlchemy, whose import takes half a second. MLflow makes the
+# folder that it reads after sqlite:/// without decoding it, so %C3%BC for ü gave a second one; after WITH_DRIVER it makes none.
 PLAIN, PLAIN_PATH = "sqlite:///", re.compile(r"(?!:memory:$|file:)[^%?@\x00-\x1f\x7f]+")
+WITH_DRIVER = "sqlite+pysqlite"
 LOCK_WAIT_S = 20.0  # how long to wait for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # how long another launcher may hold the lock: it may be making the store
 # What SQLite says, and what is told instead. The first that is found counts.
@@ -74,14 +75,12 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     Raises:
         WrongUri: no store can have it.
     """
-    default = str(output_dir.absolute() / DEFAULT_STORE)
-    if plain := _plain_path(PLAIN + default if given is None else given):
-        return PLAIN + str(Path(plain).absolute())
-    from sqlalchemy.engine import URL, make_url
+    plain = output_dir / DEFAULT_STORE if given is None else _plain_path(given)
+    if given is None or plain:
+        return _uri_of(Path(str(plain)).absolute())
+    from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    if given is None:
-        return URL.create("sqlite", database=default).render_as_string()
     scheme = given.split(":", 1)[0].split("+")[0].lower()
     if scheme not in SCHEMES or ("://" not in given and not scheme.startswith("databricks")):
         raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted are {ACCEPTED}")
@@ -99,7 +98,17 @@ def store_uri(given: str | None, output_dir: Path) -> str:
         raise WrongUri(f"tracking.uri={without_credentials(given)}: accepted is sqlite:///FILE")
     if str(url.database).startswith("file:"):
         return given
-    return url.set(database=str(Path(str(url.database)).absolute())).render_as_string(hide_password=False)
+    absolute = url.set(database=str(Path(str(url.database)).absolute()))
+    return re.sub("^sqlite:", f"{WITH_DRIVER}:", absolute.render_as_string(hide_password=False))
+
+
+def _uri_of(file: Path) -> str:
+    """Return the URI of a SQLite file, of which MLflow makes no other folder."""
+    if not _plain_path(PLAIN + str(file)):
+        from sqlalchemy.engine import URL
+
+        return URL.create(WITH_DRIVER, database=str(file)).render_as_string()
+    return PLAIN + str(file)
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -247,7 +256,6 @@ def _make(file: Path, artifacts: Path) -> None:
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from sqlalchemy import Engine, event
-    from sqlalchemy.engine import URL
 
     def without_disk(connection: sqlite3.Connection, record: object) -> None:
         for setting in ("synchronous=OFF", "journal_mode=MEMORY"):
@@ -259,9 +267,8 @@ def _make(file: Path, artifacts: Path) -> None:
     made = own_files.open_own(temporary)
     event.listen(Engine, "connect", without_disk)
     try:
-        uri = URL.create("sqlite", database=str(temporary)).render_as_string()
         make: Any = SqlAlchemyStore
-        make(uri, artifacts.absolute().as_uri()).engine.dispose()
+        make(_uri_of(temporary), artifacts.absolute().as_uri()).engine.dispose()
         os.fsync(made)
         os.link(temporary, file)  # unlike a rename it fails where something appeared meanwhile
     finally:
