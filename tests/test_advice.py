@@ -246,7 +246,7 @@ def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, caps
         ),
         (
             ["predict", study],
-            "no forecast of 2 CPU workers: no all_reduce over direct was measured; add a training cell of",
+            "no forecast of 2 CPU workers: no all_reduce directly between ranks was measured; add a training cell of",
         ),
         (["advise", study, "--gpus", "2"], "was measured; add a training cell of several ranks"),
         (["advise", study, "--gpus", "9"], "has 8 CPU workers; accepted are 1 to 8"),

@@ -158,7 +158,7 @@ def _basis(
     """Return how well founded a forecast is, and a sentence for each part that was not measured."""
     why = [one.why for one in parts]
     if BY_COPIES in sources:
-        why.append(f"no collective over {question.wire} was measured: it is in proportion to peer copies")
+        why.append(f"no collective {question.wire.way} was measured: it is in proportion to peer copies")
     if ASSUMED in sources or (question.hosts > 1 and question.network is not None):
         return ASSUMED_NETWORK, (*why, "the network between hosts was described, not measured")
     inside = question.ranks <= _most_ranks(calibration, question)

@@ -21,6 +21,7 @@ from analysis.prediction.links.ring import TOGETHER, NvLinks, factor, is_ring, m
 from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
+WAYS = {DIRECT: "directly between ranks", HOST_MEMORY: "over host memory", NETWORK: "over the network"}
 MEASURED, SCALED, BY_COPIES, ASSUMED = "measured", "other number of ranks", "by peer copies", "assumed network"
 SOURCES = (MEASURED, SCALED, BY_COPIES, ASSUMED)  # from the best known to the least
 SCATTER = 0.02  # of a collective between runs, where it was measured once
@@ -43,7 +44,15 @@ class ExchangeWire:
     settings: tuple[tuple[str, str], ...] = ()  # of NCCL, that choose what runs over it: ALGO, PROTO, channels
 
     def __str__(self) -> str:
-        return " ".join([self.transport, *(f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings)])
+        return " ".join([self.transport, *self._set()])
+
+    @property
+    def way(self) -> str:
+        """The wire in a sentence: `directly between ranks with ALGO=Ring`."""
+        return " with ".join(filter(None, [WAYS[self.transport], " ".join(self._set())]))
+
+    def _set(self) -> list[str]:
+        return [f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings]
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ class KnownLinks:
             if hosts > 1
             else "; add a training cell of several ranks, or one of benchmark=collectives"
         )
-        raise NoLink(f"no {kind} over {wire} was measured{between}")
+        raise NoLink(f"no {kind} {wire.way} was measured{between}")
 
     def _over(
         self, network: HostNetwork, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int

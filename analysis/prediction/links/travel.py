@@ -5,7 +5,7 @@ from dataclasses import replace
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import about
 from analysis.prediction.links.host import HOST_SCATTER, Known
-from analysis.prediction.links.model import ASSUMED, DIRECT, MEASURED, OF_NETWORK, ExchangeWire, NoLink, Timed
+from analysis.prediction.links.model import ASSUMED, DIRECT, MEASURED, OF_NETWORK, WAYS, ExchangeWire, NoLink, Timed
 from analysis.prediction.links.ring import TOGETHER
 
 
@@ -69,7 +69,7 @@ def by_gpu_servers(question: Question, size: float, known: Known) -> list[Timed]
         return [_over_network(question, size)]
     rate = known.links.copies_gb_per_s.get(question.wire.transport)
     if rate is None:
-        raise NoLink(f"no peer copy over {question.wire.transport} was measured; add a cell of benchmark=p2p")
+        raise NoLink(f"no peer copy {WAYS[question.wire.transport]} was measured; add a cell of benchmark=p2p")
     into = question.ranks * size / max(1, question.servers) / rate / 1e6
     return [Timed(about(ms, HOST_SCATTER, "server"), MEASURED) for ms in (into, question.back * into)]
 

@@ -14,7 +14,7 @@ from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import Values, about, best, deviation, exactly, near, weighted
-from analysis.prediction.links.model import HOST_MEMORY, MEASURED, NETWORK, SCALED
+from analysis.prediction.links.model import HOST_MEMORY, MEASURED, NETWORK, SCALED, WAYS
 from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, own_of_another_model
 from analysis.prediction.parts.exchange import exchange, play
 from analysis.prediction.parts.nearest import alike, distance, of_nearest_size
@@ -44,11 +44,11 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     why = ""
     alike = [one for one in calibration.cells if _same_occupation(one.question, question, settings=False)]
     if not seen and (seen := _seen(calibration, [one for one in alike if one.question.workload == question.workload])):
-        why = f"γ over {question.wire} was not measured: that over {question.wire.transport} with other settings"
+        why = f"γ {question.wire.way} was not measured: that {WAYS[question.wire.transport]} with other settings"
     elif not seen and (seen := _seen_with_more_traffic(calibration, question)):
-        why = f"γ over {question.wire} was not measured: that over {HOST_MEMORY}, by the bytes that pass in a second"
+        why = f"γ {question.wire.way} was not measured: that over {HOST_MEMORY}, by the bytes that pass in a second"
     elif not seen:
-        why = f"γ over {question.wire} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
+        why = f"γ {question.wire.way} was not measured: {SLOWED_BEFORE:g} ± {SLOWED_SPREAD:g}, as published"
     before = near(SLOWED_BEFORE, SLOWED_SPREAD, "slowed")
     values = weighted([(before, SLOWED_SPREAD**2), *((one, _variance(one)) for one in seen)])
     return StepPart(np.clip(values, 0.0, None), SCALED if why else MEASURED, why)
