@@ -195,6 +195,14 @@ def test_more_cpu_workers_than_cores_are_told():
     assert any("8 CPU workers share" in notice for notice in sweep.notices) == (usable_cores() < 8)
 
 
+def test_threads_that_cpu_workers_do_not_take_are_told():
+    share = planned(["gpus=0"]).machine.threads
+    for said, told in ((str(share), 0), (str(share + 1), 1)):
+        notices = planned(["gpus=0"], surrounding={"OMP_NUM_THREADS": said}).notices
+        words = f"OMP_NUM_THREADS={said} has no effect on CPU workers: each has {share} thread"
+        assert sum(words in notice for notice in notices) == told
+
+
 def test_no_gpu_is_said_once_and_settings_are_not_applicable():
     sweep = planned(["gpus=0", "nccl.p2p_level=LOC"], ["gpus=0,1"])
     assert sum("no GPU is used" in notice for notice in sweep.notices) == 1

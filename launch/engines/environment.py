@@ -73,8 +73,8 @@ def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str,
 def _ours(machine: Machine) -> dict[str, str]:
     own = {clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if machine.kind == "cpu":
-        # A slot has the same share of the cores in every cell, or a baseline would run on more of them.
-        own |= {"OMP_NUM_THREADS": str(max(1, machine.cores // len(machine.everyone))), "CUDA_VISIBLE_DEVICES": ""}
+        # The same in every cell, or a baseline would run on more cores.
+        own |= {"OMP_NUM_THREADS": str(machine.threads), "CUDA_VISIBLE_DEVICES": ""}
     return own
 
 

@@ -39,6 +39,11 @@ class Machine:
         known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
         return min(known, default=None)
 
+    @property
+    def threads(self) -> int:
+        """Return the threads of a CPU worker: its share of the cores, the same in every cell."""
+        return max(1, self.cores // len(self.everyone))
+
     def uuids(self, gpus: Sequence[int]) -> list[str]:
         """Return the UUIDs of GPUs, by their ids, in order; one that is not known is left out."""
         known = {device.id: device.uuid for device in self.devices}

@@ -8,6 +8,7 @@ from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.names import with_what_differs
 from analysis.report.text import count
 from benchmarks.record import CellFolder, RecordError, read
+from benchmarks.record.visible import one_line
 from conf.cell import Cell
 from conf.gpus import by_link
 from conf.nodes import shown
@@ -30,7 +31,7 @@ from launch.plan.order import (
     without_settings_alone,
 )
 from launch.plan.profilers import with_profilers
-from launch.plan.refusals import Draft, refuse_draft
+from launch.plan.refusals import LONGEST, THREADS, Draft, refuse_draft
 from launch.plan.second_runs import known_freedom, measured_twice
 from launch.plan.shared_options import refuse_several_values
 from launch.plan.subsets import machine_of_topology, subsets
@@ -92,7 +93,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     used = without_settings_alone(cells)
     unique = with_what_differs(one_of_each_set(once_each(used)))
     refuse_links(first, unique)
-    notices += _about_machine(configs, cells, machine, is_for_another_machine)
+    notices += _about_machine(configs, cells, machine, is_for_another_machine, surroundings)
     notices += _about_cells(configs, cells, used)
     refuse_warm_cold(first, unique)
     twice = () if first.warm_cold else _second_runs(unique, first)
@@ -185,7 +186,11 @@ def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:
 
 
 def _about_machine(
-    configs: Sequence[Config], cells: Sequence[Cell], machine: Machine, is_for_another_machine: bool
+    configs: Sequence[Config],
+    cells: Sequence[Cell],
+    machine: Machine,
+    is_for_another_machine: bool,
+    surroundings: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield notices about the machine that is planned for."""
     if is_for_another_machine:
@@ -199,6 +204,10 @@ def _about_machine(
         )
         if (most := max((len(cell.gpus) for cell in cells), default=0)) > machine.cores:
             yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"
+        said = surroundings.get(THREADS, "")
+        if said not in ("", str(machine.threads)) and not on_hosts:
+            share = count(machine.threads, "thread")
+            yield f"{THREADS}={one_line(said, LONGEST)} has no effect on CPU workers: each has {share}, its share of {cores}"
         if any(by_link(config.gpus) for config in configs):
             yield "CPU workers have no links: the first are the best, the worst and the only class"
         if any(cell.nccl for cell in cells):
