@@ -45,6 +45,8 @@ def test_ways_of_making_steps_fast_by_batch_size():
         (256, 4683),
     ]
     assert len(resnet.data.rows) == len(inception.data.rows) == 20 and resnet.svg.count("compile_graph") == 1
+    low, high = resnet.figure.axes[0].get_xlim()
+    assert 8 < low < 16 and 256 < high < 512, "the curves fill the axes"
     said = sentences(found, findings_of(found), {})
     assert "The highest rate of single runs is 6,623 images/s: resnet50 (batch 256, compile_graph)." in said
 

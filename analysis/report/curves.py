@@ -1,4 +1,4 @@
-"""Curves against the number of GPUs, as figures: images per second, and efficiency. Of one study, or of several."""
+"""Curves as figures: against the number of GPUs, images per second and efficiency; and what figures of other curves share."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -52,11 +52,9 @@ def rates_figure(curves: Sequence[DrawnCurve], unit: str, things: str, name: str
     ends = []
     for place, curve in enumerate(curves):
         _ideal(axes, curve)
-        ends.append(_draw(axes, [(p, p.rate) for p in curve.points], curve, place))
+        ends.append(draw_curve(axes, [(p.world_size, p.rate, p.suspect) for p in curve.points], curve, place))
     ideal = [point.baseline.value * point.world_size for curve in curves for point in curve.points if point.baseline]
-    axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], ideal)[1])
-    axes.set_ylabel(f"{things}/s")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+    axis_of_rates(axes, curves, things, ideal)
     sizes = {point.world_size for curve in curves for point in curve.points} | ({1} if ideal else set())
     _finish(axes, sorted(sizes), curves, ends, unit, "rate")
     rows = [
@@ -77,9 +75,9 @@ def efficiency_figure(curves: Sequence[DrawnCurve], unit: str, name: str, captio
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
     apart = min(ASIDE, MOST_ASIDE / max(1, len(shown) - 1))
     ends = [
-        _draw(
-            axes, [(p, p.efficiency) for p in efficiencies(curve.points) if p.efficiency is not None], curve, place,
-            apart * (place - (len(shown) - 1) / 2),
+        draw_curve(
+            axes, [(p.world_size, p.efficiency, p.suspect) for p in efficiencies(curve.points) if p.efficiency is not None],
+            curve, place, apart * (place - (len(shown) - 1) / 2),
         )
         for place, curve in enumerate(shown)
     ]  # fmt: skip
@@ -124,9 +122,16 @@ def efficiencies(points: Sequence[Point]) -> list[Point]:
     return [point for point in points if point.efficiency is not None and point.world_size > 1]
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+def axis_of_rates(axes: Any, curves: Sequence[DrawnCurve], things: str, others: Sequence[float] = ()) -> None:
+    """Draw the axis of images (`things`) per second, from 0 to the highest rate of the curves and of `others`."""
+    axes.set_ylim(0, window([point.rate for curve in curves for point in curve.points], others)[1])
+    axes.set_ylabel(f"{things}/s")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """Return the sizes, and the median at each size."""
-    by_size: dict[int, list[float]] = defaultdict(list)
+    by_size: dict[float, list[float]] = defaultdict(list)
     for size, value in points:
         by_size[size].append(value)
     return sorted(by_size), [median(by_size[size]) for size in sorted(by_size)]
@@ -141,10 +146,10 @@ def _ideal(axes: Any, curve: DrawnCurve) -> None:
         axes.plot(sizes, rates, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
 
 
-def _draw(
-    axes: Any, points: Sequence[tuple[Point, Estimate]], curve: DrawnCurve, place: int, aside: float = 0.0
+def draw_curve(
+    axes: Any, points: Sequence[tuple[float, Estimate, bool]], curve: DrawnCurve, place: int, aside: float = 0.0
 ) -> tuple[float, float, str]:
-    """Draw every subset and a line through the medians of the sizes; return (x, y, colour) of the curve's end.
+    """Draw points (x, value, suspect) and a line through the medians of each x; return (x, y, colour) of the curve's end.
 
     The curve is moved to the right by `aside` points, so that intervals of several curves do not cover each other.
     """
@@ -152,13 +157,13 @@ def _draw(
 
     colour = curve.colour
     moved = offset_copy(axes.transData, axes.figure, x=aside, units="points")
-    xs, ys = _line([(point.world_size, estimate.value) for point, estimate in points])
+    xs, ys = _line([(x, value.value) for x, value, _ in points])
     axes.plot(xs, ys, color=colour, ls=line_style(place), zorder=2, transform=moved)
-    known = [(p.world_size, e.low, e.high) for p, e in points if e.low is not None and e.high is not None]
+    known = [(x, e.low, e.high) for x, e, _ in points if e.low is not None and e.high is not None]
     if known:
         axes.vlines(*zip(*known, strict=True), color=colour, lw=1.1, zorder=2, transform=moved)
     for suspect in (False, True):
-        marked = [(point.world_size, estimate.value) for point, estimate in points if point.suspect == suspect]
+        marked = [(x, value.value) for x, value, doubted in points if doubted == suspect]
         if marked:
             face = PAPER if suspect else colour
             look = {"marker": curve.marker, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.2}
@@ -171,16 +176,28 @@ def _finish(
     kind: str,
 ) -> None:  # fmt: skip
     """Draw the axis of sizes, and a label at the end of each curve; `kind` is that of their numbers."""
-    if sizes[-1] > 16:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(sizes[0] / 2**0.2, sizes[-1] * 2**0.2)
-        axes.minorticks_off()
+    logarithmic = sizes[-1] > 16
+    limit_x(axes, sizes, logarithmic)
+    if logarithmic:
         sizes = [size for size in sizes if size & (size - 1) == 0 or size == sizes[-1]]
-    else:
-        beyond = 0.05 * (sizes[-1] - sizes[0]) or 1
-        axes.set_xlim(sizes[0] - beyond, sizes[-1] + beyond)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel(unit)
+    label_ends(axes, curves, ends, kind)
+
+
+def limit_x(axes: Any, values: Sequence[float], logarithmic: bool) -> None:
+    """Have the axis show all values, in rising order: curves are moved aside, so matplotlib does not see where they lie."""
+    if logarithmic:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(values[0] / 2**0.2, values[-1] * 2**0.2)
+        axes.minorticks_off()
+    else:
+        beyond = 0.05 * (values[-1] - values[0]) or 1
+        axes.set_xlim(values[0] - beyond, values[-1] + beyond)
+
+
+def label_ends(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[tuple[float, float, str]], kind: str) -> None:
+    """Write at the end of each curve its name, of a single one its number, and give the axes the look of curves."""
     axes.grid(axis="x", visible=False)
     low, high = axes.get_ylim()
     places = spread([y for _, y, _ in ends], label_step(axes) * (high - low)) if ends else []

@@ -9,38 +9,27 @@ from typing import Any
 from analysis.findings.labels import BETWEEN, gpu_ids, gpu_list, worded
 from analysis.findings.model import Findings, Member, Point
 from analysis.findings.study import Study
+from analysis.report.curves import HEIGHT, DrawnCurve, axis_of_rates, draw_curve, label_ends, limit_x
 from analysis.report.measured_values import bars
-from analysis.report.names import legend_names, short_names, things_of
+from analysis.report.names import short_names, things_of
 from analysis.report.numbers import estimate
 from analysis.report.section import Section
 from analysis.report.style import (
-    INK,
     MARKERS,
-    PAPER,
     Picture,
     colours,
     curve_height,
-    curve_label,
     drawn,
     figure_width,
     for_width,
-    label_step,
-    line_style,
     new_figure,
     rendered,
-    spread,
-    window,
 )
 from analysis.report.text import count, single_line
 
 FEWEST = 3  # values of an option that make a line
 FIGURES, LINES = 3, 6  # of a report; of one figure
-HEIGHT, LABEL_LENGTH, LEAST_LENGTH = 2.9, 24, 18  # inches on the page; characters of a label on the page, and at least
-NO_QUESTION = (
-    "seed",
-    "model.classes",
-    "global_batch_size",
-)  # with all images of a step fixed, their share of a GPU follows
+NO_QUESTION = ("seed", "model.classes", "global_batch_size")
 WIDE = 8.0  # times the least value: the axis is logarithmic
 
 
@@ -76,17 +65,20 @@ def _panels(findings: Findings) -> Iterator[tuple[str, str, tuple[Member, ...], 
         return
     gpus, here = max(by_gpus.items(), key=lambda one: (len(one[1]), len(one[0])))
     for name in dict.fromkeys(name for _, point in here for name in point.key):
-        lines = _lines(name, here)
+        varied = len({point.key.get(name) for _, point in here}) >= FEWEST
+        lines = _lines(name, here) if varied and name not in NO_QUESTION else []
         for model in dict.fromkeys(line.points[0][1].key["model.name"] for line in lines):
             yield name, model, gpus, [one for one in lines if one.points[0][1].key["model.name"] == model]
 
 
 def _lines(name: str, points: Sequence[tuple[str, Point]]) -> list[Line]:
-    """Return the lines of an option; empty where it is no number, or asks nothing."""
+    """Return the lines of an option; empty where it is no number."""
     members: dict[frozenset[tuple[str, str]], dict[float, tuple[str, Point]]] = defaultdict(dict)
     for label, point in points:
         value = _number(point.key.get(name, ""))
-        if name in NO_QUESTION or value is None or (name == "batch_size" and "global_batch_size" in point.key):
+        if value is None or (
+            name == "batch_size" and "global_batch_size" in point.key
+        ):  # follows from the number of GPUs
             continue
         members[frozenset(point.key.items() - {(name, point.key[name])})][value] = (label, point)
     return [
@@ -117,18 +109,18 @@ def _figure(
     """Return the figure of one model and option."""
     shown, things = _most_telling(lines), things_of(study)
     palette = colours(line.strategy for line in shown)
+    curves = [
+        DrawnCurve(line.label, tuple(point for _, point in line.points), palette[line.strategy], MARKERS[number])
+        for number, line in enumerate(shown)
+    ]
     figure, axes = new_figure(figure_width(), curve_height(HEIGHT))
-    ends = []
-    for number, line in enumerate(shown):
-        look = {"color": palette[line.strategy], "marker": MARKERS[number % len(MARKERS)]}
-        _draw(axes, line, number, look)
-        ends.append((line, line.points[-1][1].rate.value, look))
-    rates = [point.rate for line in shown for _, point in line.points]
-    axes.set_ylim(0, window(rates)[1])
-    axes.set_ylabel(f"{things}/s")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+    ends = [
+        draw_curve(axes, [(x, point.rate, point.suspect) for x, point in line.points], curve, number)
+        for number, (line, curve) in enumerate(zip(shown, curves, strict=True))
+    ]
+    axis_of_rates(axes, curves, things)
     _x_axis(axes, sorted({value for line in shown for value, _ in line.points}), _words(name))
-    _labels(axes, ends)
+    label_ends(axes, curves, ends, "rate")
     more = f" {count(len(lines) - len(shown), 'more line')} in points.csv." * (len(lines) > len(shown))
     more += f" {left} in points.csv." * bool(left)
     marked = " Hollow: suspect." * any(point.suspect for line in shown for _, point in line.points)
@@ -150,44 +142,13 @@ def _words(name: str) -> str:
     return {"batch_size": "batch size"}.get(name, name.rpartition(".")[2].removeprefix("NCCL_"))
 
 
-def _draw(axes: Any, line: Line, number: int, look: dict[str, Any]) -> None:
-    """Draw a line through the rates, their intervals, and a marker for each, hollow where a check casts doubt on it."""
-    xs = [value for value, _ in line.points]
-    axes.plot(xs, [point.rate.value for _, point in line.points], color=look["color"], ls=line_style(number), zorder=2)
-    known = [(x, p.rate.low, p.rate.high) for x, p in line.points if p.rate.low is not None and p.rate.high is not None]
-    if known:
-        axes.vlines(*zip(*known, strict=True), color=look["color"], lw=1.1, zorder=2)
-    for x, point in line.points:
-        face = PAPER if point.suspect else look["color"]
-        axes.plot(x, point.rate.value, linestyle="none", markerfacecolor=face, markeredgewidth=1.2, zorder=3, **look)
-
-
 def _x_axis(axes: Any, values: Sequence[float], words: str) -> None:
     """Draw the axis of values: those that were measured, where there is room for them."""
-    if values[-1] / values[0] >= WIDE:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
+    limit_x(axes, values, logarithmic=values[-1] / values[0] >= WIDE)
     most = for_width(10)
     shown = values if len(values) <= most else values[:: -(-len(values) // most)]
     axes.set_xticks(shown, [f"{value:g}" for value in shown])
     axes.set_xlabel(words)
-    axes.grid(axis="x", visible=False)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-
-
-def _labels(axes: Any, ends: Sequence[tuple[Line, float, dict[str, Any]]]) -> None:
-    """Write the names of several lines beside their ends."""
-    if len(ends) < 2:
-        return
-    low, high = axes.get_ylim()
-    places = spread([y for _, y, _ in ends], label_step(axes) * (high - low))
-    words = legend_names([single_line(line.label) for line, *_ in ends], max(LEAST_LENGTH, for_width(LABEL_LENGTH)))
-    for order, ((line, _, look), at) in enumerate(zip(ends, places, strict=True)):
-        name = words[single_line(line.label)]
-        curve_label(axes, name, (at - low) / (high - low), order, {**look, "markersize": 3.5})
 
 
 def _best(lines: Sequence[Line], name: str) -> str:
