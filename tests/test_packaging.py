@@ -326,7 +326,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 def test_tests_are_flat():
     inside = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
-    assert inside == {"data"}
+    assert inside == {"data", "golden"}
     assert not (ROOT / "tests" / "__init__.py").exists()
 
 

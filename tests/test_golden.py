@@ -1,0 +1,255 @@
+"""Golden net: what the commands print about the studies and captures in tests/data, beside what they printed before.
+
+Each file of tests/golden holds command lines after `$ ` with the output of each. Here they run again in this process: words
+must be equal, numbers within 1e-12. Only commands are called, so that a test here outlives any change inside.
+
+`RENEW_GOLDEN=1 pytest tests/test_golden.py` writes the files that differ; read `git diff tests/golden` then. Numbers that are
+equal keep their old digits. A new command is a new line `$ …` in its file, renewed. Lines after `# ` are remarks.
+"""
+
+import contextlib
+import csv
+import difflib
+import importlib
+import io
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+GOLDEN = ROOT / "tests" / "golden"
+STUDIES = sorted(str(folder.relative_to(DATA)) for folder in DATA.glob("h200_*/*") if folder.is_dir())
+# Files of commands that are written by hand, with how many each holds at least.
+BY_HAND = {
+    "advise": 2, "cells": 4, "compare": 6, "holdout": 5, "mlflow": 4, "nccl_log": 8, "nccl_tests": 8, "p2p": 7,
+    "place": 2, "plans": 40, "predict": 6, "refusals": 80, "topology": 9, "trace": 4,
+}  # fmt: skip
+# They will be removed with the study or the feature that they are about.
+UNREPORTED = {"h200_x1/warm_cold"}
+UNREPORTED_TABLES = {"clocks", "forecasts", "pools", "warm_cold"}
+# Names and notes that will change, ids that MLflow draws, and the process that writes.
+UNSTORED_TAGS = {
+    "mlflow.note.content", "mlflow.parentRunId", "mlflow.runName", "mlflow.user", "ringside.boot_id", "ringside.host",
+    "ringside.pid", "ringside.pid_started", "ringside.projected",
+}  # fmt: skip
+UNREPORTED_COLUMNS = {"ranks"}  # whether the ranks of a cell were new or warm
+REPORTS = {f"report/{study.replace('/', '-')}": study for study in STUDIES if study not in UNREPORTED}
+RELATIVE_TOLERANCE = 1e-12
+ABSOLUTE_TOLERANCE = 1e-15  # what is left where two equal numbers are subtracted
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+CORES = re.compile(r"gpus=all is [\d,]+ (here|on each) \(\d+ cores?\)")  # of the machine that runs the tests
+DIFF_LINES = 80
+# What may change the answer of a command without being in it.
+OUTSIDE = ("NCCL_", "SLURM_", "MLFLOW_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "RINGSIDE_", "TORCH_", "OMP_", "NSYS")
+
+
+# --- the stored texts ------------------------------------------------------------------------------------------------
+
+
+def commands_of(name, stored):
+    """Return the command lines of a golden file: of studies as tests/data has them, else as the file has them."""
+    if name == "verify":
+        return [f"python -m analysis verify data/{study}" for study in STUDIES]
+    if name in REPORTS:
+        return [f"python -m analysis report data/{REPORTS[name]} -o report"]
+    return [line[2:] for line in stored.splitlines() if line.startswith("$ ")]
+
+
+def sections_of(text):
+    """Return the output lines of each command line in a golden text."""
+    sections = {}
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            lines = sections.setdefault(line[2:], [])
+        else:
+            lines.append(line)
+    return sections
+
+
+def is_same(stored, line):
+    """Return whether two lines have equal words, and numbers within the tolerance."""
+    if stored == line:
+        return True
+    if NUMBER.split(stored) != NUMBER.split(line):
+        return False
+    for before, after in zip(NUMBER.findall(stored), NUMBER.findall(line), strict=True):
+        if not math.isclose(float(before), float(after), rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE):
+            return False
+    return True
+
+
+def with_stored_digits(stored, lines):
+    """Return the lines, each as it is stored where it is the same within the tolerance."""
+    if stored == lines:
+        return lines
+    kept = list(lines)
+    masks = [[NUMBER.sub("0", line) for line in text] for text in (stored, lines)]
+    for start, other_start, length in difflib.SequenceMatcher(None, *masks, autojunk=False).get_matching_blocks():
+        for offset in range(length):
+            if is_same(stored[start + offset], lines[other_start + offset]):
+                kept[other_start + offset] = stored[start + offset]
+    return kept
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def run_launch(arguments):
+    """Run launch.py as a fresh module in this process, and return its exit status."""
+    GlobalHydra.instance().clear()
+    sys.argv[:] = ["launch.py", *arguments]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+    except SystemExit as ended:
+        return ended.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    raise AssertionError("launch.py did not end with an exit status")
+
+
+def table_lines(text):
+    """Return a CSV table with a line for each cell that is not empty, so that a column can come or go by itself."""
+    lines = []
+    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=1):
+        lines.append(f"row {number}")
+        for column, value in row.items():
+            if value and column not in UNREPORTED_COLUMNS:
+                lines.append(f"  {column}: {value}")
+    return lines
+
+
+def report_lines(folder):
+    """Return the CSV tables of a report, each below its name."""
+    lines = []
+    for path in sorted(folder.glob("tables/*.csv")):
+        if path.stem not in UNREPORTED_TABLES:
+            lines += [f"--- {path.name}", *table_lines(path.read_text(encoding="utf-8"))]
+    shutil.rmtree(folder)
+    return lines
+
+
+def cells_lines(study):
+    """Return the table of a study's cells that notebooks get."""
+    return table_lines(importlib.import_module("analysis").open_study(study).cells().to_csv(index=False))
+
+
+def expanded(words):
+    """Return words with the paths that a pattern stands for, as a shell has them."""
+    paths = []
+    for word in words:
+        paths += sorted(map(str, Path().glob(word))) if "*" in word else [word]
+    return paths
+
+
+def mlflow_runs(uri, experiment_name):
+    """Return the parameters, metrics and tags of every run of an experiment, as lines; runs in the order of their ids."""
+    client = importlib.import_module("mlflow").MlflowClient(uri)
+    experiment = client.get_experiment_by_name(experiment_name)
+    runs = []
+    for entity in client.search_runs([experiment.experiment_id]):
+        tags = {key: value for key, value in entity.data.tags.items() if key not in UNSTORED_TAGS}
+        lines = [f"tag {key} = {value}" for key, value in sorted(tags.items())]
+        lines += [f"param {key} = {value}" for key, value in sorted(entity.data.params.items())]
+        lines += [f"metric {key} = {value}" for key, value in sorted(entity.data.metrics.items())]
+        runs.append((tags.get("ringside.kind", ""), tags.get("ringside.record_id", ""), lines))
+    return [line for _, _, lines in sorted(runs) for line in ("--- run", *lines)]
+
+
+def without_records(mapping):
+    """Return a JSON object without the list of record ids behind a forecast."""
+    return {key: value for key, value in mapping.items() if key != "records"}
+
+
+def json_lines(text, words):
+    """Return a JSON object with a value a line, sorted; of forecasts without the ids of all records behind each."""
+    parsed = json.loads(text, object_hook=without_records if {"predict", "advise"} & set(words) else None)
+    return json.dumps(parsed, indent=1, sort_keys=True, ensure_ascii=False).splitlines()
+
+
+def answer(command):
+    """Return what a command line prints and writes, as lines; an exit status other than 0 comes first."""
+    words = shlex.split(command)
+    if words[0] == "cells":
+        return cells_lines(words[1])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if words[:2] == ["python", "launch.py"]:
+            status = run_launch([*words[2:], "output_dir=outputs", "dry_run=true"])
+        elif words[2] == "launch":
+            shutil.copytree(words[4].replace("copy", "data", 1), words[4])  # it writes beside the study
+            status = importlib.import_module("launch.__main__").main(words[3:])
+        else:
+            status = importlib.import_module("analysis.__main__").main(expanded(words[3:]))
+    lines = out.getvalue().splitlines()
+    if "--json" in words and lines:
+        lines = json_lines(out.getvalue(), words)
+    elif status == 0 and words[3:4] == ["verify"]:
+        lines = lines[-1:]  # the summary
+    elif status == 0 and words[3:4] == ["report"]:
+        lines += report_lines(Path("report"))
+    elif status == 0 and words[3:4] == ["sync"]:
+        lines += mlflow_runs(words[words.index("--uri") + 1], words[words.index("--experiment") + 1])
+    lines += err.getvalue().splitlines()
+    if status:
+        lines.insert(0, f"[exit status {status}]")
+    text = "\n".join(lines).replace(str(DATA), "data").replace(str(Path.cwd()), ".")
+    return CORES.sub("gpus=all is what \\1 has", text).split("\n")
+
+
+@pytest.fixture
+def around(monkeypatch, tmp_path):
+    """Run in an empty folder, in which `data` is tests/data, without what the machine sets for NCCL, MLflow and jobs."""
+    (tmp_path / "data").symlink_to(DATA)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    for name in list(os.environ):
+        if name.startswith(OUTSIDE):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.mark.parametrize("name", ["verify", *BY_HAND, *REPORTS])
+def test_commands_answer_as_before(name, around):
+    path = GOLDEN / f"{name}.txt"
+    stored = path.read_text(encoding="utf-8") if path.exists() else ""
+    before = sections_of(stored)
+    after, differences = {}, []
+    for command in commands_of(name, stored):
+        stored_lines = before.get(command, [])
+        after[command] = with_stored_digits(stored_lines, answer(command))
+        changes = list(difflib.unified_diff(stored_lines, after[command], "stored", "now", lineterm="", n=2))
+        if changes:
+            differences.append("\n".join([f"$ {command}", *changes[:DIFF_LINES]]))
+    if os.environ.get("RENEW_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line for command, output in after.items() for line in (f"$ {command}", *output)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return
+    assert after, f"{path.name} is missing or holds no command"
+    assert after.keys() == before.keys()
+    assert not differences, "\n\n".join(differences)
+
+
+def test_the_net_has_all_its_files_and_no_others():
+    names = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.txt")}
+    assert names == {"verify", *BY_HAND, *REPORTS}
+    for name, least in BY_HAND.items():
+        text = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+        assert len(commands_of(name, text)) >= least, name
+    refusals = sections_of((GOLDEN / "refusals.txt").read_text(encoding="utf-8"))
+    assert {lines[0] for lines in refusals.values()} == {"[exit status 2]"}
